@@ -1,0 +1,5 @@
+"""`python -m fastlaunch`."""
+
+from fastlaunch.cli import main
+
+main()

@@ -1,0 +1,63 @@
+"""`Plan`, `RunState` and the `Backend` protocol. Backends know neither each other nor the ledger."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastlaunch.job import JobSpec
+
+
+class RunState(StrEnum):
+    """Where a run stands. The states from `COMPLETED` on are final."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (RunState.PLANNED, RunState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The exact request that starts a job, as data: `execute` sends `request` and adds nothing.
+
+    placeholders: names of what is not known offline and stands in `request` as `<name>`.
+    max_cost_usd: the most this plan can cost; None where nothing is billed.
+    """
+
+    backend: str
+    operation: str
+    request: Mapping[str, Any]
+    placeholders: tuple[str, ...] = ()
+    max_cost_usd: float | None = None
+    usd_per_hour: float | None = None
+    price_as_of: str | None = None
+
+
+class Backend(Protocol):
+    """Where plans run. `handle` is JSON-able data that finds the job again from another process."""
+
+    name: str
+
+    def plan(self, job: JobSpec, run_id: str) -> Plan:
+        """The plan of `job`. Pure: no network, credentials, clock or randomness."""
+
+    def execute(self, plan: Plan) -> Mapping[str, Any]:
+        """Send the plan's request; returns the handle."""
+
+    def state(self, handle: Mapping[str, Any]) -> RunState:
+        """What the backend says of the job now."""
+
+    def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The job's record files of every rank, brought to this machine."""
+
+    def stop(self, handle: Mapping[str, Any]) -> None:
+        """Stop the job; it is not an error if it has ended already."""

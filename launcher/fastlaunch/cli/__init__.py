@@ -1,0 +1,96 @@
+"""The `fastlaunch` command: a file per command group, imported when its command is called."""
+
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from fastlaunch import __version__
+from fastlaunch.errors import EXIT_BUG, EXIT_INTERRUPTED, UserError
+
+#: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
+COMMANDS = {
+    "submit": ("submit", "Train a workload with a recipe: here, or (later) on AWS."),
+    "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
+    "runs": ("runs", "List, show, import, export and remove runs."),
+    "status": ("follow", "Where runs stand, after checking that they really do."),
+    "logs": ("follow", "What a run printed; -f follows it."),
+    "cancel": ("follow", "Stop a run and keep what it recorded."),
+    "recipes": ("catalogue", "The recipes: how a workload can be trained."),
+    "workloads": ("catalogue", "The workloads: what can be trained."),
+    "prices": ("prices", "Instance prices with their dates and sources."),
+    "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the names and one-line helps of its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"fastlaunch.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from fastlaunch.errors import UnknownName
+
+            raise UnknownName("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="fastlaunch")
+def fastlaunch() -> None:
+    """Which AWS instance and which training recipe give the most training per dollar: measure, compare, run.
+
+    Start with `fastlaunch demo`, then `fastlaunch submit --local --recipe bf16`.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line: exit 0 done, 1 job failed, 2 usage, 3 AWS refused, 130 interrupted, 70 a bug."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Exit code of the command line `argv`, with every error already told on stderr."""
+    try:
+        result = fastlaunch.main(args=argv, prog_name="fastlaunch", standalone_mode=False)
+    except UserError as error:
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # `fastlaunch runs | head`: nobody reads on, which is no error. Keep the interpreter from flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        click.echo("this is a bug in fastlaunch: please report it with the traceback above", err=True)
+        return EXIT_BUG
+    return result if isinstance(result, int) else 0

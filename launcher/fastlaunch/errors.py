@@ -1,0 +1,66 @@
+"""What the user can mend, as exceptions; anything else that is raised is a bug and shows a traceback.
+
+UserError                exit 2   the request cannot be carried out as it stands
+  UnknownName            exit 2   a recipe, workload, instance, run, ... that does not exist
+  BadFile                exit 2   a file of the user's is damaged, foreign or unreadable
+JobFailed                exit 1   the job started, and did not complete
+CloudRefused             exit 3   AWS refused, or had no capacity
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_JOB_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CLOUD_REFUSED = 3
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """What happened (`message`) and what to type or change (`hint`)."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UnknownName(UserError):
+    """A name that does not exist, with the nearest ones and everything that does."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
+        names = sorted(set(known))
+        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        suggestion = f"did you mean {' or '.join(near)}? " if near else ""
+        listing = f"known: {', '.join(names)}" if names else f"there is no {kind} yet"
+        super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion}{listing}")
+        self.name = name
+
+
+class BadFile(UserError):
+    """A file that cannot be used, with the line (and column) at fault where there is one."""
+
+    def __init__(
+        self, path: Path | str, problem: str, *, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = f"{path}:{line}" if line is not None else f"{path}"
+        super().__init__(f"{where}: {problem}", hint)
+        self.path = path
+        self.line = line
+
+
+class JobFailed(UserError):
+    """The job was started and did not complete."""
+
+    exit_code = EXIT_JOB_FAILED
+
+
+class CloudRefused(UserError):
+    """AWS refused the request, or had no capacity for it."""
+
+    exit_code = EXIT_CLOUD_REFUSED

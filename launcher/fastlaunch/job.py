@@ -1,0 +1,59 @@
+"""`JobSpec`: one run, asked for. A spec is a request; what really happened is a `Run`."""
+
+from dataclasses import dataclass
+
+from fastlaunch.errors import UserError
+from fastlaunch_train.recipes import Recipe
+
+#: Where prices and instances are looked up unless a region is given.
+DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Workload x recipe x batch size, on an instance type (None: this machine), with its limits.
+
+    batch_size: samples per GPU and step, or None to let the entrypoint find the largest that fits.
+    num_gpus: ranks over all nodes; on a machine without a GPU, processes.
+    data: `synthetic`, `loader` or `folder:PATH`.
+    checkpoint_every: steps between checkpoints, 0 for none.
+    """
+
+    workload: str
+    recipe: Recipe
+    batch_size: int | None
+    steps: int
+    num_gpus: int
+    seed: int = 0
+    data: str = "synthetic"
+    num_workers: int = 12
+    checkpoint_every: int = 0
+    backend: str = "local"
+    instance: str | None = None
+    num_nodes: int = 1
+    purchase: str = "on-demand"
+    region: str = DEFAULT_REGION
+
+    def __post_init__(self) -> None:
+        checks = (
+            (
+                self.batch_size is None or self.batch_size >= 1,
+                "batch size",
+                self.batch_size,
+                "1 or more, or auto",
+            ),
+            (self.steps >= 1, "steps", self.steps, "1 or more"),
+            (self.num_gpus >= 1, "number of processes", self.num_gpus, "1 or more"),
+            (self.num_nodes >= 1, "number of nodes", self.num_nodes, "1 or more"),
+            (self.seed >= 0, "seed", self.seed, "0 or more"),
+            (self.num_workers >= 0, "number of loader workers", self.num_workers, "0 or more"),
+            (
+                self.checkpoint_every >= 0,
+                "checkpoint interval",
+                self.checkpoint_every,
+                "0 (none) or more steps",
+            ),
+        )
+        for holds, what, value, allowed in checks:
+            if not holds:
+                raise UserError(f"{what} is {value}", f"give {allowed}")

@@ -1,0 +1,98 @@
+"""What can be trained: the registry of workloads. No torch here; a workload's module is imported to build it.
+
+A workload is named `vit-huge` (built in), `timm:MODEL` (any timm image model) or `./file.py:function`
+(the user's own: a function without arguments that returns a `fastlaunch_train.workload.Workload`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadInfo:
+    """What is known of a workload without building it.
+
+    flops_per_sample: of one training step, forward and backward, without recomputation; None if unknown.
+    small: the workload that stands in for it where there is no GPU.
+    """
+
+    name: str
+    description: str
+    module: str
+    sample_unit: str
+    flops_per_sample: int | None
+    num_parameters: int | None
+    batch_size: int
+    small: str
+
+
+WORKLOADS: Mapping[str, WorkloadInfo] = {
+    info.name: info
+    for info in (
+        WorkloadInfo(
+            name="vit-huge",
+            description="ViT-Huge/16 at 224 px, 1000 classes, as in the FP8 experiment",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            # 3 x forward less the patch embedding's input gradient; FlopCounterMode counts the same.
+            flops_per_sample=763_504_000_000,
+            num_parameters=632_199_400,
+            batch_size=64,
+            small="vit-tiny",
+        ),
+        WorkloadInfo(
+            name="vit-tiny",
+            description="a small ViT at 32 px, 10 classes, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=8,
+            small="vit-tiny",
+        ),
+    )
+}
+
+
+class WorkloadError(ValueError):
+    """A workload that does not exist or cannot be built; `hint` says what would do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def workload_info(name: str) -> WorkloadInfo:
+    """What is known of workload `name`; WorkloadError, with the nearest names, if there is none such."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if name.startswith("timm:") and len(name) > len("timm:"):
+        return WorkloadInfo(
+            name=name,
+            description="a timm image model",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=64,
+            small="vit-tiny",
+        )
+    if ".py:" in name:
+        return WorkloadInfo(
+            name=name,
+            description="the user's own",
+            module=name,
+            sample_unit="samples",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=8,
+            small=name,
+        )
+    near = get_close_matches(name, WORKLOADS, n=3, cutoff=0.5)
+    raise WorkloadError(
+        f"unknown workload {name!r}",
+        (f"did you mean {' or '.join(near)}? " if near else "")
+        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, ./file.py:function",
+    )
