@@ -18,11 +18,11 @@ import json
 import lzma
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 RECORD_SCHEMA = 1
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
@@ -357,14 +357,11 @@ def _refuse_constant(name: str) -> None:
 
 @contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
-    raw: BinaryIO
-    if path.suffix == ".gz":
-        raw = cast(BinaryIO, gzip.open(path, "rb"))
-    elif path.suffix == ".xz":
-        raw = cast(BinaryIO, lzma.open(path, "rb"))
-    else:
-        raw = path.open("rb")
-    with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file:
+    openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    with (
+        openers.get(path.suffix, lambda plain: plain.open("rb"))(path) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file,
+    ):
         yield file
 
 
