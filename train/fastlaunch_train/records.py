@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 RECORD_SCHEMA = 1
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
@@ -355,11 +355,15 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _open_plain(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
 @contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
     openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
     with (
-        openers.get(path.suffix, lambda plain: plain.open("rb"))(path) as raw,
+        openers.get(path.suffix, _open_plain)(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file,
     ):
         yield file
