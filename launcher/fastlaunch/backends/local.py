@@ -1,0 +1,222 @@
+"""The local backend: a plan is one command line, run on this machine in a session of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlaunch import locks
+from fastlaunch.backends import Plan, RunState
+from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
+from fastlaunch.outcome import outcome_of, read_records
+
+#: Starts the entrypoint on `{nproc}` ranks of one machine.
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node={nproc}",
+    "-m",
+    "fastlaunch_train",
+)
+LOG = "log.txt"
+_LOCK = "lock"
+#: A killed process goes at once, unless a driver holds it in the kernel.
+_KILL_WAIT_S = 10.0
+_DIRECTORY_VARIABLE = "FASTLAUNCH_RUN_DIRECTORY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """What a local plan depends on besides the job, looked up before.
+
+    launch: what starts the entrypoint, with `{nproc}` for the number of ranks.
+    working_directory: where it starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
+    pythonpath: the entrypoint's PYTHONPATH; None to leave it alone.
+    num_cores: to share between the ranks as threads; None to leave the number of threads alone.
+    commit: of the training code, None if it is not known.
+    stop_wait_s: seconds between asking a job to stop and killing it. torchrun gives its ranks 30.
+    """
+
+    home: Path
+    working_directory: Path
+    launch: tuple[str, ...] = (sys.executable, *TORCHRUN)
+    pythonpath: str | None = None
+    num_cores: int | None = None
+    commit: str | None = None
+    stop_wait_s: float = 45.0
+
+
+class LocalBackend:
+    """Runs plans on this machine. The job lives exactly as long as the lock in its run directory is held."""
+
+    name = "local"
+
+    def __init__(self, settings: LocalSettings) -> None:
+        self.settings = settings
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def plan(self, job: JobSpec, run_id: str) -> Plan:
+        """The command line of `job`, what it adds to the environment, and the directory it writes to."""
+        directory = str(self.settings.home / "runs" / run_id)
+        argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
+        argv += ["--workload", job.workload, "--recipe", job.recipe.name]
+        for field, value in job.recipe.overrides:
+            argv += ["--set", f"{field}={value}"]
+        argv += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
+        argv += [
+            "--steps",
+            str(job.steps),
+            "--output",
+            directory,
+            "--seed",
+            str(job.seed),
+            "--data",
+            job.data,
+        ]
+        if job.data != "synthetic":
+            argv += ["--num-workers", str(job.num_workers)]
+        if job.checkpoint_every:
+            argv += ["--checkpoint-every", str(job.checkpoint_every)]
+        # Unbuffered, so that `logs -f` shows what is printed when it is printed.
+        env = {"FASTLAUNCH_RUN_ID": run_id, _DIRECTORY_VARIABLE: directory, "PYTHONUNBUFFERED": "1"}
+        if self.settings.commit:
+            env["FASTLAUNCH_COMMIT"] = self.settings.commit
+        if self.settings.num_cores:
+            env["OMP_NUM_THREADS"] = str(max(1, self.settings.num_cores // job.num_gpus))
+        if self.settings.pythonpath:
+            env["PYTHONPATH"] = self.settings.pythonpath
+        request = {
+            "argv": argv,
+            "env": env,
+            "directory": directory,
+            "working_directory": str(self.settings.working_directory),
+        }
+        placeholders = (run_id[1:-1],) if run_id.startswith("<") else ()
+        return Plan(backend=self.name, operation="exec", request=request, placeholders=placeholders)
+
+    def execute(self, plan: Plan) -> Mapping[str, Any]:
+        """Start the plan's command line; its environment is this process's with the plan's on top."""
+        request = plan.request
+        directory = Path(request["directory"])
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = locks.take(directory / _LOCK)
+        except OSError as error:
+            raise _unwritable(directory, error) from None
+        try:
+            with (directory / LOG).open("ab") as log:
+                child = subprocess.Popen(
+                    request["argv"],
+                    env={**os.environ, **request["env"]},
+                    cwd=request["working_directory"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # A session of its own: Ctrl-C in this terminal reaches the launcher, which stops the job.
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
+            # For whoever finds the run directory without its handle, after a launcher died just here.
+            os.write(lock, f"{child.pid}\n".encode())
+        except FileNotFoundError as error:
+            raise UserError(f"cannot start {request['argv'][0]}: {error.strerror}") from None
+        except OSError as error:
+            raise _unwritable(directory, error) from None
+        finally:
+            os.close(lock)
+        self._children[str(directory)] = child
+        return {"directory": str(directory), "pid": child.pid}
+
+    def find(self, plan: Plan) -> Mapping[str, Any] | None:
+        """The handle of the plan's job if it lives, though nobody noted that it was started."""
+        handle = {"directory": plan.request["directory"]}
+        if not self._alive(handle):
+            return None
+        return {**handle, "pid": _pid(handle)}
+
+    def state(self, handle: Mapping[str, Any]) -> RunState:
+        """Running while its lock is held or a process of it lives; else what the record files say."""
+        child = self._children.get(handle["directory"])
+        exit_code = child.poll() if child else None
+        if self._alive(handle):
+            return RunState.RUNNING
+        if child and exit_code is None:
+            exit_code = child.wait()
+        return outcome_of(read_records(self.collect(handle))[0], exit_code=exit_code).state
+
+    def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
+        return tuple(sorted(Path(handle["directory"]).glob("rank-*.jsonl")))
+
+    def stop(self, handle: Mapping[str, Any]) -> None:
+        """Ask the job to stop, wait for it to write its end, and kill it if it does not."""
+        _signal(self._leaders(handle), signal.SIGTERM)
+        deadline = time.monotonic() + self.settings.stop_wait_s
+        while self._alive(handle) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.kill(handle)
+
+    def kill(self, handle: Mapping[str, Any]) -> None:
+        """End every process of the job at once."""
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while self._alive(handle) and time.monotonic() < deadline:
+            _signal({*self._leaders(handle), *_processes_of(handle)}, signal.SIGKILL)
+            time.sleep(0.02)
+        if child := self._children.get(handle["directory"]):
+            child.wait()
+
+    def _alive(self, handle: Mapping[str, Any]) -> bool:
+        # torchrun gives its ranks sessions of their own and no descriptors: they can outlive it and the lock.
+        return locks.is_held(Path(handle["directory"]) / _LOCK) or bool(_processes_of(handle))
+
+    def _leaders(self, handle: Mapping[str, Any]) -> set[int]:
+        """The process to ask: the one that was started, or what it left behind."""
+        if locks.is_held(Path(handle["directory"]) / _LOCK):
+            pid = handle.get("pid") or _pid(handle)
+            return {pid} if pid else set()
+        return _processes_of(handle)
+
+
+def _processes_of(handle: Mapping[str, Any]) -> set[int]:
+    """Ids of the processes whose environment names the run's directory; none where /proc does not tell."""
+    wanted = f"{_DIRECTORY_VARIABLE}={handle['directory']}".encode()
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = environ.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted in variables and int(environ.parent.name) != os.getpid():
+            found.add(int(environ.parent.name))
+    return found
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            if number == signal.SIGKILL and os.getpgid(pid) == pid:
+                os.killpg(pid, number)
+            else:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _pid(handle: Mapping[str, Any]) -> int | None:
+    try:
+        return int((Path(handle["directory"]) / _LOCK).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{directory} cannot be written: {error.strerror}",
+        "free some space, or set FASTLAUNCH_HOME to a folder that can be written",
+    )

@@ -1,0 +1,227 @@
+"""Follows a run: reads a record file as it grows, and shows how far the run is."""
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+#: Samples/s and the time left are told from so many of the last blocks, about a second each.
+_NUM_BLOCKS = 10
+_PLAIN_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is. `phase`: what it last did outside its steps, as `compile 21.3 s`.
+
+    samples_per_s: of all ranks, over the last blocks. None is not known yet.
+    """
+
+    step: int
+    num_steps: int
+    sample_unit: str = "samples"
+    samples_per_s: float | None = None
+    loss: float | None = None
+    seconds_left: float | None = None
+    phase: str | None = None
+
+
+class RecordTail:
+    """Reads what was added to rank 0's record since the last look. A line half written waits."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path: Path | None = None
+        self._offset = 0
+        self._rest = b""
+        self._header: dict[str, Any] = {}
+        self._steps: dict[str, Any] = {}
+        self._num_samples = 0
+        self._phase: str | None = None
+        self._blocks: deque[tuple[int, int, float]] = deque(maxlen=_NUM_BLOCKS)
+
+    def read(self) -> Progress | None:
+        """How far the run is now; None until its header is there."""
+        if self._path is None:
+            self._path = max(self._directory.glob("rank-00000-attempt-*.jsonl"), default=None)
+        if self._path is not None:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+            self._offset += len(added)
+            *lines, self._rest = (self._rest + added).split(b"\n")
+            for line in lines:
+                self._take(line)
+        return self._progress() if self._header else None
+
+    def _take(self, line: bytes) -> None:
+        try:
+            data = json.loads(line)
+            kind = data["kind"]
+            if kind == "header":
+                self._header = data
+            elif kind == "step":
+                self._steps = data
+                self._num_samples += data["num_samples"]
+            elif kind == "phase":
+                self._phase = f"{data['name']} {data['seconds']:.1f} s"
+            elif kind == "block":
+                num_steps = data["last_step"] - data["first_step"] + 1
+                self._blocks.append((num_steps, self._num_samples, data["wall_s"]))
+                self._num_samples = 0
+        except (ValueError, KeyError, TypeError):
+            # A damaged line is told when the run is collected; following goes on.
+            return
+
+    def _progress(self) -> Progress:
+        step = self._steps.get("step", 0)
+        num_steps = self._header["steps"]
+        wall_s = sum(wall for _, _, wall in self._blocks)
+        rate = left = None
+        if wall_s > 0:
+            rate = sum(n for _, n, _ in self._blocks) * self._header["world_size"] / wall_s
+            left = (num_steps - step) * wall_s / sum(n for n, _, _ in self._blocks)
+        return Progress(
+            step=step,
+            num_steps=num_steps,
+            sample_unit=self._header["workload"].get("sample_unit", "samples"),
+            samples_per_s=rate,
+            loss=self._steps.get("loss"),
+            seconds_left=left,
+            phase=self._phase,
+        )
+
+
+class Display(Protocol):
+    """Shows the progress of one run after another."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def start(self, label: str, num_steps: int) -> None: ...
+    def show(self, progress: Progress) -> None: ...
+    def finish(self, outcome: str) -> None: ...
+
+
+def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
+    """A progress bar if `stream` is a terminal, else plain lines."""
+    return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
+
+
+@dataclass(kw_only=True)
+class PlainLines:
+    """A line for every tenth of the steps or every five seconds, where there is something new to say."""
+
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    clock: Callable[[], float]
+    _label: str = ""
+    _shown: Progress | None = None
+    _shown_at: float = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def start(self, label: str, num_steps: int) -> None:
+        self._label, self._shown, self._shown_at = label, None, self.clock()
+        self._print(f"{label}: started, {num_steps} steps")
+
+    def show(self, progress: Progress) -> None:
+        before = self._shown
+        tenth = progress.num_steps / 10
+        if before is not None and (progress.step, progress.phase) == (before.step, before.phase):
+            return
+        moved = before is None or progress.step // tenth > before.step // tenth
+        if not moved and self.clock() - self._shown_at < _PLAIN_INTERVAL_S:
+            return
+        self._shown, self._shown_at = progress, self.clock()
+        self._print(f"{self._label}: {describe(progress)}")
+
+    def finish(self, outcome: str) -> None:
+        self._print(f"{self._label}: {outcome}")
+
+    def _print(self, line: str) -> None:
+        try:
+            self.stream.write(f"{line}\n")
+            self.stream.flush()
+        except OSError:
+            # The terminal or the reader is gone; the run is not.
+            return
+
+
+class ProgressBar:
+    """A bar with step, samples/s, loss and time left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=Console(file=stream),
+            expand=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._bar.stop()
+        except OSError:
+            return
+
+    def start(self, label: str, num_steps: int) -> None:
+        self._task = self._bar.add_task(label, total=num_steps, status="starting")
+
+    def show(self, progress: Progress) -> None:
+        self._update(describe(progress), completed=progress.step)
+
+    def finish(self, outcome: str) -> None:
+        self._update(outcome)
+
+    def _update(self, status: str, completed: int | None = None) -> None:
+        assert self._task is not None
+        try:
+            self._bar.update(self._task, completed=completed, status=status)
+        except OSError:
+            return
+
+
+def describe(progress: Progress) -> str:
+    """`step 40/200, 652 images/s, loss 2.31, 4 s left`, or the phase before the first step."""
+    if progress.step == 0:
+        return f"before the first step ({progress.phase})" if progress.phase else "before the first step"
+    parts = [f"step {progress.step}/{progress.num_steps}"]
+    if progress.samples_per_s is not None:
+        parts.append(f"{progress.samples_per_s:.4g} {progress.sample_unit}/s")
+    parts.append(f"loss {progress.loss:.3f}" if progress.loss is not None else "loss not finite")
+    if progress.seconds_left is not None and progress.step < progress.num_steps:
+        parts.append(f"{_clock_time(progress.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

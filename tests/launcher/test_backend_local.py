@@ -1,0 +1,228 @@
+"""The local backend, with the training entrypoint played by fake_train/entrypoint.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlaunch import locks
+from fastlaunch.backends import Plan, RunState
+from fastlaunch.backends.local import LOG, LocalBackend, LocalSettings
+from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
+from fastlaunch.machine import Machine, visible_devices
+from fastlaunch_train.recipes import resolve_recipe
+
+FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
+GOLDEN = Path(__file__).parents[1] / "plans"
+JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=8, steps=20, num_gpus=1)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> LocalBackend:
+    return LocalBackend(
+        LocalSettings(
+            home=tmp_path,
+            working_directory=tmp_path,
+            launch=(sys.executable, str(FAKE), "--nproc", "{nproc}"),
+            pythonpath=os.pathsep.join(path for path in sys.path if path),
+            stop_wait_s=30,
+        )
+    )
+
+
+def behave(plan: Plan, **environment: str) -> Plan:
+    """`plan` with more environment: how the fake entrypoint is told what to do."""
+    return replace(plan, request={**plan.request, "env": {**plan.request["env"], **environment}})
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+def finish(backend: LocalBackend, handle: Any) -> RunState:
+    wait_until(lambda: backend.state(handle) is not RunState.RUNNING)
+    return backend.state(handle)
+
+
+def recorded_steps(handle: Any) -> int:
+    paths = list(Path(handle["directory"]).glob("rank-00000-*.jsonl"))
+    return sum(path.read_text().count('"kind":"step"') for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("local-bf16", JOB),
+        (
+            "local-many-options",
+            JobSpec(
+                workload="timm:vit_base_patch16_224",
+                recipe=resolve_recipe("compile", ["compile_mode=max-autotune", "optimizer_impl=fused"]),
+                batch_size=None,
+                steps=1000,
+                num_gpus=4,
+                seed=7,
+                data="folder:./images",
+                num_workers=3,
+                checkpoint_every=100,
+            ),
+        ),
+    ],
+)
+def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:
+    settings = LocalSettings(
+        home=Path("/home/user/.local/share/fastlaunch"),
+        working_directory=Path("/home/user/project"),
+        launch=("python", *LocalSettings.launch[1:]),
+        pythonpath="/home/user/checkout/train",
+        num_cores=8,
+        commit="0123456789abcdef0123456789abcdef01234567",
+    )
+    plan = json.loads(json.dumps(asdict(LocalBackend(settings).plan(job, "<run-id>"))))
+    assert plan == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def test_planning_writes_nothing(backend: LocalBackend, tmp_path: Path) -> None:
+    assert backend.plan(JOB, "r1") == backend.plan(JOB, "r1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_completed_job_leaves_a_record_of_every_rank_and_a_log(backend: LocalBackend) -> None:
+    handle = backend.execute(backend.plan(replace(JOB, num_gpus=2), "r1"))
+    assert finish(backend, handle) is RunState.COMPLETED
+    names = [path.name for path in backend.collect(handle)]
+    assert names == ["rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl"]
+    assert "training vit-tiny with bf16" in (Path(handle["directory"]) / LOG).read_text()
+    assert json.loads(json.dumps(handle)) == handle
+
+
+@pytest.mark.parametrize("status", ["out_of_memory", "nan_loss", "failed", "refused", "killed"])
+def test_a_job_that_failed_is_failed(backend: LocalBackend, status: str) -> None:
+    handle = backend.execute(behave(backend.plan(JOB, "r1"), FAKE_STATUS=status))
+    assert finish(backend, handle) is RunState.FAILED
+
+
+def test_job_without_an_end_is_lost_to_those_who_did_not_start_it(backend: LocalBackend) -> None:
+    handle = backend.execute(behave(backend.plan(JOB, "r1"), FAKE_STATUS="killed"))
+    finish(backend, handle)
+    assert LocalBackend(backend.settings).state(handle) is RunState.LOST
+
+
+def test_another_process_sees_the_job_and_stops_it(backend: LocalBackend) -> None:
+    handle = backend.execute(behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01"))
+    wait_until(lambda: recorded_steps(handle) > 0)
+    other = LocalBackend(backend.settings)
+    assert other.state(handle) is RunState.RUNNING
+    other.stop(handle)
+    assert other.state(handle) is RunState.INTERRUPTED
+    other.stop(handle)
+    assert finish(backend, handle) is RunState.INTERRUPTED
+
+
+def test_deaf_job_is_killed(backend: LocalBackend) -> None:
+    backend = LocalBackend(replace(backend.settings, stop_wait_s=0.2))
+    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01", FAKE_DEAF="1")
+    handle = backend.execute(plan)
+    wait_until(lambda: recorded_steps(handle) > 0)
+    backend.stop(handle)
+    assert backend.state(handle) is RunState.FAILED
+    assert recorded_steps(handle) > 0
+
+
+def test_job_is_found_without_its_handle(backend: LocalBackend) -> None:
+    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01")
+    handle = backend.execute(plan)
+    assert backend.find(plan) == handle
+    assert backend.find(backend.plan(JOB, "r2")) is None
+    backend.stop(handle)
+    assert backend.find(plan) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_process_that_outlives_its_leader_still_runs_and_can_be_stopped(tmp_path: Path) -> None:
+    # As a rank does whose torchrun was killed: a session of its own, and none of the leader's descriptors.
+    leader = (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]], "
+        "start_new_session=True); time.sleep(1000)"
+    )
+    settings = LocalSettings(
+        home=tmp_path,
+        working_directory=tmp_path,
+        launch=(sys.executable, "-c", leader, str(FAKE)),
+        pythonpath=os.pathsep.join(path for path in sys.path if path),
+    )
+    backend = LocalBackend(settings)
+    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01")
+    handle = backend.execute(plan)
+    wait_until(lambda: recorded_steps(handle) > 0)
+    os.kill(handle["pid"], signal.SIGKILL)
+    wait_until(lambda: not locks.is_held(Path(handle["directory"]) / "lock"))
+    assert backend.state(handle) is RunState.RUNNING
+    backend.stop(handle)
+    assert backend.state(handle) is RunState.INTERRUPTED
+
+
+def test_home_that_cannot_be_written_is_an_error_before_anything_starts(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    blocked = LocalBackend(replace(backend.settings, home=tmp_path / "file"))
+    with pytest.raises(UserError, match="cannot be written"):
+        blocked.execute(blocked.plan(JOB, "r1"))
+
+
+def test_lock_is_released_by_any_end_of_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not locks.is_held(path)
+    code = "import sys, time; from pathlib import Path; from fastlaunch import locks; "
+    code += "locks.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(1000)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], env=environment, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert locks.is_held(path) and locks.is_held(path)
+        holder.kill()
+    assert not locks.is_held(path)
+
+
+LISTING = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA L4\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ("NVIDIA H200", "NVIDIA H200", "NVIDIA L4")),
+        ("2,0", ("NVIDIA L4", "NVIDIA H200")),
+        ("GPU-cccc", ("NVIDIA L4",)),
+        ("", ()),
+        ("-1", ()),
+        ("0,7,1", ("NVIDIA H200",)),
+    ],
+)
+def test_devices_are_those_that_cuda_would_show(visible: str | None, names: tuple[str, ...]) -> None:
+    assert visible_devices(LISTING, visible) == names
+
+
+def test_listing_of_a_machine_whose_driver_is_broken_holds_no_device() -> None:
+    assert visible_devices("NVIDIA-SMI has failed because it couldn't communicate\n", None) == ()
+
+
+def test_machine_is_described_and_says_what_training_lacks() -> None:
+    machine = Machine(devices=("NVIDIA L4", "NVIDIA L4"), num_cores=2, modules=frozenset({"torch"}))
+    assert machine.description == "2 x NVIDIA L4"
+    assert machine.missing == ("timm",)
+    assert Machine(devices=(), num_cores=1, modules=frozenset()).description == "CPU with 1 core"

@@ -1,0 +1,125 @@
+"""Following a record as it grows, and showing it."""
+
+import io
+import json
+import os
+import pty
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from fake_records import write_run
+
+from fastlaunch.follow import PlainLines, Progress, ProgressBar, RecordTail, describe, make_display
+
+HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
+
+
+def test_tail_reads_only_what_was_added_and_whole_lines(tmp_path: Path) -> None:
+    tail = RecordTail(tmp_path / "run")
+    assert tail.read() is None
+    (path,) = write_run(tmp_path / "whole", steps=30, step_time_s=0.1, batch_size=2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    growing = tmp_path / "run" / path.name
+    growing.parent.mkdir()
+    growing.write_bytes(lines[0][:20])
+    assert tail.read() is None
+    with growing.open("ab") as file:
+        file.write(lines[0][20:])
+        file.flush()
+        assert tail.read() == Progress(step=0, num_steps=30, sample_unit="images")
+        is_block = [json.loads(line)["kind"] == "block" for line in lines]
+        after_two_blocks = [number for number, block in enumerate(is_block) if block][1] + 1
+        file.write(b"".join(lines[1:after_two_blocks]) + lines[after_two_blocks][:5])
+        file.flush()
+        # Known answer: constant 0.1 s steps at batch 2 are 20 samples/s; ten steps of 0.1 s are left.
+        progress = tail.read()
+        assert progress is not None
+        assert (progress.step, progress.num_steps, progress.loss) == (20, 30, 2.0 + 1 / 20)
+        assert progress.samples_per_s is not None and abs(progress.samples_per_s - 20) < 1e-9
+        assert progress.seconds_left is not None and abs(progress.seconds_left - 1) < 1e-9
+        assert tail.read() == progress
+        file.write(lines[after_two_blocks][5:])
+    now = tail.read()
+    assert now is not None and now.step == 21
+
+
+def test_tail_multiplies_by_the_number_of_ranks(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=30, step_time_s=0.1, batch_size=2, world_size=8)
+    progress = RecordTail(tmp_path).read()
+    assert progress is not None and progress.samples_per_s is not None
+    assert abs(progress.samples_per_s - 160) < 1e-9
+
+
+def test_tail_survives_a_damaged_line(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path, steps=3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"\xff{broken\n", b'{"kind":"step"}\n', *lines[2:]]))
+    progress = RecordTail(tmp_path).read()
+    assert progress is not None and progress.step == 3
+
+
+def test_progress_in_words() -> None:
+    assert describe(HALF) == "step 50/100, 20 images/s, loss 2.500, 5 s left"
+    assert describe(replace(HALF, seconds_left=3700.0)).endswith("1:01:40 left")
+    assert describe(replace(HALF, seconds_left=95.0)).endswith("1:35 left")
+    assert (
+        describe(replace(HALF, loss=None, seconds_left=None)) == "step 50/100, 20 images/s, loss not finite"
+    )
+    assert describe(Progress(step=0, num_steps=9)) == "before the first step"
+    assert (
+        describe(Progress(step=0, num_steps=9, phase="build 1.5 s")) == "before the first step (build 1.5 s)"
+    )
+
+
+def plain() -> tuple[PlainLines, io.StringIO, list[float]]:
+    now = [0.0]
+    stream = io.StringIO()
+    return PlainLines(stream=stream, clock=lambda: now[0]), stream, now
+
+
+def test_plain_lines_come_every_tenth() -> None:
+    display, stream, _ = plain()
+    display.start("bf16", 100)
+    for step in range(1, 101):
+        display.show(replace(HALF, step=step))
+    steps = [int(found) for found in re.findall(r"step (\d+)/", stream.getvalue())]
+    assert steps == [1, *range(10, 101, 10)]
+    assert stream.getvalue().startswith("bf16: started, 100 steps\nbf16: step 1/100, 20 images/s")
+
+
+def test_plain_lines_come_every_five_seconds_if_there_is_news() -> None:
+    display, stream, now = plain()
+    display.start("bf16", 10_000)
+    for second in range(60):
+        now[0] = float(second)
+        display.show(replace(HALF, step=1 + min(second, 20), num_steps=10_000))
+    steps = [int(found) for found in re.findall(r"step (\d+)/", stream.getvalue())]
+    assert steps == [1, 6, 11, 16, 21]
+
+
+def test_plain_lines_survive_a_reader_that_went_away() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w", buffering=1, closefd=False) as stream:
+        display = PlainLines(stream=stream, clock=lambda: 0.0)
+        display.start("bf16", 100)
+        display.show(HALF)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write_end)
+    os.close(write_end)
+
+
+def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
+    leader, follower = pty.openpty()
+    with open(follower, "w", closefd=False) as terminal:
+        display = make_display(terminal, lambda: 0.0)
+        assert isinstance(display, ProgressBar)
+        with display:
+            display.start("[1/2] bf16", 100)
+            display.show(HALF)
+            display.finish("completed")
+    shown = os.read(leader, 100_000).decode()
+    assert "[1/2] bf16" in shown and "completed" in shown
+    os.close(leader)
+    os.close(follower)
+    assert isinstance(make_display(io.StringIO(), lambda: 0.0), PlainLines)

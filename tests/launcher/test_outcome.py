@@ -1,0 +1,103 @@
+"""How a run ended, by its records, and whether they are of the run asked for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import write_run
+
+from fastlaunch.backends import RunState
+from fastlaunch.job import JobSpec
+from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
+from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.records import RankRecord
+
+JOB = JobSpec(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)
+
+
+def records(directory: Path, **how: Any) -> list[RankRecord]:
+    found, problems = read_records(write_run(directory, **{"steps": 20, "world_size": 2, **how}))
+    assert problems == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "reason"),
+    [
+        ("completed", RunState.COMPLETED, None),
+        ("interrupted", RunState.INTERRUPTED, "told"),
+        ("out_of_memory", RunState.FAILED, "out of memory on rank 0: told"),
+        ("nan_loss", RunState.FAILED, "the loss is not a number on rank 0: told"),
+        ("failed", RunState.FAILED, "failed on rank 0: told"),
+        (None, RunState.LOST, "rank 0 ended without saying how, after step 20"),
+    ],
+)
+def test_status_of_all_ranks_decides(
+    tmp_path: Path, status: str | None, state: RunState, reason: str | None
+) -> None:
+    found = records(tmp_path, status=status, message="told")
+    assert outcome_of(found) == Outcome(state=state, reason=reason)
+
+
+def test_rank_that_failed_decides_over_those_it_took_along(tmp_path: Path) -> None:
+    one = records(tmp_path / "a", status="interrupted")
+    two = records(tmp_path / "b", status="out_of_memory")
+    outcome = outcome_of([one[0], two[1]])
+    assert outcome == Outcome(state=RunState.FAILED, reason="out of memory on rank 1")
+
+
+def test_rank_without_a_record_is_missed(tmp_path: Path) -> None:
+    found = records(tmp_path)
+    assert outcome_of(found[:1]) == Outcome(state=RunState.LOST, reason="rank 1 left no record")
+
+
+def test_exit_code_tells_failed_from_lost(tmp_path: Path) -> None:
+    assert outcome_of([]).state is RunState.LOST
+    assert outcome_of([], exit_code=2) == Outcome(
+        state=RunState.FAILED, reason="it ended before its first record (exit code 2)"
+    )
+    found = records(tmp_path, status=None)
+    assert outcome_of(found, exit_code=-9).reason == (
+        "rank 0 ended without saying how, after step 20 (killed by signal 9)"
+    )
+
+
+def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
+    first = records(tmp_path / "a", status="interrupted")
+    second = records(tmp_path / "b", attempt=2, first_step=11, steps=10)
+    assert outcome_of([*second, *first]).state is RunState.COMPLETED
+
+
+def test_unreadable_records_are_named_and_skipped(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, world_size=2)
+    paths[0].write_text("not a record\n")
+    found, problems = read_records([*paths, tmp_path / "absent"])
+    assert [record.header["rank"] for record in found] == [1]
+    assert problems == [
+        f"{paths[0]}:1: not a fastlaunch record",
+        f"{tmp_path / 'absent'}: No such file or directory",
+    ]
+
+
+def test_record_of_the_job_contradicts_nothing(tmp_path: Path) -> None:
+    assert contradictions(JOB, records(tmp_path)) == ()
+    assert contradictions(replace(JOB, batch_size=None), records(tmp_path / "auto", batch_size=512)) == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"workload": "vit-tiny"}, "workload 'vit-tiny' for 'vit-huge'"),
+        ({"batch_size": 4}, "batch size 4 for 2"),
+        ({"seed": 3}, "seed 3 for 0"),
+        ({"world_size": 1}, "number of ranks 1 for 2"),
+        ({"steps": 10}, "steps 10 for 20"),
+        ({"data": "loader"}, "data 'loader' for 'synthetic'"),
+        ({"recipe": "bf16 optimizer_impl=fused"}, "optimizer_impl 'fused' for 'auto'"),
+    ],
+)
+def test_contradiction_is_told_once(tmp_path: Path, how: dict[str, Any], words: str) -> None:
+    found = contradictions(JOB, records(tmp_path, **how))
+    assert len(found) == 1
+    assert words in found[0]
