@@ -1,0 +1,640 @@
+"""Step records: what is written is read again, and nothing else is taken for it."""
+
+import gzip
+import json
+import lzma
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.records import (
+    HEADER_TYPES,
+    STATUSES,
+    SUFFIXES,
+    Block,
+    End,
+    Phase,
+    RankRecord,
+    RecordError,
+    RecordWriter,
+    Step,
+    read_record,
+    record_path,
+)
+
+HEADER: dict[str, Any] = {
+    "run_id": "run-1",
+    "attempt": 1,
+    "rank": 0,
+    "world_size": 1,
+    "num_nodes": 1,
+    "started_at": "2026-11-01T12:00:00+00:00",
+    "workload": {
+        "name": "vit-tiny",
+        "sample_unit": "images",
+        "flops_per_sample": None,
+        "num_parameters": 12_345,
+    },
+    "recipe": RECIPES["bf16"].to_record(),
+    "batch_size_per_gpu": 2,
+    "steps": 6,
+    "first_step": 1,
+    "seed": 0,
+    "data": "synthetic",
+    "machine": {"host_id": "a", "device_type": "cpu", "device_name": "Zähler", "memory_gib": 7.5},
+    "versions": {"python": "3.11.9", "torch": "2.13.0", "cuda": None},
+    "attention_backend": None,
+    "instance": None,
+    "image_digest": None,
+    "commit": None,
+    "warnings": ["a warning\nof two lines"],
+}
+
+
+def step_line(step: int, **changes: Any) -> Step:
+    values = {
+        "step": step,
+        "step_time_s": 0.1 + step / 1000,
+        "data_wait_s": 0.001,
+        "loss": 2.0 / step,
+        "num_samples": 2,
+        "num_tokens": 0,
+        **changes,
+    }
+    return Step(**values)
+
+
+LINES: tuple[Phase | Step | Block | End, ...] = (
+    Phase(name="build", seconds=1.5, step=0),
+    Phase(name="compile", seconds=2.5, step=0, detail='of "every" block'),
+    step_line(1),
+    step_line(2, loss=None),
+    step_line(3),
+    Block(first_step=1, last_step=3, wall_s=0.31, num_compiles=2, reserved_gib=1.25),
+    Phase(name="checkpoint", seconds=0.25, step=3),
+    step_line(4),
+    step_line(5),
+    step_line(6),
+    Block(first_step=4, last_step=6, wall_s=0.32, clock_mhz=1980, power_w=612.5, temperature_c=51.0),
+    End(status="completed", message=None, num_steps=6, peak_memory_gib=2.5),
+)
+
+
+def write(path: Path, lines: tuple[Phase | Step | Block | End, ...] = LINES, **header: Any) -> Path:
+    writer = RecordWriter(path)
+    writer.write_header({**HEADER, **header})
+    for line in lines:
+        writer.add(line)
+    writer.flush()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a complete record."""
+    return write(tmp_path_factory.mktemp("sound") / "record.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A path that every example of a property test writes anew."""
+    return tmp_path_factory.mktemp("scratch") / "record.jsonl"
+
+
+def read_bytes(path: Path, data: bytes) -> RankRecord:
+    path.write_bytes(data)
+    return read_record(path)
+
+
+def unchecked(data: bytes) -> bytes:
+    """The record as something else than RecordWriter writes it: without checksums."""
+    lines = [json.loads(line) for line in data.splitlines()]
+    return b"".join(
+        json.dumps({key: value for key, value in line.items() if key != "crc"}).encode() + b"\n"
+        for line in lines
+    )
+
+
+def is_prefix(record: RankRecord, whole: RankRecord) -> bool:
+    """Whether `record` is what `whole` was at some time before it was complete."""
+    return (
+        record.header == whole.header
+        and record.phases == whole.phases[: len(record.phases)]
+        and record.steps == whole.steps[: len(record.steps)]
+        and record.blocks == whole.blocks[: len(record.blocks)]
+        and (
+            record.end is None
+            or (record.end, record.blocks, record.steps) == (whole.end, whole.blocks, whole.steps)
+        )
+    )
+
+
+# What is written is read again.
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_written_record_is_read_again(tmp_path: Path, suffix: str) -> None:
+    plain = write(tmp_path / "record.jsonl").read_bytes()
+    path = tmp_path / f"copy{suffix}"
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        ".jsonl": bytes,
+        ".jsonl.gz": gzip.compress,
+        ".jsonl.xz": lzma.compress,
+    }
+    path.write_bytes(pack[suffix](plain))
+    record = read_record(path)
+    assert {key: record.header[key] for key in HEADER_TYPES} == {
+        **HEADER,
+        "recipe": json.loads(json.dumps(HEADER["recipe"])),
+    }
+    assert (*record.phases, *record.steps, *record.blocks, record.end) == tuple(
+        sorted(LINES, key=lambda line: [Phase, Step, Block, End].index(type(line)))
+    )
+    assert record.path == path
+    assert not record.truncated
+
+
+def test_the_checksum_is_no_part_of_what_is_read(tmp_path: Path) -> None:
+    record = read_record(write(tmp_path / "record.jsonl"))
+    assert set(record.header) == {*HEADER_TYPES, "kind", "schema"}
+
+
+finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+optional = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@st.composite
+def line_sequences(draw: st.DrawFn) -> tuple[Phase | Step | Block | End, ...]:
+    """Lines in an order that a run can have, for a header that asks for 6 steps from step 1."""
+    lines: list[Phase | Step | Block | End] = []
+    step = 0
+    phases = st.builds(lambda name, seconds, detail: (name, seconds, detail), text, finite, st.none() | text)
+    for num_steps in draw(st.lists(st.integers(1, 3), max_size=3).filter(lambda sizes: sum(sizes) <= 6)):
+        for name, seconds, detail in draw(st.lists(phases, max_size=2)):
+            lines.append(Phase(name=name, seconds=seconds, step=step, detail=detail))
+        for number in range(step + 1, step + num_steps + 1):
+            lines.append(
+                Step(
+                    step=number,
+                    step_time_s=draw(finite),
+                    data_wait_s=draw(finite),
+                    loss=draw(optional),
+                    num_samples=draw(st.integers(0, 2**40)),
+                    num_tokens=draw(st.integers(0, 2**40)),
+                )
+            )
+        lines.append(
+            Block(
+                first_step=step + 1,
+                last_step=step + num_steps,
+                wall_s=draw(st.floats(min_value=1e-9, max_value=1e9)),
+                reserved_gib=draw(optional),
+                power_w=draw(optional),
+            )
+        )
+        step += num_steps
+    statuses = STATUSES if step == 6 else STATUSES[1:]
+    if draw(st.booleans()):
+        status = draw(st.sampled_from(statuses))
+        lines.append(End(status=status, message=draw(st.none() | text), num_steps=step, peak_memory_gib=None))
+    return tuple(lines)
+
+
+@given(lines=line_sequences())
+def test_any_record_is_read_as_it_was_written(
+    scratch: Path, lines: tuple[Phase | Step | Block | End, ...]
+) -> None:
+    scratch.unlink(missing_ok=True)
+    record = read_record(write(scratch, lines))
+    read = [*record.phases, *record.steps, *record.blocks, *([record.end] if record.end else [])]
+    assert sorted(map(repr, read)) == sorted(map(repr, lines))
+
+
+# Damage: never another exception than RecordError, never a number that was not written.
+
+
+@given(data=st.data())
+def test_a_changed_byte_is_found_at_its_line(sound: bytes, scratch: Path, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(sound) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != sound[position]))
+    whole = read_bytes(scratch, sound)
+    damaged = sound[:position] + bytes([byte]) + sound[position + 1 :]
+    try:
+        record = read_bytes(scratch, damaged)
+    except RecordError as error:
+        assert error.line == sound.count(b"\n", 0, position) + 1
+        assert error.path == scratch
+    else:
+        assert is_prefix(record, whole)
+        assert position == len(sound) - 1 or chr(byte).isspace()
+
+
+@given(data=st.data())
+def test_a_truncated_record_is_read_up_to_the_cut(sound: bytes, scratch: Path, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(sound)))
+    header_end = sound.index(b"\n")
+    whole = read_bytes(scratch, sound)
+    if cut < header_end:
+        with pytest.raises(RecordError) as caught:
+            read_bytes(scratch, sound[:cut])
+        assert caught.value.line == 1
+        return
+    record = read_bytes(scratch, sound[:cut])
+    assert is_prefix(record, whole)
+    num_lines = len(record.phases) + len(record.steps) + len(record.blocks) + (record.end is not None)
+    line_ends = [position for position, byte in enumerate(sound) if byte == ord("\n")]
+    assert num_lines == sum(position <= cut for position in line_ends) - 1
+    assert record.truncated == (cut not in line_ends and cut - 1 not in line_ends)
+
+
+@given(data=st.data())
+def test_lost_lines_are_missed(sound: bytes, scratch: Path, data: st.DataObject) -> None:
+    lines = sound.splitlines(keepends=True)
+    first = data.draw(st.integers(0, len(lines) - 1))
+    last = data.draw(st.integers(first, len(lines) - 1))
+    rest = lines[:first] + lines[last + 1 :]
+    whole = read_bytes(scratch, sound)
+    if first > 0 and last == len(lines) - 1:
+        assert is_prefix(read_bytes(scratch, b"".join(rest)), whole)
+        return
+    with pytest.raises(RecordError) as caught:
+        read_bytes(scratch, b"".join(rest))
+    assert caught.value.line == first + 1
+
+
+@given(data=st.data())
+def test_moved_lines_are_noticed(sound: bytes, scratch: Path, data: st.DataObject) -> None:
+    lines = sound.splitlines(keepends=True)
+    moved = data.draw(st.permutations(lines).filter(lambda order: list(order) != lines))
+    with pytest.raises(RecordError) as caught:
+        read_bytes(scratch, b"".join(moved))
+    expected = next(n for n, (now, before) in enumerate(zip(moved, lines, strict=True), 1) if now != before)
+    assert caught.value.line == expected
+
+
+def test_a_repeated_line_is_noticed(sound: bytes, tmp_path: Path) -> None:
+    lines = sound.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        with pytest.raises(RecordError) as caught:
+            read_bytes(tmp_path / "record.jsonl", b"".join([*lines[:number], line, *lines[number:]]))
+        assert caught.value.line == number + 1
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_damaged_archive_is_a_record_error(
+    sound: bytes, scratch: Path, pack: Callable[[bytes], bytes], data: st.DataObject
+) -> None:
+    path = scratch.with_suffix(".jsonl.gz" if pack is gzip.compress else ".jsonl.xz")
+    packed = pack(sound)
+    position = data.draw(st.integers(0, len(packed) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != packed[position]))
+    whole = read_bytes(path, packed)
+    try:
+        record = read_bytes(path, packed[:position] + bytes([byte]) + packed[position + 1 :])
+    except RecordError as error:
+        assert 1 <= error.line <= sound.count(b"\n") + 1
+    else:
+        assert record == whole  # the byte was of the archive's own header, such as its time stamp
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_cut_archive_is_a_record_error(
+    sound: bytes, scratch: Path, pack: Callable[[bytes], bytes], data: st.DataObject
+) -> None:
+    path = scratch.with_suffix(".jsonl.gz" if pack is gzip.compress else ".jsonl.xz")
+    packed = pack(sound)
+    with pytest.raises(RecordError):
+        read_bytes(path, packed[: data.draw(st.integers(0, len(packed) - 1))])
+
+
+@given(data=st.data())
+def test_damage_to_a_record_without_checksums_never_crashes_the_reader(
+    sound: bytes, scratch: Path, data: st.DataObject
+) -> None:
+    plain = unchecked(sound)
+    position = data.draw(st.integers(0, len(plain) - 1))
+    replaced = data.draw(st.integers(0, 3))
+    junk = data.draw(
+        st.binary(max_size=3) | st.sampled_from([b"1e999", b"-1", b"NaN", b"9" * 400, b"[" * 9999])
+    )
+    try:
+        record = read_bytes(scratch, plain[:position] + junk + plain[position + replaced :])
+    except RecordError as error:
+        assert error.line <= plain.count(b"\n", 0, position) + 2
+    else:
+        assert all(math.isfinite(step.step_time_s) and step.step_time_s >= 0 for step in record.steps)
+        assert all(math.isfinite(block.wall_s) and block.wall_s > 0 for block in record.blocks)
+
+
+# Foreign files, and records that make no sense.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"workload,instance\nvit-huge,p5.48xlarge\n",
+        b"\x7fELF\x02\x01\x01\x00\xff\xfe",
+        b"\x80\x04\x95" * 100_000,
+        b'{"a": 1}\n',
+        b'{"kind": "step", "step": 1}\n',
+        b'{"kind": "header"}\n',
+        b'{"kind": "header", "schema": 2}\n',
+        b"[1, 2]\n",
+        b"null\n",
+        b"[" * 100_000,
+        b"x" * (2**20 + 5),
+    ],
+)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_foreign_file_is_named_with_its_first_line(tmp_path: Path, suffix: str, data: bytes) -> None:
+    with pytest.raises(RecordError) as caught:
+        read_bytes(tmp_path / f"foreign{suffix}", data)
+    assert caught.value.line == 1
+    assert str(caught.value).startswith(f"{tmp_path / f'foreign{suffix}'}:1: ")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_record(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "problem"),
+    [
+        (1, {"attempt": 0}, "attempt is 0"),
+        (1, {"rank": 1}, "rank 1 of world size 1"),
+        (1, {"num_nodes": 2}, "on 2 nodes"),
+        (1, {"batch_size_per_gpu": True}, "batch_size_per_gpu is True"),
+        (1, {"batch_size_per_gpu": 2**63}, "batch_size_per_gpu"),
+        (1, {"seed": -1}, "seed is -1"),
+        (1, {"started_at": "yesterday"}, "started_at"),
+        (1, {"started_at": "2026-11-01T12:00:00"}, "started_at"),
+        (1, {"workload": {"name": "vit-tiny"}}, "workload lacks 'sample_unit'"),
+        (1, {"workload": {**HEADER["workload"], "flops_per_sample": 0}}, "flops_per_sample is 0"),
+        (1, {"recipe": {"name": "bf16"}}, "recipe lacks 'label'"),
+        (1, {"versions": {"torch": [2, 13]}}, "versions"),
+        (1, {"warnings": [1]}, "warnings"),
+        (1, {"schema": 2}, "record schema 2"),
+        (1, {"more": 1}, "unknown key 'more'"),
+        (1, {"first_step": 2}, None),
+        (2, {"kind": "stride"}, "unknown kind"),
+        (2, {"kind": ["step"]}, "unknown kind"),
+        (2, {"seconds": -1.0}, "seconds is -1.0"),
+        (2, {"seconds": "1.5"}, "seconds is '1.5'"),
+        (2, {"seconds": True}, "seconds is True"),
+        (2, {"seconds": 10**400}, "seconds is 1000"),
+        (2, {"name": None}, "name is None"),
+        (2, {"step": 7}, "after step 7"),
+        (4, {"step": 2}, "step 2 after step 0"),
+        (4, {"step_time_s": None}, "step_time_s is None"),
+        (4, {"num_samples": 2.0}, "num_samples is 2.0"),
+        (4, {"more": 1}, "unknown field 'more'"),
+        (7, {"first_step": 2}, "block from step 2"),
+        (7, {"last_step": 4}, "block to step 4"),
+        (7, {"last_step": 0}, "block to step 0"),
+        (7, {"wall_s": 0}, "wall_s is 0"),
+        (13, {"status": "fine"}, "status is 'fine'"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(
+    sound: bytes, tmp_path: Path, line: int, changes: dict[str, Any], problem: str | None
+) -> None:
+    lines = unchecked(sound).splitlines()
+    lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changes}).encode()
+    with pytest.raises(RecordError) as caught:
+        read_bytes(tmp_path / "record.jsonl", b"\n".join(lines))
+    if problem is not None:
+        assert caught.value.line == line
+        assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize("key", HEADER_TYPES)
+def test_a_header_lacks_nothing(sound: bytes, tmp_path: Path, key: str) -> None:
+    header, _, rest = unchecked(sound).partition(b"\n")
+    values = json.loads(header)
+    del values[key]
+    with pytest.raises(RecordError, match=f":1: header lacks '{key}'"):
+        read_bytes(tmp_path / "record.jsonl", json.dumps(values).encode() + b"\n" + rest)
+
+
+@pytest.mark.parametrize("key", ["step", "step_time_s", "data_wait_s", "loss", "num_samples", "num_tokens"])
+def test_a_step_lacks_nothing(sound: bytes, tmp_path: Path, key: str) -> None:
+    lines = unchecked(sound).splitlines()
+    values = json.loads(lines[3])
+    del values[key]
+    with pytest.raises(RecordError, match=f":4: step line: lacks '{key}'"):
+        read_bytes(
+            tmp_path / "record.jsonl", b"\n".join([*lines[:3], json.dumps(values).encode(), *lines[4:]])
+        )
+
+
+def test_a_key_twice_is_damage(sound: bytes, tmp_path: Path) -> None:
+    data = unchecked(sound).replace(b'"loss": 2.0', b'"loss": 1.0, "loss": 2.0')
+    with pytest.raises(RecordError, match=":4: not valid JSON"):
+        read_bytes(tmp_path / "record.jsonl", data)
+
+
+def test_completed_means_every_step(sound: bytes, tmp_path: Path) -> None:
+    lines = unchecked(sound).splitlines(keepends=True)
+    with pytest.raises(RecordError, match=":9: completed with step 3 of 6"):
+        read_bytes(tmp_path / "record.jsonl", b"".join([*lines[:8], lines[-1]]))
+
+
+def test_a_record_without_checksums_is_read(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    whole, plain = read_bytes(path, sound), read_bytes(path, unchecked(sound))
+    assert plain == whole
+
+
+def test_line_ends_of_another_system_do_no_harm(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    whole = read_bytes(path, sound)
+    assert read_bytes(path, sound.replace(b"\n", b"\r\n")) == whole
+
+
+# The writer.
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path / "record.jsonl")
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        RecordWriter(path)
+    assert path.read_bytes() == before
+
+
+def test_nothing_is_in_the_file_before_the_header(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "record.jsonl")
+    writer.add(LINES[0])
+    writer.flush()
+    assert not writer.header_written
+    assert writer.path.read_bytes() == b""
+    writer.write_header(HEADER)
+    assert writer.header_written
+    assert read_record(writer.path).phases == LINES[:1]
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (step_line(1, step_time_s=math.nan), "step_time_s is nan"),
+        (step_line(1, loss=math.inf), "loss is inf"),
+        (step_line(1, step_time_s=-1.0), "step_time_s is -1.0"),
+        (step_line(2), "step 2 after step 0"),
+        (Block(first_step=1, last_step=1, wall_s=1.0), "with steps to 0"),
+        (Block(first_step=1, last_step=1, wall_s=0.0), "wall_s is 0.0"),
+        (Phase(name="eval", seconds=1.0, step=3), "with steps to 0"),
+        (End(status="done", message=None, num_steps=0, peak_memory_gib=None), "status is 'done'"),
+        (End(status="completed", message=None, num_steps=6, peak_memory_gib=None), "step 0 of 6"),
+    ],
+)
+def test_a_line_that_could_not_be_read_is_not_written(
+    tmp_path: Path, line: Phase | Step | Block | End, problem: str
+) -> None:
+    writer = RecordWriter(tmp_path / "record.jsonl")
+    writer.write_header(HEADER)
+    with pytest.raises(ValueError, match=problem):
+        writer.add(line)
+    # The caller's mistake leaves a record that still can say how the run ended.
+    writer.add(End(status="failed", message="a bug", num_steps=0, peak_memory_gib=None))
+    with pytest.raises(ValueError, match="after the end line"):
+        writer.add(step_line(1))
+    writer.flush()
+    writer.close()
+    record = read_record(writer.path)
+    assert record.end is not None
+    assert record.end.status == "failed"
+    assert record.steps == ()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rank": 5}, {"more": 1}, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}]
+)
+def test_a_header_that_could_not_be_read_is_not_written(tmp_path: Path, changes: dict[str, Any]) -> None:
+    writer = RecordWriter(tmp_path / "record.jsonl")
+    with pytest.raises(ValueError):
+        writer.write_header({**HEADER, **changes})
+    assert writer.path.read_bytes() == b""
+    assert not writer.header_written
+    writer.close()
+
+
+def test_a_step_that_waits_for_its_header_is_checked_against_it(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "record.jsonl")
+    writer.add(step_line(1))
+    with pytest.raises(ValueError, match="step 1 after step 3"):
+        writer.write_header({**HEADER, "first_step": 4})
+    writer.close()
+
+
+def test_a_resumed_attempt_counts_on(tmp_path: Path) -> None:
+    path = record_path(tmp_path, rank=3, attempt=2)
+    assert path.name == "rank-00003-attempt-2.jsonl"
+    lines = (step_line(5), step_line(6), Block(first_step=5, last_step=6, wall_s=0.2), LINES[-1])
+    record = read_record(write(path, lines, first_step=5, attempt=2, rank=3, world_size=4))
+    assert [step.step for step in record.steps] == [5, 6]
+
+
+def child(source: str, *arguments: str) -> subprocess.Popen[str]:
+    prelude = "import sys\nsys.path[:0] = sys.argv[1].split(':')\nfrom test_records import *\n"
+    paths = ":".join([str(Path(__file__).parent), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + textwrap.dedent(source), paths, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    process = child(
+        """
+        import time
+        writer = RecordWriter(Path(sys.argv[2]))
+        writer.write_header(HEADER)
+        for line in LINES[:6]:
+            writer.add(line)
+        writer.flush()
+        writer.add(LINES[6])
+        print("flushed", flush=True)
+        time.sleep(60)
+        """,
+        str(path),
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "flushed\n"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    record = read_record(path)
+    assert (record.phases, record.steps, record.blocks) == (LINES[:2], LINES[2:5], LINES[5:6])
+    assert record.end is None
+    assert not record.truncated
+
+
+def test_a_full_disk_leaves_no_half_line_and_is_told(tmp_path: Path) -> None:
+    # A limit on the file's size stands in for the disk: it too takes a part of what is written, then refuses.
+    path = tmp_path / "record.jsonl"
+    process = child(
+        """
+        import resource
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        writer = RecordWriter(Path(sys.argv[2]))
+        writer.write_header(HEADER)
+        for line in LINES[:6]:
+            writer.add(line)
+        writer.flush()
+        size = writer.path.stat().st_size
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+        for line in LINES[6:]:
+            writer.add(line)
+        try:
+            writer.flush()
+        except OSError as error:
+            print(error.errno, writer.path.stat().st_size == size)
+        record = read_record(writer.path)
+        print(len(record.steps), record.truncated, record.end)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        writer.flush()
+        """,
+        str(path),
+    )
+    told = process.communicate()[0].splitlines()
+    assert told == ["27 True", "3 False None"]  # 27: EFBIG
+    assert process.returncode == 0
+    # Once there is room again, nothing is missing and nothing is there twice.
+    record = read_record(path)
+    assert record.steps == tuple(line for line in LINES if isinstance(line, Step))
+    assert record.end == LINES[-1]
+
+
+def test_a_half_line_of_an_interrupted_write_is_taken_back(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "record.jsonl")
+    writer.write_header(HEADER)
+    with writer.path.open("ab") as file:
+        file.write(b'{"kind":"phase","na')
+    for line in LINES:
+        writer.add(line)
+    writer.flush()
+    writer.close()
+    assert read_record(writer.path).end == LINES[-1]
