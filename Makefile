@@ -1,0 +1,80 @@
+# make demo   train three recipes here and compare them       make test   the fast test suite
+# make check  everything CI runs                               make help   all targets
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := .build
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow test-gpu lint types wheel bench check clean
+
+help:
+	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
+	@echo 'make test       make an environment and run the fast test suite'
+	@echo 'make test-slow  the tests that compile, use several processes or many runs'
+	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
+	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
+	@echo 'make check      all of these but bench, demo and test-gpu: what CI runs'
+	@echo 'make clean      remove the environment and everything built'
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'fastlaunch needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
+	@echo '==> environment in $(VENV), pinned by constraints.txt (once; a few hundred MB to download)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch torchvision
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,test]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@echo '==> vit-tiny on this CPU: fp32, bf16 and compile, three interleaved runs of each'
+	@FASTLAUNCH_HOME=$(BUILD)/demo $(BIN)/fastlaunch submit --local --workload vit-tiny \
+	  --recipe fp32 --recipe bf16 --recipe compile --repeats 3 --steps 200
+	@echo '==> the same runs side by side'
+	@FASTLAUNCH_HOME=$(BUILD)/demo $(BIN)/fastlaunch compare
+
+test: $(INSTALLED)
+	@echo '==> fast tests'
+	@$(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+
+test-slow: $(INSTALLED)
+	@echo '==> slow tests'
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu' --timeout 600
+
+test-gpu: $(INSTALLED)
+	@$(BIN)/python -m pytest -q -m gpu --timeout 600
+
+lint: $(INSTALLED)
+	@echo '==> ruff'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@echo '==> mypy --strict'
+	@$(BIN)/mypy
+
+wheel: $(INSTALLED)
+	@echo '==> wheel, installed without extras into an empty environment'
+	@rm -rf $(BUILD)/dist $(BUILD)/empty
+	@$(BIN)/python -m build --quiet --outdir $(BUILD)/dist .
+	@$(PYTHON) -m venv $(BUILD)/empty
+	@$(BUILD)/empty/bin/python -m pip install --quiet --constraint constraints.txt $(BUILD)/dist/*.whl
+	@cd $(BUILD) && export FASTLAUNCH_HOME=$$PWD/empty/home && \
+	  empty/bin/fastlaunch --help > /dev/null && \
+	  empty/bin/fastlaunch prices > /dev/null && \
+	  empty/bin/fastlaunch demo > /dev/null
+	@$(BUILD)/empty/bin/python -c 'import importlib.util as u; assert u.find_spec("torch") is None'
+	@echo 'fastlaunch --help, prices and demo work from the wheel, without torch'
+
+bench: $(INSTALLED)
+	@$(BIN)/python tests/benchmarks/bench.py
+
+check: lint types test test-slow wheel
+
+clean:
+	rm -rf $(VENV) $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis

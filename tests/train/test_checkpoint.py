@@ -1,0 +1,126 @@
+"""Checkpoints: complete or absent, two kept, and only for the job they were made by."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fastlaunch_train.checkpoint import (
+    KEPT,
+    Identity,
+    latest_checkpoint,
+    load_checkpoint,
+    random_state,
+    save_checkpoint,
+)
+from fastlaunch_train.recipes import RecipeError
+
+CPU = torch.device("cpu")
+IDENTITY = Identity(workload="tiny", recipe="fp16", seed=1, batch_size=4, world_size=1)
+
+
+class Job:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.model(torch.randn(2, 4)).square().mean()).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def save(self, directory: Path, step: int) -> Path:
+        return save_checkpoint(
+            directory,
+            step=step,
+            identity=IDENTITY,
+            model=self.model,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            random_states=[random_state(CPU)],
+        )
+
+    def load(self, path: Path, identity: Identity = IDENTITY) -> int:
+        return load_checkpoint(
+            path,
+            identity=identity,
+            model=self.model,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            rank=0,
+            device=CPU,
+        )
+
+
+def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:
+    saved, restored = Job(), Job()
+    for _ in range(3):
+        saved.train()
+    path = saved.save(tmp_path, 3)
+    state_after_saving = torch.get_rng_state()
+    saved.train()
+    torch.manual_seed(99)
+    assert restored.load(path) == 3
+    assert torch.equal(torch.get_rng_state(), state_after_saving)
+    restored.train()
+    assert torch.equal(saved.model.weight, restored.model.weight)
+    assert saved.scaler.get_scale() == restored.scaler.get_scale()
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    job = Job()
+    for step in (5, 10, 15, 100):
+        job.save(tmp_path, step)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-00000015.pt", "step-00000100.pt"]
+    assert KEPT == 2
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.name == "step-00000100.pt"
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_partial_file_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "step-00000007.partial").write_bytes(b"half")
+    assert latest_checkpoint(tmp_path) is None
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path) -> None:
+    job = Job()
+    job.save(tmp_path, 1)
+    job.model = nn.Linear(512, 512)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    try:
+        with pytest.raises((OSError, RuntimeError)):
+            job.save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
+
+
+@pytest.mark.parametrize("change", ["workload", "recipe", "seed", "batch_size", "world_size"])
+def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
+    job = Job()
+    path = job.save(tmp_path, 1)
+    other = {**vars(IDENTITY), change: "other" if isinstance(vars(IDENTITY)[change], str) else 77}
+    with pytest.raises(RecipeError) as refused:
+        job.load(path, Identity(**other))
+    assert change in refused.value.message
+    assert str(vars(IDENTITY)[change]) in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "step-00000001.pt"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=r"step-00000001\.pt is not a checkpoint"):
+        Job().load(path)

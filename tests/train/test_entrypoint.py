@@ -1,0 +1,253 @@
+"""The training entrypoint as a process: what it records, how it ends, what it refuses."""
+
+import math
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from entrypoint import TINY, arguments, record, run, start
+
+
+def wait_for_blocks(output: Path, count: int, process: subprocess.Popen[str]) -> None:
+    path = output / "rank-00000-attempt-1.jsonl"
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_text().count('"kind":"block"') < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no block was written"
+        time.sleep(0.02)
+
+
+def test_a_plain_run_records_everything(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--seed", "3"), FASTLAUNCH_RUN_ID="r1", FASTLAUNCH_COMMIT="abc")
+    assert code == 0, output
+    read = record(tmp_path)
+    header = read.header
+    assert (header["run_id"], header["commit"], header["seed"]) == ("r1", "abc", 3)
+    assert header["recipe"]["label"] == "fp32"
+    assert header["recipe"]["precision"] == "fp32"
+    assert header["workload"]["name"] == f"{TINY}:build"
+    assert header["workload"]["num_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
+    assert header["machine"]["device_type"] == "cpu"
+    assert header["versions"]["torch"]
+    assert [step.step for step in read.steps] == list(range(1, 21))
+    assert all(step.num_samples == 4 and step.num_tokens == 0 for step in read.steps)
+    assert all(step.step_time_s > 0 and step.loss is not None for step in read.steps)
+    assert read.blocks[0].last_step == 1, "the first step stands alone"
+    assert read.blocks[-1].last_step == 20
+    assert any(block.last_step == 10 for block in read.blocks), "a block ends with the warm-up"
+    assert [phase.name for phase in read.phases] == ["build"]
+    assert read.end is not None
+    assert (read.end.status, read.end.num_steps) == ("completed", 20)
+
+
+def test_a_block_lasts_as_long_as_its_steps(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, workload=f"{TINY}:slow"))
+    assert code == 0, output
+    read = record(tmp_path)
+    for block in read.blocks:
+        steps = read.steps[block.first_step - 1 : block.last_step]
+        assert math.isclose(
+            sum(step.step_time_s for step in steps), block.wall_s, rel_tol=0.05, abs_tol=0.005
+        )
+        assert block.wall_s >= 0.02 * len(steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    argv = arguments(tmp_path, "--steps", "100000", workload=f"{TINY}:slow")
+    process = start(argv)
+    wait_for_blocks(tmp_path, 2, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    end = record(tmp_path).end
+    assert end is not None
+    assert (end.status, end.message) == ("interrupted", f"stopped by {number.name}")
+    assert end.num_steps == record(tmp_path).steps[-1].step
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_hear_is_ended_with_its_record(tmp_path: Path) -> None:
+    process = start(arguments(tmp_path, workload=f"{TINY}:hanging"))
+    wait_for_blocks(tmp_path, 1, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    end = record(tmp_path).end
+    assert end is not None
+    assert end.status == "interrupted"
+    assert "no step ended" in (end.message or "")
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "code"), [("nan", "nan_loss", 33), ("out_of_memory", "out_of_memory", 12)]
+)
+def test_a_failure_has_its_own_status(tmp_path: Path, function: str, status: str, code: int) -> None:
+    returned, output = run(arguments(tmp_path, workload=f"{TINY}:{function}"))
+    assert returned == code, output
+    end = record(tmp_path).end
+    assert end is not None
+    assert end.status == status
+    assert end.message
+    assert status in output
+
+
+def test_a_nan_loss_is_recorded_as_none_at_its_step(tmp_path: Path) -> None:
+    run(arguments(tmp_path, workload=f"{TINY}:nan"))
+    losses = [step.loss for step in record(tmp_path).steps]
+    assert losses[14] is None
+    assert all(loss is not None for loss in losses[:14])
+
+
+def test_sigkill_leaves_the_record_up_to_the_last_block(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "30", "--checkpoint-every", "5", workload=f"{TINY}:kill_itself")
+    code, _ = run(argv, KILL_WHEN=str(tmp_path))
+    assert code == -9
+    read = record(tmp_path)
+    assert read.end is None
+    assert read.blocks[-1].last_step == read.steps[-1].step == 20
+
+
+def test_resuming_gives_the_same_losses_as_not_stopping(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(arguments(whole, "--steps", "24"))[0] == 0
+    first = arguments(parts, "--steps", "12", "--checkpoint-every", "6")
+    assert run(first)[0] == 0
+    code, output = run(arguments(parts, "--steps", "24", "--checkpoint-every", "6", "--resume"))
+    assert code == 0, output
+    resumed = record(parts, attempt=2)
+    assert resumed.header["first_step"] == 13
+    expected = [step.loss for step in record(whole).steps]
+    assert [step.loss for step in record(parts).steps] == expected[:12]
+    assert [step.loss for step in resumed.steps] == expected[12:]
+
+
+def test_an_interrupted_run_saves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "100000", "--checkpoint-every", "100000", workload=f"{TINY}:slow")
+    process = start(argv)
+    wait_for_blocks(tmp_path, 2, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    done = record(tmp_path).steps[-1].step
+    assert (tmp_path / "checkpoints" / f"step-{done:08d}.pt").exists()
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--resume"))
+    assert code == 0, output
+    assert record(tmp_path).steps[0].step == 1
+
+
+def test_resuming_another_job_is_refused(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path, "--steps", "10", "--checkpoint-every", "10"))[0] == 0
+    code, output = run(arguments(tmp_path, "--checkpoint-every", "10", "--resume", "--seed", "5"))
+    assert code == 2
+    assert "another seed" in output
+    assert "seed 0" in output
+
+
+def test_a_used_output_folder_is_refused(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path, "--steps", "2"))[0] == 0
+    before = (tmp_path / "rank-00000-attempt-1.jsonl").read_bytes()
+    code, output = run(arguments(tmp_path, "--steps", "2"))
+    assert code == 2
+    assert "already holds" in output
+    assert (tmp_path / "rank-00000-attempt-1.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--batch-size", "0"], "less than 1"),
+        (["--steps", "-1"], "less than 1"),
+        (["--steps", "ten"], "not a whole number"),
+        (["--data", "disk"], "synthetic, loader or folder"),
+        (["--set", "precison=fp16"], "precision"),
+        (["--memory-budget", "much"], "2GiB"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_is_written(
+    tmp_path: Path, more: list[str], word: str
+) -> None:
+    code, output = run(arguments(tmp_path / "out", *more))
+    assert code == 2
+    assert word in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("workload", "recipe", "word"),
+    [
+        ("vit-hug", "fp32", "vit-huge"),
+        (f"{TINY}:build", "bf61", "bf16"),
+        (f"{TINY}:absent", "fp32", "no function 'absent'"),
+        ("./absent.py:build", "fp32", "no file"),
+        (f"{TINY}:no_workload", "fp32", "returned str"),
+    ],
+)
+def test_an_unknown_name_names_what_exists(tmp_path: Path, workload: str, recipe: str, word: str) -> None:
+    code, output = run(arguments(tmp_path, workload=workload, recipe=recipe))
+    assert code == 2
+    assert word in output
+    assert "Traceback" not in output
+
+
+def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--batch-size", "8", recipe="te-fp8", workload="vit-tiny"))
+    assert code == 2
+    assert "GPU" in output
+    assert "bf16" in output
+    end = record(tmp_path).end
+    assert end is not None
+    assert end.status == "failed"
+
+
+def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("in the way")
+    code, output = run(arguments(blocker / "out"))
+    assert code == 28
+    assert "file" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--steps", "30"), nproc=2)
+    assert code == 0, output
+    first, second = record(tmp_path, rank=0), record(tmp_path, rank=1)
+    assert first.header["world_size"] == second.header["world_size"] == 2
+    assert [(b.first_step, b.last_step) for b in first.blocks] == [
+        (b.first_step, b.last_step) for b in second.blocks
+    ]
+    assert [s.loss for s in first.steps] != [s.loss for s in second.steps], "each rank has its own data"
+
+
+@pytest.mark.slow
+def test_a_failing_rank_ends_the_run_with_records_that_say_so(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--steps", "100000", workload=f"{TINY}:failing_rank"), nproc=2)
+    assert code != 0, output
+    second = record(tmp_path, rank=1).end
+    assert second is not None
+    assert second.status == "failed"
+    assert "rank 1 had enough" in (second.message or "")
+    first = record(tmp_path, rank=0).end
+    assert first is not None
+    assert first.status in ("failed", "interrupted")
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_interrupts_every_rank_at_the_same_step(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "100000", "--checkpoint-every", "100000", workload=f"{TINY}:slow")
+    process = start(argv, nproc=2)
+    wait_for_blocks(tmp_path, 2, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=40)
+    ends = [record(tmp_path, rank=rank).end for rank in range(2)]
+    assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
+    assert len({end.num_steps for end in ends if end}) == 1
+    assert len(list((tmp_path / "checkpoints").glob("step-*.pt"))) == 1

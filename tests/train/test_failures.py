@@ -1,0 +1,37 @@
+"""What ended a run, told apart."""
+
+import errno
+
+import pytest
+import torch
+
+from fastlaunch_train.failures import InterruptedRun, NanLossError, classify
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InterruptedRun("stopped by SIGTERM"), "interrupted", 130),
+        (NanLossError("the loss was not finite"), "nan_loss", 33),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out_of_memory", 12),
+        (MemoryError(), "out_of_memory", 12),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out_of_memory", 12),
+        (OSError(errno.ENOSPC, "No space left on device"), "failed", 28),
+        (OSError(errno.EROFS, "Read-only file system"), "failed", 28),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "failed", 28),
+        (OSError(errno.ENOENT, "No such file"), "failed", 1),
+        (ValueError("anything else"), "failed", 1),
+        (KeyboardInterrupt(), "failed", 1),
+    ],
+)
+def test_an_error_has_its_status_and_exit_code(error: BaseException, status: str, code: int) -> None:
+    failure = classify(error)
+    assert (failure.status, failure.exit_code) == (status, code)
+    assert failure.message
+    assert "\n" not in failure.message
+
+
+def test_a_real_allocation_failure_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**58)
+    assert classify(raised.value).status == "out_of_memory"

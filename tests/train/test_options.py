@@ -1,0 +1,75 @@
+"""The entrypoint's command line, as a value."""
+
+from pathlib import Path
+
+import pytest
+
+from fastlaunch_train.options import DEFAULT_MEMORY_BUDGET, parse_options
+
+REQUIRED = [
+    "--workload",
+    "vit-tiny",
+    "--recipe",
+    "bf16",
+    "--batch-size",
+    "8",
+    "--steps",
+    "5",
+    "--output",
+    "o",
+]
+
+
+def test_defaults() -> None:
+    options = parse_options(REQUIRED)
+    assert options.batch_size == 8
+    assert options.output == Path("o")
+    assert (options.seed, options.data, options.num_workers) == (0, "synthetic", 12)
+    assert (options.checkpoint_every, options.resume) == (0, False)
+    assert options.memory_budget == DEFAULT_MEMORY_BUDGET
+
+
+def test_overrides_resolve_the_recipe() -> None:
+    options = parse_options([*REQUIRED, "--set", "optimizer_impl=fused", "--set", "precision=fp16"])
+    assert options.recipe.label == "bf16 optimizer_impl=fused precision=fp16"
+
+
+def test_an_automatic_batch_size() -> None:
+    assert parse_options([*REQUIRED, "--batch-size", "auto"]).batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2GiB", 2 * 2**30),
+        ("1.5gb", 1_500_000_000),
+        ("512MiB", 512 * 2**20),
+        ("4096", 4096),
+        ("10 KB", 10_000),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_options([*REQUIRED, "--memory-budget", text]).memory_budget == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--steps", "0"],
+        ["--batch-size", "-8"],
+        ["--seed", "-1"],
+        ["--num-workers", "x"],
+        ["--checkpoint-every", "-2"],
+        ["--data", "folder:"],
+        ["--memory-budget", "0"],
+        ["--memory-budget", "-1GiB"],
+        ["--nonsense", "1"],
+    ],
+)
+def test_a_bad_value_exits_2_with_one_line(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parse_options([*REQUIRED, *more])
+    assert exited.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert "--help" in told

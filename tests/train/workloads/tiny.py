@@ -1,0 +1,124 @@
+"""Workloads that train in milliseconds without timm, and some that fail on purpose."""
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fastlaunch_train.workload import Batch, DataRequest, Workload
+
+NUM_FEATURES = 16
+NUM_CLASSES = 4
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, 32), nn.BatchNorm1d(32), nn.Dropout(0.1), nn.Linear(32, NUM_CLASSES)
+    )
+
+
+def batches(request: DataRequest) -> Iterator[Batch]:
+    prototypes = torch.randn(NUM_CLASSES, NUM_FEATURES, generator=torch.Generator().manual_seed(request.seed))
+    for step in itertools.count(request.first_step):
+        generator = torch.Generator().manual_seed(1000 * step + request.rank + 7 * request.seed)
+        labels = torch.randint(NUM_CLASSES, (request.batch_size,), generator=generator)
+        noise = torch.randn(request.batch_size, NUM_FEATURES, generator=generator)
+        yield prototypes[labels] + 0.5 * noise, labels
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def workload(**changes: object) -> Workload:
+    parts: dict[str, object] = {
+        "name": "tiny",
+        "sample_unit": "samples",
+        "build_model": build_model,
+        "batches": batches,
+        "loss": loss,
+        "flops_per_sample": 6 * (NUM_FEATURES * 32 + 32 * NUM_CLASSES),
+        "learning_rate": 0.05,
+    }
+    return Workload(**(parts | changes))  # type: ignore[arg-type]
+
+
+def build() -> Workload:
+    return workload()
+
+
+def slow() -> Workload:
+    """About 20 ms a step, so that a test can interrupt it."""
+    return workload(loss=_after(lambda step: time.sleep(0.02)))
+
+
+def hanging() -> Workload:
+    """Step 3 blocks outside Python's reach, as a collective without its peers does."""
+
+    def hang(step: int) -> None:
+        if step == 3:
+            import ctypes
+
+            ctypes.CDLL(None).sleep(600)
+
+    return workload(loss=_after(hang))
+
+
+def nan() -> Workload:
+    """The loss of step 15 is not a number."""
+
+    def nan_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        nan_loss.step += 1  # type: ignore[attr-defined]
+        return loss(model, batch) * (float("nan") if nan_loss.step == 15 else 1.0)  # type: ignore[attr-defined]
+
+    nan_loss.step = 0  # type: ignore[attr-defined]
+    return workload(loss=nan_loss)
+
+
+def out_of_memory() -> Workload:
+    def allocate(step: int) -> None:
+        if step == 5:
+            torch.empty(2**58)
+
+    return workload(loss=_after(allocate))
+
+
+def failing_rank() -> Workload:
+    """Rank 1 raises at step 12; its peers must not wait for it for ever."""
+
+    def fail(step: int) -> None:
+        if step == 12 and os.environ.get("RANK") == "1":
+            raise ValueError("rank 1 had enough")
+
+    return workload(loss=_after(fail))
+
+
+def kill_itself() -> Workload:
+    """SIGKILL after the block that the file named by KILL_WHEN holds 20 steps."""
+
+    def kill(step: int) -> None:
+        if step == 25:
+            for path in Path(os.environ["KILL_WHEN"]).glob("rank-*.jsonl"):
+                assert path.read_text().count('"kind":"step"') >= 10
+            os.kill(os.getpid(), 9)
+
+    return workload(loss=_after(kill))
+
+
+def no_workload() -> str:
+    return "not a workload"
+
+
+def _after(effect):  # type: ignore[no-untyped-def]
+    """`loss`, after calling `effect` with the number of the step."""
+    count = itertools.count(1)
+
+    def with_effect(model: nn.Module, batch: Batch) -> torch.Tensor:
+        effect(next(count))
+        return loss(model, batch)
+
+    return with_effect

@@ -1,0 +1,29 @@
+"""`python -m fastlaunch_train`: train one workload with one recipe, under torchrun or alone."""
+
+import logging
+import sys
+
+from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.options import parse_options
+from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.workloads import WorkloadError
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0 completed, 130 interrupted, 12 out of memory, 33 NaN loss, 28 disk full, 2 bad request."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        options = parse_options(argv)
+    except (RecipeError, WorkloadError) as error:
+        logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
+        return 2
+    interrupts = Interrupts()
+    interrupts.install()
+    # torch takes a second to import; a bad request is refused before, a signal noticed meanwhile.
+    from fastlaunch_train.session import run
+
+    return run(options, interrupts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

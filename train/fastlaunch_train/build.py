@@ -1,0 +1,99 @@
+"""What a session trains with: model, optimizer, and the largest batch that fits."""
+
+import torch
+from torch import nn
+
+from fastlaunch_train.batch_size import find_batch_size
+from fastlaunch_train.parallel import Process, agree
+from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.workload import DataRequest, Workload
+from fastlaunch_train.workloads import WorkloadError
+
+
+def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process) -> nn.Module:
+    """The workload's model on this rank's device, in training mode, with the recipe's blocks."""
+    torch.manual_seed(seed)
+    model = workload.build_model().to(process.device).train()
+    if recipe.blocks == "te":
+        from fastlaunch_train.blocks import replace_blocks
+
+        if workload.blocks is None:
+            raise RecipeError(
+                f"recipe {recipe.name}: workload {workload.name} has no transformer blocks to replace",
+                "use a recipe with blocks=timm",
+            )
+        replace_blocks(model, workload.blocks(model))
+    return model
+
+
+def build_optimizer(workload: Workload, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that the workload names, unless the recipe names another."""
+    name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
+    rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    implementation: dict[str, bool] = {
+        "auto": {},
+        "for-loop": {"foreach": False, "fused": False},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+    }[recipe.optimizer_impl]
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=workload.momentum, **implementation)
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=rate, **implementation)
+    raise WorkloadError(f"workload {workload.name} asks for optimizer {name!r}", "sgd and adamw are known")
+
+
+def largest_batch_that_fits(
+    workload: Workload,
+    recipe: Recipe,
+    model: nn.Module,
+    precision: Precision,
+    process: Process,
+    *,
+    seed: int,
+    budget_bytes: int,
+) -> int:
+    """Samples per rank that the rank with the least memory can take; the model is left as it was.
+
+    budget_bytes: what may be used on a machine without a GPU.
+    """
+    before = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    optimizer = build_optimizer(workload, recipe, model)
+
+    def step(batch_size: int) -> None:
+        batch = next(workload.batches(probe_request(process, seed=seed, batch_size=batch_size)))
+        optimizer.zero_grad(set_to_none=True)
+        with precision.autocast():
+            loss = workload.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    with torch.random.fork_rng(devices=[process.device] if process.device.type == "cuda" else []):
+        found = find_batch_size(
+            step,
+            device=process.device,
+            model=model,
+            budget_bytes=budget_bytes,
+            agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
+        )
+    optimizer.zero_grad(set_to_none=True)
+    model.load_state_dict(before)
+    if process.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
+    return found
+
+
+def probe_request(process: Process, *, seed: int, batch_size: int) -> DataRequest:
+    """Asks for batches to try something on: synthetic, from the first step, without workers."""
+    return DataRequest(
+        arm="synthetic",
+        batch_size=batch_size,
+        seed=seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        num_workers=0,
+        first_step=1,
+    )

@@ -1,0 +1,130 @@
+"""Checkpoints: everything that makes the next step what it would have been without a stop.
+
+A checkpoint appears under its own name only when it is complete (written aside, synced, renamed), so the
+newest `step-*.pt` is always usable. The two newest are kept.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.recipes import RecipeError
+
+KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a checkpoint belongs to; resuming anything else is refused."""
+
+    workload: str
+    recipe: str
+    seed: int
+    batch_size: int
+    world_size: int
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The newest complete checkpoint in `directory`, if there is one."""
+    found = sorted(directory.glob("step-*.pt"))
+    return found[-1] if found else None
+
+
+def save_checkpoint(
+    directory: Path,
+    *,
+    step: int,
+    identity: Identity,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    random_states: list[dict[str, torch.Tensor]],
+) -> Path:
+    """Write the checkpoint of `step` and remove all but the newest two; returns its path.
+
+    random_states: of every rank, in order. Raises OSError or RuntimeError where the disk refuses; then what
+    was there before still is.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"step-{step:08d}.pt"
+    partial = path.with_suffix(".partial")
+    state = {
+        "step": step,
+        "identity": vars(identity),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict() if scaler else None,
+        "random_states": random_states,
+    }
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    for old in sorted(directory.glob("step-*.pt"))[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    identity: Identity,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    rank: int,
+    device: torch.device,
+) -> int:
+    """Restore everything from `path`; returns the step it was taken after.
+
+    Raises RecipeError if the checkpoint is of another job, or is no checkpoint.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved = Identity(**state["identity"])
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"{path} is not a checkpoint: {error}", "remove it, or start without --resume"
+        ) from None
+    if saved != identity:
+        different = [name for name, value in vars(identity).items() if vars(saved)[name] != value]
+        as_saved = ", ".join(f"{name} {vars(saved)[name]}" for name in different)
+        raise RecipeError(
+            f"{path} was made with another {', '.join(different)}",
+            f"resume with {as_saved}, or start without --resume",
+        )
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if scaler is not None and state["scaler"] is not None:
+        scaler.load_state_dict(state["scaler"])
+    restore_random_state(state["random_states"][rank], device)
+    step: int = state["step"]
+    return step
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """This rank's random generators, for `random_states`."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Set this rank's random generators to `state`."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

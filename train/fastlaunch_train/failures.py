@@ -1,0 +1,71 @@
+"""What ended a run, as the status in its record and the exit code of the process."""
+
+import errno
+from dataclasses import dataclass
+
+import torch
+
+EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss": 33, "failed": 1}
+EXIT_BAD_REQUEST = 2
+EXIT_DISK_FULL = 28
+
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+
+class NanLossError(RuntimeError):
+    """The loss was not a finite number."""
+
+
+class InterruptedRun(Exception):
+    """The run was asked to stop, and has stopped between two steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """status: one of the record's. message: one line. exit_code: of the process."""
+
+    status: str
+    message: str
+    exit_code: int
+
+
+def classify(error: BaseException) -> Failure:
+    """The Failure that `error` stands for; anything not known is `failed`."""
+    message = f"{type(error).__name__}: {_first_line(error)}"
+    status = "failed"
+    code = EXIT_CODES["failed"]
+    if isinstance(error, InterruptedRun):
+        status, message = "interrupted", _first_line(error)
+    elif isinstance(error, NanLossError):
+        status, message = "nan_loss", _first_line(error)
+    elif is_out_of_memory(error):
+        status = "out_of_memory"
+    elif is_disk_full(error):
+        code = EXIT_DISK_FULL
+    return Failure(
+        status=status, message=message, exit_code=code if status == "failed" else EXIT_CODES[status]
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that the device or the host has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # The CPU allocator, and libraries that allocate by themselves, raise a plain RuntimeError.
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator" in text or "CUDA out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether `error` says that the disk is full or may not be written."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    # torch.save reports a failed write by its own writer's words.
+    return isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:500] if lines else type(error).__name__

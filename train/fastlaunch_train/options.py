@@ -1,0 +1,105 @@
+"""The command line of the training entrypoint, as one value. No torch: a bad request fails at once."""
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from fastlaunch_train.recipes import Recipe, resolve_recipe
+from fastlaunch_train.workloads import workload_info
+
+#: What `--batch-size auto` may use on a machine without a GPU, unless --memory-budget says otherwise.
+DEFAULT_MEMORY_BUDGET = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One training run, as asked for. batch_size is per rank, None for `auto`; memory_budget is in bytes."""
+
+    workload: str
+    recipe: Recipe
+    batch_size: int | None
+    steps: int
+    output: Path
+    seed: int
+    data: str
+    num_workers: int
+    checkpoint_every: int
+    resume: bool
+    memory_budget: int
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that exits 2 with one line and no usage text, as every other refusal here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n  see python -m fastlaunch_train --help\n")
+
+
+def parse_options(argv: list[str]) -> Options:
+    """Options from `argv`. Raises RecipeError or WorkloadError, or exits with 2, for a bad request."""
+    parser = _Parser(
+        prog="fastlaunch_train", description="Train a workload with a recipe and record each step."
+    )
+    add = parser.add_argument
+    add("--workload", required=True, help="vit-huge, vit-tiny, timm:MODEL or ./file.py:function")
+    add("--recipe", required=True, help="how to train; `fastlaunch recipes` lists them")
+    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the recipe")
+    add("--batch-size", required=True, type=_batch_size, help="samples per rank and step, or auto")
+    add("--steps", required=True, type=_at_least(1), help="optimizer steps in all")
+    add("--output", required=True, type=Path, help="folder for records and checkpoints")
+    add("--seed", type=_at_least(0), default=0, help="of weights and data (default 0)")
+    add("--data", type=_data, default="synthetic", help="synthetic (default), loader or folder:PATH")
+    add("--num-workers", type=_at_least(0), default=12, help="loader workers per rank (default 12)")
+    add("--checkpoint-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
+    add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
+    add("--memory-budget", type=_bytes, default=DEFAULT_MEMORY_BUDGET, help="for --batch-size auto on a CPU")
+    asked = parser.parse_args(argv)
+    workload_info(asked.workload)
+    return Options(
+        workload=asked.workload,
+        recipe=resolve_recipe(asked.recipe, asked.set),
+        batch_size=asked.batch_size,
+        steps=asked.steps,
+        output=asked.output,
+        seed=asked.seed,
+        data=asked.data,
+        num_workers=asked.num_workers,
+        checkpoint_every=asked.checkpoint_every,
+        resume=asked.resume,
+        memory_budget=asked.memory_budget,
+    )
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return parse
+
+
+def _batch_size(text: str) -> int | None:
+    return None if text == "auto" else _at_least(1)(text)
+
+
+def _data(text: str) -> str:
+    if text in ("synthetic", "loader") or (text.startswith("folder:") and len(text) > len("folder:")):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not synthetic, loader or folder:PATH")
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 2GiB")
+    unit = (match[2] or "b").lower()
+    power = "bkmgt".index(unit[0])
+    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** power)

@@ -1,0 +1,358 @@
+"""One training run from start to end: build, probe, train, and a record that says how it ended."""
+
+import dataclasses
+import datetime
+import itertools
+import logging
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train import attention, compile, environment, precision
+from fastlaunch_train.build import build_model, build_optimizer, largest_batch_that_fits, probe_request
+from fastlaunch_train.checkpoint import (
+    Identity,
+    latest_checkpoint,
+    load_checkpoint,
+    random_state,
+    save_checkpoint,
+)
+from fastlaunch_train.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, Failure, classify
+from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.loop import PhaseClock, Training, compile_ahead, train
+from fastlaunch_train.options import Options
+from fastlaunch_train.parallel import Process, agree, broadcast, start_process, stop_process, wrap_ddp
+from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.records import End, RecordWriter, record_path
+from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.workloads import WorkloadError
+
+log = logging.getLogger("fastlaunch_train")
+
+#: Free space without which a run does not start: records of a long run, and some to spare.
+MIN_FREE_BYTES = 64 * 2**20
+#: Samples in the forward pass that finds out which attention kernel runs; FP8 needs a multiple of 8.
+PROBE_BATCH = 8
+
+
+@dataclass
+class Session:
+    """What is known so far of the run; the header is made of it, early if the run fails early."""
+
+    options: Options
+    process: Process
+    writer: RecordWriter
+    attempt: int
+    started_at: str
+    workload: Workload | None = None
+    num_parameters: int | None = None
+    batch_size: int | None = None
+    first_step: int = 1
+    last_done: int = 0
+    attention_backend: str | None = None
+    cudnn: tuple[int, ...] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def header(self) -> dict[str, Any]:
+        """The record's header, from what is known now."""
+        options, process, workload = self.options, self.process, self.workload
+        return {
+            "run_id": os.environ.get("FASTLAUNCH_RUN_ID") or options.output.resolve().name,
+            "attempt": self.attempt,
+            "rank": process.rank,
+            "world_size": process.world_size,
+            "num_nodes": process.num_nodes,
+            "started_at": self.started_at,
+            "workload": {
+                "name": options.workload,
+                "sample_unit": workload.sample_unit if workload else "samples",
+                "flops_per_sample": workload.flops_per_sample if workload else None,
+                "tokens_per_sample": workload.tokens_per_sample if workload else 0,
+                "num_parameters": self.num_parameters,
+            },
+            "recipe": options.recipe.to_record(),
+            "batch_size_per_gpu": self.batch_size or options.batch_size or 1,
+            "steps": options.steps,
+            "first_step": self.first_step,
+            "seed": options.seed,
+            "data": options.data.partition(":")[0],
+            "machine": environment.machine(process.device),
+            "versions": environment.versions(self.cudnn),
+            "attention_backend": self.attention_backend,
+            "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
+            "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
+            "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
+            "warnings": self.warnings,
+        }
+
+    def end(self, status: str, message: str | None) -> None:
+        """Write what is pending and the end line; what the disk refuses is said and otherwise let go."""
+        peak_gib = environment.memory_gib(self.process.device)[1]
+        try:
+            if not self.writer.header_written:
+                self.writer.write_header(self.header())
+            num_steps = max(self.last_done, self.writer.last_step)
+            self.writer.add(
+                End(status=status, message=message, num_steps=num_steps, peak_memory_gib=peak_gib)
+            )
+            self.writer.flush()
+        except OSError as error:
+            log.error("the record could not be finished: %s", error)
+
+
+def run(options: Options, interrupts: Interrupts) -> int:
+    """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
+    process = start_process()
+    try:
+        session = _open_session(options, process)
+    except (RecipeError, OSError) as error:
+        _tell(error)
+        return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
+    interrupts.on_stuck = lambda message: session.end("interrupted", message)
+    try:
+        session.last_done = _train(session, interrupts)
+        failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
+    except (RecipeError, WorkloadError) as error:
+        _tell(error)
+        failure = Failure(status="failed", message=error.message, exit_code=EXIT_BAD_REQUEST)
+    except BaseException as error:
+        failure = classify(error)
+        if failure.exit_code == EXIT_CODES["failed"]:
+            log.exception("rank %d failed", process.rank)
+        else:
+            log.error("%s: %s", failure.status, failure.message)
+    interrupts.done()
+    session.end(failure.status, failure.message or None)
+    session.writer.close()
+    if failure.exit_code == 0:
+        stop_process()
+    elif process.world_size > 1:
+        # Tearing down a process group whose peers are gone can hang: leave without it.
+        sys.stderr.flush()
+        os._exit(failure.exit_code)
+    return failure.exit_code
+
+
+def _open_session(options: Options, process: Process) -> Session:
+    """Check the output folder and open this rank's record there. RecipeError if it holds one already."""
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    options.output.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(options.output).free
+    if free < MIN_FREE_BYTES:
+        raise OSError(28, f"only {free / 2**20:.0f} MiB are free", str(options.output))
+    numbers = [
+        int(match[1])
+        for path in options.output.glob("rank-*-attempt-*.jsonl*")
+        if (match := re.search(r"-attempt-(\d+)\.jsonl", path.name))
+    ]
+    attempt = round(agree(process, [float(1 + max(numbers, default=0))])[0])
+    if attempt > 1 and not options.resume:
+        raise RecipeError(
+            f"{options.output} already holds the record of a run",
+            "give another --output, or --resume to go on",
+        )
+    return Session(
+        options=options,
+        process=process,
+        writer=RecordWriter(record_path(options.output, rank=process.rank, attempt=attempt)),
+        attempt=attempt,
+        started_at=started_at,
+    )
+
+
+def _train(session: Session, interrupts: Interrupts) -> int:
+    options, process, recipe = session.options, session.process, session.options.recipe
+    phase = PhaseClock(session.writer, process.device)
+    precision.check_runs_here(recipe, process.device)
+    session.cudnn, warning = precision.guard_cudnn_attention()
+    session.warnings += [warning] if warning else []
+    workload = session.workload = load_workload(options.workload)
+    arithmetic = precision.setup_precision(recipe, process.device)
+
+    built: list[nn.Module] = []
+    phase("build", lambda: built.append(build_model(workload, recipe, options.seed, process)))
+    model = built.pop()
+    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+
+    if options.batch_size is None:
+        phase("batch-size", lambda: _find_batch_size(session, workload, model, arithmetic))
+    else:
+        session.batch_size = options.batch_size
+    assert session.batch_size is not None
+    if recipe.precision == "fp8" and session.batch_size % 8:
+        raise RecipeError(
+            f"recipe {recipe.name}: batch size {session.batch_size} is not a multiple of 8, which FP8 needs",
+            f"give --batch-size {-(-session.batch_size // 8) * 8}",
+        )
+
+    probe = next(workload.batches(probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)))
+    session.attention_backend = attention.attention_backend(model, probe, arithmetic)
+    if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
+        session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
+
+    optimizer = build_optimizer(workload, recipe, model)
+    if recipe.compile_mode != "none":
+        compile.compile_model(model, workload.blocks(model) if workload.blocks else None, recipe)
+    training_model = wrap_ddp(model, recipe, process)
+    identity = Identity(
+        workload=options.workload,
+        recipe=recipe.label,
+        seed=options.seed,
+        batch_size=session.batch_size,
+        world_size=process.world_size,
+    )
+    checkpoints = options.output / "checkpoints"
+    _check_space(checkpoints, model, options)
+    if options.resume:
+        phase("resume", lambda: _resume(session, checkpoints, identity, model, optimizer, arithmetic.scaler))
+    batches = workload.batches(_data_request(session))
+    for text in session.warnings:
+        log.warning("warning: %s", text)
+    session.writer.write_header(session.header())
+
+    def save(step: int) -> None:
+        phase(
+            "checkpoint",
+            lambda: _save(checkpoints, step, identity, process, model, optimizer, arithmetic.scaler),
+            step=step,
+        )
+
+    training = Training(
+        workload=workload,
+        recipe=recipe,
+        process=process,
+        precision=arithmetic,
+        model=training_model,
+        optimizer=optimizer,
+        batches=batches,
+        batch_size=session.batch_size,
+        first_step=session.first_step,
+        last_step=options.steps,
+        checkpoint_every=options.checkpoint_every,
+        save_checkpoint=save,
+        writer=session.writer,
+        interrupts=interrupts,
+        num_compiles=compile.num_compiles,
+    )
+    if recipe.compile_mode != "none" and session.first_step <= options.steps:
+        first = next(batches)
+        training = dataclasses.replace(training, batches=itertools.chain([first], batches))
+        phase("compile", lambda: compile_ahead(training, first))
+    return train(training)
+
+
+def _data_request(session: Session) -> DataRequest:
+    options, process = session.options, session.process
+    assert session.batch_size is not None
+    return DataRequest(
+        arm=options.data,
+        batch_size=session.batch_size,
+        seed=options.seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        num_workers=options.num_workers,
+        first_step=session.first_step,
+    )
+
+
+def _find_batch_size(session: Session, workload: Workload, model: nn.Module, arithmetic: Precision) -> str:
+    session.batch_size = largest_batch_that_fits(
+        workload,
+        session.options.recipe,
+        model,
+        arithmetic,
+        session.process,
+        seed=session.options.seed,
+        budget_bytes=session.options.memory_budget,
+    )
+    return f"the largest batch that fits is {session.batch_size}"
+
+
+def _check_space(checkpoints: Path, model: nn.Module, options: Options) -> None:
+    """OSError if the disk cannot hold three checkpoints: fp32 weights and one optimizer state each."""
+    if not options.checkpoint_every:
+        return
+    needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
+    free = shutil.disk_usage(checkpoints.parent).free
+    if free < needed:
+        raise OSError(
+            28, f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free", str(checkpoints)
+        )
+
+
+def _resume(
+    session: Session,
+    checkpoints: Path,
+    identity: Identity,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+) -> str:
+    """Go on after the newest checkpoint that rank 0 sees; from the start if there is none."""
+    newest = latest_checkpoint(checkpoints)
+    seen = int(newest.stem.removeprefix("step-")) if newest else 0
+    step = round(broadcast(session.process, [float(seen)])[0])
+    if step == 0:
+        return "no checkpoint yet: from the start"
+    path = checkpoints / f"step-{step:08d}.pt"
+    load_checkpoint(
+        path,
+        identity=identity,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        rank=session.process.rank,
+        device=session.process.device,
+    )
+    if step >= session.options.steps:
+        raise RecipeError(
+            f"{path} is after step {step}, and --steps is {session.options.steps}: nothing is left to do",
+            "give more --steps",
+        )
+    session.first_step = step + 1
+    session.last_done = step
+    return f"after step {step}"
+
+
+def _save(
+    checkpoints: Path,
+    step: int,
+    identity: Identity,
+    process: Process,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+) -> str | None:
+    states: list[Any] = [random_state(process.device)]
+    if process.world_size > 1:
+        gathered: list[Any] | None = [None] * process.world_size if process.rank == 0 else None
+        torch.distributed.gather_object(states[0], gathered)
+        states = gathered or states
+    if process.rank != 0:
+        return None
+    path = save_checkpoint(
+        checkpoints,
+        step=step,
+        identity=identity,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=states,
+    )
+    return path.name
+
+
+def _tell(error: BaseException) -> None:
+    if isinstance(error, RecipeError | WorkloadError):
+        log.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
+    else:
+        log.error("error: %s", error)
