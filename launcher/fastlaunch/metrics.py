@@ -3,9 +3,13 @@
 A summary is made when a run is collected and stored with it, so that comparing never reads step files.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import datetime
 from typing import Any
+
+from fastlaunch_train.records import RankRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +77,195 @@ class RunSummary:
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` turns back into an equal summary."""
-        raise NotImplementedError
+        """Plain data that `from_json` turns back into an equal summary; what is unknown is left out."""
+        data = {name: value for name, value in vars(self).items() if value != _UNSAID[name]}
+        if self.step_time_s is not None:
+            data["step_time_s"] = {k: v for k, v in vars(self.step_time_s).items() if v is not None}
+        for name in ("warnings", "problems"):
+            if name in data:
+                data[name] = list(data[name])
+        if self.fingerprint:
+            data["fingerprint"] = dict(self.fingerprint)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunSummary":
-        raise NotImplementedError
+        """The summary that `to_json` wrote. Raises ValueError for data that is no summary."""
+        try:
+            values = {**_REQUIRED_UNSAID, **data}
+            if "step_time_s" in values:
+                values["step_time_s"] = Interval(**values["step_time_s"])
+            for name in ("warnings", "problems"):
+                if name in values:
+                    values[name] = tuple(values[name])
+            return cls(**values)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a run summary: {error}") from None
+
+
+#: Per field, the value that JSON leaves out: its default, or None where a value must be given.
+_UNSAID: Mapping[str, Any] = {
+    f.name: {} if f.name == "fingerprint" else None if f.default is MISSING else f.default
+    for f in fields(RunSummary)
+}
+#: The fields that must be given and may be None.
+_REQUIRED_UNSAID = {
+    f.name: None
+    for f in fields(RunSummary)
+    if f.default is MISSING and f.default_factory is MISSING and "None" in str(f.type)
+}
+
+#: From best to worst; of several ranks, the one that says most about the cause counts.
+_STATUSES = ("completed", "interrupted", "killed", "failed", "nan_loss", "out_of_memory")
+#: Statuses after which the steps before may still be used: nothing was wrong with them.
+_STOPPED = ("interrupted", "killed")
+#: What all records of one run share, and what the ranks of one attempt share besides.
+_SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data")
+_SHARED_BY_RANKS = (
+    *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
+    *("image_digest", "commit", "instance"),
+)
+NUM_LOSS_STEPS = 10
+DRIFT_WORTH_TELLING = 0.02
+
+
+def summarize(records: Sequence[RankRecord]) -> RunSummary:
+    """Summary of one run from the record files of all its ranks and attempts, in any order.
+
+    Timing is of the attempt with the most retained steps, status and loss of the last one. What makes the
+    run unfit to compare (ranks missing or contradicting each other, a failure, too few steps) is said in
+    `problems`; what is only worth knowing (a stop before the end with enough steps) in `warnings`.
+    """
+    from fastlaunch.steptime import AttemptTiming, NoTiming, time_attempt
+
+    assert records
+    attempts: dict[int, list[RankRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"])):
+        attempts.setdefault(record.header["attempt"], []).append(record)
+    last = attempts[max(attempts)]
+    timed, timing, no_timing = last, None, ""
+    for ranks in attempts.values():
+        try:
+            candidate: AttemptTiming | None = time_attempt(ranks)
+        except NoTiming as reason:
+            candidate, no_timing = None, str(reason)
+        if candidate and (timing is None or candidate.num_retained_steps >= timing.num_retained_steps):
+            timed, timing = ranks, candidate
+
+    status = max((_status(record) for record in last), key=_STATUSES.index)
+    problems = _contradictions(attempts)
+    warnings = [text for record in records for text in record.header["warnings"]]
+    warnings += [f"{record.path.name}: the last line is cut" for record in records if record.truncated]
+    if status != "completed":
+        message = next(
+            (r.end.message for r in last if r.end and r.end.message and _status(r) == status), None
+        )
+        sentence = f"ended as {status}" + (f": {message}" if message else "")
+        (warnings if status in _STOPPED and timing else problems).append(sentence)
+    if timing and timing.drift and timing.step_time_s.low and abs(timing.drift) > DRIFT_WORTH_TELLING:
+        warnings.append(f"step time drifted by {timing.drift:+.1%} from the first third to the last")
+    if timing is None:
+        problems.append(no_timing)
+    elif timing.samples_per_step <= 0:
+        problems.append("the steps record no samples")
+
+    header = timed[0].header
+    ends = [record.end for record in timed if record.end]
+    return RunSummary(
+        kind="records",
+        workload=header["workload"]["name"],
+        sample_unit=header["workload"]["sample_unit"],
+        flops_per_sample=header["workload"]["flops_per_sample"],
+        recipe=header["recipe"]["label"],
+        precision=header["recipe"]["precision"],
+        data=header["data"],
+        batch_size_per_gpu=header["batch_size_per_gpu"],
+        num_nodes=header["num_nodes"],
+        num_gpus=header["world_size"],
+        seed=header["seed"],
+        status=status,
+        instance=header["instance"],
+        device_name=header["machine"]["device_name"],
+        host_id=_host_ids(timed),
+        measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
+        source=None,
+        num_steps=len({step.step for record in records for step in record.steps}),
+        build_s=_phase_s(timed, "build"),
+        compile_s=_phase_s(timed, "compile"),
+        final_loss=_final_loss(last),
+        peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
+        fingerprint=_fingerprint(header),
+        warnings=tuple(dict.fromkeys(warnings)),
+        problems=tuple(problems),
+        **(vars(timing) if timing else {}),
+    )
+
+
+def _status(record: RankRecord) -> str:
+    return record.end.status if record.end else "killed"
+
+
+def _contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
+    """What the records of one run say against each other, in sentences."""
+    first = next(iter(attempts.values()))[0].header
+    problems = []
+    for number, records in attempts.items():
+        header = records[0].header
+        ranks = [record.header["rank"] for record in records]
+        missing = sorted(set(range(header["world_size"])) - set(ranks))
+        if missing:
+            problems.append(
+                f"attempt {number}: no record of rank {_listed(missing)} of {header['world_size']}"
+            )
+        if len(set(ranks)) < len(ranks):
+            problems.append(f"attempt {number}: two records of one rank")
+        shared = _SHARED_BY_RUN + _SHARED_BY_RANKS
+        differing = [key for key in shared if any(record.header[key] != header[key] for record in records)]
+        for key in ("device_name", "driver"):
+            if any(record.header["machine"].get(key) != header["machine"].get(key) for record in records):
+                differing.append(key)
+        if differing:
+            problems.append(f"attempt {number}: ranks differ in {_listed(differing)}")
+        differing = [key for key in _SHARED_BY_RUN if header[key] != first[key]]
+        if differing:
+            problems.append(f"attempt {number} differs from the first in {_listed(differing)}")
+    return problems
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = ", ".join(str(item) for item in items[:8])
+    return shown + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+
+
+def _final_loss(ranks: Sequence[RankRecord]) -> float | None:
+    losses = [step.loss for record in ranks for step in record.steps[-NUM_LOSS_STEPS:]]
+    finite = [loss for loss in losses if loss is not None]
+    if not finite or len(finite) < len(losses):
+        return None
+    mean = sum(finite) / len(finite)
+    return mean if math.isfinite(mean) else None
+
+
+def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
+    """Seconds in phases called `name`, on the rank that took longest; None if there were none."""
+    totals = [sum(p.seconds for p in record.phases if p.name == name) for record in ranks]
+    recorded = any(p.name == name for record in ranks for p in record.phases)
+    return max(totals) if recorded and math.isfinite(max(totals)) else None
+
+
+def _fingerprint(header: Mapping[str, Any]) -> dict[str, str]:
+    """What must agree for two runs to be repeats of each other, besides what was asked for; as text."""
+    machine, versions = header["machine"], header["versions"]
+    values = {
+        "device_name": machine["device_name"],
+        "driver": machine.get("driver"),
+        **{name: versions.get(name) for name in ("torch", "cuda", "cudnn", "timm", "transformer_engine")},
+        "attention_backend": header["attention_backend"],
+        "image_digest": header["image_digest"],
+        "num_gpus_per_node": header["world_size"] // header["num_nodes"],
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _host_ids(ranks: Sequence[RankRecord]) -> str | None:
+    return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None

@@ -145,7 +145,9 @@ def write_run(
         for phase in pending:
             writer.add(phase)
         if status is not None:
-            writer.add(End(status=status, message=message, num_steps=steps, peak_memory_gib=peak_memory_gib))
+            writer.add(
+                End(status=status, message=message, num_steps=last_step, peak_memory_gib=peak_memory_gib)
+            )
         writer.flush()
         writer.close()
         paths.append(path)

@@ -1,0 +1,472 @@
+"""Step records to a summary: known answers for the arithmetic, and what makes a run unfit."""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import write_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.metrics import Interval, RunSummary, summarize
+from fastlaunch_train.records import Block, End, Phase, RankRecord, Step, read_record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., RunSummary]:
+    """Summary of the attempts written so far and of the one that is asked for."""
+
+    def write(**options: Any) -> RunSummary:
+        write_run(tmp_path, **options)
+        return summarize(_records(sorted(tmp_path.iterdir(), reverse=True)))
+
+    return write
+
+
+def _records(paths: Iterable[Path]) -> list[RankRecord]:
+    return [read_record(path) for path in paths]
+
+
+def _step_time_s(summary: RunSummary) -> float:
+    assert summary.step_time_s is not None
+    return summary.step_time_s.value
+
+
+def test_constant_steps_of_a_tenth_of_a_second_at_batch_2_are_20_samples_per_second(run) -> None:
+    summary = run(steps=200, step_time_s=0.1, batch_size=2)
+    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert summary.samples_per_step / _step_time_s(summary) == pytest.approx(20.0)
+    assert (summary.num_steps, summary.num_retained_steps, summary.steady) == (200, 190, True)
+    assert summary.warmup_s == pytest.approx(1.0)
+    assert summary.step_time_s.low == pytest.approx(0.1) and summary.step_time_s.high == pytest.approx(0.1)
+    assert (summary.status, summary.problems, summary.warnings) == ("completed", (), ())
+
+
+def test_eight_ranks_sum(run) -> None:
+    summary = run(world_size=8, num_nodes=2, batch_size=64, step_time_s=0.5, num_tokens=640, host_id="h")
+    assert (summary.samples_per_step, summary.tokens_per_step) == (8 * 64, 8 * 640)
+    assert summary.samples_per_step / _step_time_s(summary) == pytest.approx(1024.0)
+    assert (summary.num_gpus, summary.num_nodes, summary.batch_size_per_gpu) == (8, 2, 64)
+    assert summary.fingerprint["num_gpus_per_node"] == "4"
+
+
+def test_the_slowest_rank_sets_the_time(run) -> None:
+    # Rank 1 is slower in total, though rank 0 has the slower steps of every tenth.
+    summary = run(
+        world_size=2, step_time_s=lambda rank, step: 0.12 if rank == 1 else 0.15 if step % 10 == 0 else 0.1
+    )
+    assert _step_time_s(summary) == pytest.approx(0.12)
+    assert summary.median_step_time_s == pytest.approx(0.12)
+    assert summary.p95_step_time_s == pytest.approx(0.15)  # per step the greatest over ranks
+
+
+def test_the_headline_is_wall_time_and_the_percentiles_are_device_time(run) -> None:
+    summary = run(step_time_s=0.1, wall_ratio=1.25, data_wait_s=0.025)
+    assert _step_time_s(summary) == pytest.approx(0.125)
+    assert summary.median_step_time_s == pytest.approx(0.1)
+    assert summary.data_wait_fraction == pytest.approx(0.2)
+
+
+def test_a_cut_inside_a_block_shares_its_wall_time_by_device_time(run) -> None:
+    # One block of 15 steps, ten of 0.1 s and five of 0.2 s, in 4 s of wall time: twice the device time.
+    summary = run(
+        steps=75,
+        steps_per_block=15,
+        wall_ratio=2.0,
+        step_time_s=lambda rank, step: 0.1 if step <= 10 else 0.2,
+    )
+    assert summary.num_retained_steps == 65
+    assert _step_time_s(summary) == pytest.approx(0.4)
+    assert summary.warmup_s == pytest.approx(10 * 0.1 * 2)
+
+
+def test_steps_without_device_time_share_their_block_equally(tmp_path: Path) -> None:
+    (record,) = _records(write_run(tmp_path, steps=30, steps_per_block=30))
+    steps = tuple(replace(step, step_time_s=0.0) for step in record.steps)
+    assert _step_time_s(summarize([replace(record, steps=steps)])) == pytest.approx(0.1)
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------
+
+
+def test_slow_first_steps_are_cut_in_tenths(run) -> None:
+    # After the first 10 steps, 200 are left; 30 of them are slow: a tenth is 20 steps, so two tenths go.
+    # (With one tenth cut, 10 of the first fifth's 36 steps are slow, 28% more than the last half.)
+    summary = run(steps=210, step_time_s=lambda rank, step: 0.2 if step <= 40 else 0.1)
+    assert (summary.num_retained_steps, summary.steady) == (160, True)
+    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert summary.warmup_s == pytest.approx(40 * 0.2 + 10 * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("excess", "num_retained"), [(0.019, 200), (0.021, 180), (-0.019, 200), (-0.021, 180)]
+)
+def test_the_first_fifth_may_be_2_percent_off(run, excess: float, num_retained: int) -> None:
+    # The first fifth of what is left is steps 11 to 50; with a tenth cut, 20 of 36 differ, 1.2% in the mean.
+    summary = run(steps=210, step_time_s=lambda rank, step: 0.1 * (1 + excess) if step <= 50 else 0.1)
+    assert (summary.num_retained_steps, summary.steady) == (num_retained, True)
+
+
+def test_a_run_that_keeps_getting_faster_is_not_steady(run) -> None:
+    summary = run(steps=210, step_time_s=lambda rank, step: 0.1 * 0.99**step)
+    assert summary.steady is False
+    assert summary.num_retained_steps == 100
+    assert summary.step_time_s.low is None and summary.step_time_s.high is None
+    assert summary.drift < -0.4
+
+
+def test_settling_exactly_at_half_is_steady_and_later_is_not(tmp_path: Path) -> None:
+    for slow_steps, steady in ((110, True), (131, False)):
+        paths = write_run(
+            tmp_path / str(slow_steps),
+            steps=210,
+            step_time_s=lambda rank, step, slow=slow_steps: 0.2 if step <= slow else 0.1,
+        )
+        assert summarize(_records(paths)).steady is steady
+
+
+def test_everything_through_the_last_compile_is_cut(run) -> None:
+    # The block of steps 41 to 50 recompiled.
+    summary = run(steps=200, num_compiles=lambda step: 1 if step <= 40 else 2)
+    assert summary.num_retained_steps == 150
+
+
+def test_everything_through_allocator_growth_is_cut_and_shrinking_is_none(run) -> None:
+    summary = run(steps=200, reserved_gib=lambda step: {10: 5.0, 20: 8.0, 30: 7.0}.get(step, 7.0))
+    assert summary.num_retained_steps == 180
+
+
+def test_any_rank_may_set_the_warm_up(tmp_path: Path) -> None:
+    records = _records(write_run(tmp_path, steps=100, world_size=2))
+    grown = [*records[1].blocks[:3], *(replace(block, num_compiles=1) for block in records[1].blocks[3:])]
+    assert summarize([records[0], replace(records[1], blocks=tuple(grown))]).num_retained_steps == 60
+
+
+def test_steps_before_a_compile_phase_are_cut(run) -> None:
+    phases = (Phase(name="compile", seconds=30.0, step=0), Phase(name="compile", seconds=12.0, step=25))
+    summary = run(steps=200, phases=phases)
+    assert (summary.num_retained_steps, summary.compile_s, summary.build_s) == (175, 42.0, None)
+
+
+def test_first_compiled_block_is_warm_up_even_when_it_is_long(run) -> None:
+    summary = run(steps=200, steps_per_block=50, num_compiles=lambda step: 3)
+    assert summary.num_retained_steps == 150
+
+
+def test_phases_between_steps_are_no_step_time(run) -> None:
+    phases = [Phase(name="checkpoint", seconds=60.0, step=step) for step in (50, 100, 150)]
+    summary = run(phases=[Phase(name="build", seconds=2.5, step=0), *phases])
+    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert (summary.build_s, summary.compile_s) == (2.5, None)
+
+
+# --- interval --------------------------------------------------------------------------------------------
+
+
+def test_interval_is_of_six_contiguous_batch_means(run) -> None:
+    # 60 retained steps, six batches of ten: mean 0.1, squared deviations 1, 1, 0.16 and 0.16 x 1e-6.
+    means = [0.1, 0.101, 0.099, 0.1004, 0.0996, 0.1]
+    summary = run(steps=70, step_time_s=lambda rank, step: means[max(0, step - 11) // 10])
+    half_width = 2.571 * 0.001 * math.sqrt((1 + 1 + 0.16 + 0.16) / 5) / math.sqrt(6)
+    assert summary.num_retained_steps == 60
+    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert summary.step_time_s.low == pytest.approx(0.1 - half_width, rel=1e-9)
+    assert summary.step_time_s.high == pytest.approx(0.1 + half_width, rel=1e-9)
+
+
+def test_under_60_retained_steps_there_is_no_interval(run) -> None:
+    summary = run(steps=69)
+    assert summary.num_retained_steps == 59 and summary.steady is True
+    assert summary.step_time_s == Interval(value=pytest.approx(0.1))
+
+
+def test_an_interval_that_would_reach_zero_is_none(run) -> None:
+    # One stall holds nearly all the time; it lies in neither the first fifth nor the last half.
+    summary = run(steps=210, step_time_s=lambda rank, step: 1000.0 if step == 80 else 0.1)
+    assert summary.steady is True and _step_time_s(summary) > 5  # untrimmed: the stall is billed
+    assert summary.step_time_s.low is None and summary.step_time_s.high is None
+
+
+def test_drift_is_last_third_over_first_and_told_from_2_percent_on(run) -> None:
+    summary = run(steps=310, step_time_s=lambda rank, step: 0.103 if step > 210 else 0.1)
+    assert summary.drift == pytest.approx(0.03)
+    assert summary.warnings == ("step time drifted by +3.0% from the first third to the last",)
+
+
+# --- what a run may lack ---------------------------------------------------------------------------------
+
+
+def test_too_few_steps_have_no_step_time_and_say_so(run) -> None:
+    summary = run(steps=19)
+    assert (summary.step_time_s, summary.steady, summary.samples_per_step) == (None, None, None)
+    assert summary.problems == (
+        "too few steps: 19 were timed, the first 10 are warm-up, and 10 more are needed",
+    )
+    assert summary.final_loss == pytest.approx(2 + sum(1 / step for step in range(10, 20)) / 10)
+
+
+def test_twenty_steps_are_enough(run) -> None:
+    summary = run(steps=20)
+    assert (summary.num_retained_steps, summary.problems) == (10, ())
+
+
+def test_absurd_times_are_refused(run) -> None:
+    summary = run(steps=50, step_time_s=1.0, wall_ratio=1e307)
+    assert summary.step_time_s is None and "zero or absurd" in summary.problems[0]
+
+
+def test_a_killed_run_is_timed_up_to_its_last_block(run) -> None:
+    def step_time_s(rank: int, step: int) -> float:
+        return 9.0 if step > 95 else 0.1
+
+    summary = run(steps=100, status=None, num_unsynchronised=5, step_time_s=step_time_s)
+    assert (summary.status, summary.problems, summary.warnings) == ("killed", (), ("ended as killed",))
+    assert (summary.num_steps, summary.num_retained_steps) == (100, 85)
+    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert summary.peak_memory_gib is None
+
+
+def test_a_cut_last_line_is_told(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path, steps=100, status=None)
+    path.write_text(path.read_text()[:-20])
+    summary = summarize([read_record(path)])
+    assert f"{path.name}: the last line is cut" in summary.warnings and not summary.problems
+
+
+def test_a_run_killed_too_soon_is_unfit(run) -> None:
+    summary = run(steps=12, status=None)
+    assert summary.problems[0] == "ended as killed" and "too few steps" in summary.problems[1]
+
+
+def test_an_interrupted_run_with_enough_steps_is_used(run) -> None:
+    summary = run(steps=100, header={"steps": 1000}, status="interrupted", message="SIGTERM")
+    assert (summary.status, summary.problems) == ("interrupted", ())
+    assert summary.warnings == ("ended as interrupted: SIGTERM",)
+
+
+@pytest.mark.parametrize("status", ["failed", "nan_loss", "out_of_memory"])
+def test_a_failure_is_a_problem_even_with_enough_steps(run, status: str) -> None:
+    summary = run(steps=100, status=status, message="at step 100")
+    assert summary.problems == (f"ended as {status}: at step 100",)
+    assert _step_time_s(summary) == pytest.approx(0.1)
+
+
+def test_of_several_ranks_the_status_that_tells_the_cause_counts(tmp_path: Path) -> None:
+    records = _records(write_run(tmp_path, world_size=3, steps=50))
+    ends = [("failed", "peer gone"), ("out_of_memory", "rank 1"), ("interrupted", None)]
+    records = [
+        replace(record, end=replace(record.end, status=status, message=message))
+        for record, (status, message) in zip(records, ends, strict=True)
+    ]
+    assert summarize(records).problems == ("ended as out_of_memory: rank 1",)
+    assert summarize(records).status == "out_of_memory"
+
+
+def test_missing_ranks_are_told(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, world_size=4)
+    summary = summarize(_records([paths[0], paths[2]]))
+    assert summary.problems == ("attempt 1: no record of rank 1, 3 of 4",)
+
+
+def test_one_rank_twice_is_told(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path)
+    assert summarize([read_record(path)] * 2).problems == ("attempt 1: two records of one rank",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run_id", "run-2"),
+        ("batch_size_per_gpu", 3),
+        ("recipe", {"name": "fp32", "label": "fp32"}),
+        ("versions", {"torch": "2.9"}),
+        ("attention_backend", "math"),
+        ("num_nodes", 2),
+    ],
+)
+def test_ranks_that_differ_are_told(tmp_path: Path, key: str, value: object) -> None:
+    first, second = _records(write_run(tmp_path, world_size=2))
+    second.header[key] = value
+    assert summarize([first, second]).problems == (f"attempt 1: ranks differ in {key}",)
+
+
+def test_ranks_on_different_devices_are_told(tmp_path: Path) -> None:
+    first, second = _records(write_run(tmp_path, world_size=2))
+    second.header["machine"]["device_name"] = "NVIDIA A100"
+    assert summarize([first, second]).problems == ("attempt 1: ranks differ in device_name",)
+
+
+def test_no_samples_are_told(tmp_path: Path) -> None:
+    (record,) = _records(write_run(tmp_path, steps=50))
+    record = replace(record, steps=tuple(replace(step, num_samples=0) for step in record.steps))
+    assert summarize([record]).problems == ("the steps record no samples",)
+
+
+# --- attempts --------------------------------------------------------------------------------------------
+
+
+def test_timing_is_of_the_longest_attempt_and_loss_of_the_last(tmp_path: Path) -> None:
+    def loss(rank: int, step: int) -> float:
+        return 5.0 if step <= 150 else 1.0
+
+    write_run(tmp_path, attempt=1, steps=150, step_time_s=0.1, status=None, loss=loss, instance="p5.48xlarge")
+    write_run(
+        tmp_path, attempt=2, first_step=141, steps=60, step_time_s=0.3, loss=loss, instance="p4d.24xlarge"
+    )
+    summary = summarize(_records(tmp_path.iterdir()))
+    assert (summary.status, summary.problems) == ("completed", ())
+    assert (summary.num_steps, summary.num_retained_steps) == (200, 140)
+    assert _step_time_s(summary) == pytest.approx(0.1) and summary.instance == "p5.48xlarge"
+    assert summary.final_loss == pytest.approx(1.0)
+
+
+def test_a_later_attempt_is_timed_when_it_is_longer(tmp_path: Path) -> None:
+    write_run(tmp_path, attempt=1, steps=40, step_time_s=0.1, status="interrupted", header={"steps": 200})
+    phases = (Phase(name="build", seconds=1.0, step=0), Phase(name="compile", seconds=9.0, step=60))
+    write_run(tmp_path, attempt=2, first_step=41, steps=160, step_time_s=0.2, phases=phases)
+    summary = summarize(_records(tmp_path.iterdir()))
+    # The compile phase after step 60 is 20 steps into the second attempt.
+    assert summary.num_retained_steps == 140 and _step_time_s(summary) == pytest.approx(0.2)
+
+
+def test_attempts_of_different_things_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, attempt=1, steps=100)
+    write_run(tmp_path, attempt=2, first_step=101, steps=100, batch_size=4)
+    summary = summarize(_records(tmp_path.iterdir()))
+    assert summary.problems == ("attempt 2 differs from the first in batch_size_per_gpu",)
+
+
+# --- what is taken from the header -----------------------------------------------------------------------
+
+
+def test_what_ran_and_on_what_is_taken_from_the_header(run) -> None:
+    summary = run(
+        recipe="bf16 optimizer_impl=fused",
+        instance="p5.48xlarge",
+        seed=7,
+        data="loader",
+        started_at="2026-03-01T23:59:59+00:00",
+        header={"warnings": ["attention fell back"], "image_digest": "sha256:1"},
+    )
+    assert (summary.kind, summary.workload, summary.recipe) == (
+        "records",
+        "vit-huge",
+        "bf16 optimizer_impl=fused",
+    )
+    assert (summary.sample_unit, summary.flops_per_sample) == ("images", 763_504_000_000)
+    assert (summary.precision, summary.data, summary.seed) == ("bf16", "loader", 7)
+    assert (summary.instance, summary.device_name, summary.host_id) == (
+        "p5.48xlarge",
+        "NVIDIA H200",
+        "host-a",
+    )
+    assert (summary.measured_on, summary.warnings) == ("2026-03-01", ("attention fell back",))
+    assert (summary.peak_memory_gib, summary.build_s) == (12.5, 1.5)
+    assert summary.fingerprint == {
+        "device_name": "NVIDIA H200",
+        "driver": "580.95",
+        "torch": "2.13.0",
+        "cuda": "13.0",
+        "cudnn": "91900",
+        "timm": "1.0.29",
+        "attention_backend": "sdpa:flash",
+        "image_digest": "sha256:1",
+        "num_gpus_per_node": "1",
+    }
+
+
+def test_loss_that_was_not_finite_leaves_no_final_loss(run) -> None:
+    assert run(loss=lambda rank, step: None if step == 195 else 1.0).final_loss is None
+
+
+def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
+    summary = run(world_size=2, loss=lambda rank, step: (3.0 if step > 190 else 9.0) + rank)
+    assert summary.final_loss == pytest.approx(3.5)
+
+
+# --- any records, any summary ----------------------------------------------------------------------------
+
+with tempfile.TemporaryDirectory() as folder:
+    HEADER = read_record(write_run(Path(folder), steps=1)[0]).header
+TIMES = st.one_of(st.floats(0.05, 0.2), st.sampled_from([0.0, 1e-12, 3.0, 1e300]))
+
+
+@given(st.data())
+def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.DataObject) -> None:
+    times = data.draw(st.lists(TIMES, min_size=1, max_size=150))
+    steps = tuple(
+        Step(step=number, step_time_s=time_s, data_wait_s=0.1, loss=1.0, num_samples=2, num_tokens=0)
+        for number, time_s in enumerate(times, start=1)
+    )
+    blocks: list[Block] = []
+    while (first := blocks[-1].last_step + 1 if blocks else 1) <= len(steps) and data.draw(st.integers(0, 9)):
+        last = data.draw(st.integers(first, min(first + 40, len(steps))))
+        blocks.append(
+            Block(
+                first_step=first,
+                last_step=last,
+                wall_s=data.draw(TIMES.filter(bool)),
+                num_compiles=data.draw(st.integers(0, 1)),
+            )
+        )
+    end = data.draw(
+        st.sampled_from([None, End(status="interrupted", message=None, num_steps=3, peak_memory_gib=None)])
+    )
+    record = RankRecord(
+        path=Path("r"), header=HEADER | {"steps": 150}, phases=(), steps=steps, blocks=tuple(blocks), end=end
+    )
+    summary = summarize([record])
+    json.dumps(summary.to_json(), allow_nan=False)
+    if summary.step_time_s is None:
+        assert summary.problems
+        return
+    interval = summary.step_time_s
+    total_s = interval.value * summary.num_retained_steps + (summary.warmup_s or 0.0)
+    assert total_s == pytest.approx(sum(block.wall_s for block in blocks))
+    assert interval.low is None or (interval.low <= interval.value <= interval.high and summary.steady)
+    assert summary.num_retained_steps >= 60 or interval.low is None
+
+
+TEXT = st.text(max_size=5)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+OF_TYPE: Mapping[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    int: st.integers(),
+    bool: st.booleans(),
+    str | None: st.none() | TEXT,
+    int | None: st.none() | st.integers(),
+    bool | None: st.none() | st.booleans(),
+    float | None: st.none() | FLOATS,
+    Interval | None: st.none()
+    | st.builds(Interval, value=FLOATS, low=st.none() | FLOATS, high=st.none() | FLOATS),
+    Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
+    tuple[str, ...]: st.lists(TEXT, max_size=2).map(tuple),
+}
+
+
+@given(st.builds(RunSummary, **{field.name: OF_TYPE[field.type] for field in fields(RunSummary)}))
+def test_a_summary_comes_back_from_json(summary: RunSummary) -> None:
+    data = summary.to_json()
+    assert RunSummary.from_json(json.loads(json.dumps(data))) == summary
+    assert None not in data.values() and () not in data.values() and {} not in data.values()
+
+
+def test_json_of_a_summary_is_named_by_its_fields_and_holds_no_blanks(run) -> None:
+    data = run(steps=20).to_json()
+    assert data["step_time_s"] == {"value": pytest.approx(0.1)}
+    assert data["steady"] is True and "instance" not in data and "warnings" not in data
+    assert RunSummary.from_json(data | {"steady": False}).steady is False
+
+
+@pytest.mark.parametrize("data", [{}, {"kind": "records"}, {"colour": "red"}])
+def test_other_json_is_no_summary(run, data: dict[str, Any]) -> None:
+    whole = run(steps=20).to_json()
+    with pytest.raises(ValueError, match="not a run summary"):
+        RunSummary.from_json({**whole, **data} if "colour" in data else data)
+    with pytest.raises(ValueError, match="not a run summary"):
+        RunSummary.from_json(whole | {"step_time_s": 0.1})
