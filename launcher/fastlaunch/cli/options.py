@@ -1,0 +1,140 @@
+"""What several commands share: options, quantities as people write them, the last line on stderr."""
+
+import datetime
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fastlaunch.errors import UserError
+from fastlaunch.quantities import parse_bytes, parse_count, parse_duration_s
+from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Generic for the type checker only: the oldest click that we take cannot be subscripted.
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+
+class _Quantity(_ParamType):
+    """An option's text, read by `parse`; the error names the option."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except UserError as error:
+            option = f"{param.opts[0]}: " if param else ""
+            raise UserError(f"{option}{error.message}", error.hint) from None
+
+
+def _positive(parse: Callable[[str], int | float]) -> Callable[[str], int | float]:
+    def parse_positive(text: str) -> int | float:
+        value = parse(text)
+        if value <= 0:
+            raise UserError(f"{text!r} is not above 0", "give more than 0")
+        return value
+
+    return parse_positive
+
+
+def _parse_date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a date", "give one such as 2023-11-15") from None
+
+
+#: `10k` steps, 0 allowed; the same above 0; seconds of `48h`; bytes of `2GiB`; a date.
+COUNT = _Quantity("count", parse_count)
+POSITIVE_COUNT = _Quantity("count", _positive(parse_count))
+DURATION = _Quantity("duration", _positive(parse_duration_s))
+SIZE = _Quantity("size", _positive(parse_bytes))
+DATE = _Quantity("date", _parse_date)
+
+#: `--output table|json|csv`, as parameter `output`.
+output_option = click.option(
+    "--output",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="How the rows are written to stdout.",
+)
+#: `--yes`, as parameter `yes`.
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def recipe_option(*, default: str | None = None) -> Callable[[Command], Command]:
+    """`--recipe NAME` and `--set FIELD=VALUE`, as parameters `recipe` and `overrides`; see `recipe_named`."""
+
+    def add(command: Command) -> Command:
+        overrides = click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="FIELD=VALUE",
+            help="Change a field of the recipe, such as compile_mode=max-autotune. May be repeated.",
+        )
+        recipe = click.option(
+            "--recipe",
+            default=default,
+            show_default=default is not None,
+            metavar="NAME",
+            help="How to train; `fastlaunch recipes` lists them.",
+        )
+        with_overrides: Command = overrides(command)
+        with_recipe: Command = recipe(with_overrides)
+        return with_recipe
+
+    return add
+
+
+def workload_option(*, default: str | None = None) -> Callable[[Command], Command]:
+    """`--workload NAME`, as parameter `workload`; see `workload_named`."""
+    return click.option(
+        "--workload",
+        default=default,
+        show_default=default is not None,
+        metavar="NAME",
+        help="What to train; `fastlaunch workloads` lists them.",
+    )
+
+
+def recipe_named(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe with its overrides; UserError, with the nearest names, where there is none such."""
+    try:
+        return resolve_recipe(name, overrides)
+    except RecipeError as error:
+        raise UserError(error.message, error.hint) from None
+
+
+def workload_named(name: str) -> WorkloadInfo:
+    """What is known of the workload; UserError, with the nearest names, where there is none such."""
+    try:
+        return workload_info(name)
+    except WorkloadError as error:
+        raise UserError(error.message, error.hint) from None
+
+
+def next_command(text: str) -> None:
+    """Print the next command worth typing, as the last line on stderr."""
+    click.echo(f"next: {text}", err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return if the user agrees. Raises click.Abort if not, UserError if there is nobody to ask."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,128 @@
+"""What the ledger holds, read back from its rows: `Run`, `Event`, `Attempt`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.backends import RunState
+from fastlaunch.metrics import RunSummary
+from fastlaunch.runs_file import LedgerFile
+
+if TYPE_CHECKING:
+    from fastlaunch.prices import Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One execution. spec and plan are None for an imported run, and where only a brief one was asked for.
+
+    created_at: ISO 8601, UTC. recipe: the label, overrides included. instance: None for this machine.
+    price: what it was billed at, as of when it was started. directory: where its record files lie; for
+    an imported run, the file or folder that it was read from.
+    """
+
+    id: str
+    submission_id: str
+    created_at: str
+    backend: str
+    state: RunState
+    reason: str | None
+    workload: str
+    recipe: str
+    instance: str | None
+    directory: Path | None
+    price: "Price | None"
+    summary: RunSummary | None
+    spec: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A state that a run entered, and when (ISO 8601, UTC)."""
+
+    at: str
+    state: RunState
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One request to a backend, which carries out one or more runs.
+
+    token: of the request; sent again after a time-out, it starts nothing twice. handle: what finds the job
+    again; None until the request was answered. billed_seconds: None while it lasts, or if nothing is billed.
+    """
+
+    id: int
+    token: str
+    n: int
+    backend: str
+    region: str | None
+    handle: dict[str, Any] | None
+    state: RunState
+    started_at: str
+    ended_at: str | None
+    billed_seconds: float | None
+    run_ids: tuple[str, ...]
+
+
+def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief: bool = False) -> list[Run]:
+    """The runs that the SQL condition fits. brief: without spec and plan, which are not even read then."""
+    columns = "id, submission_id, created_at, backend, state, reason, workload, recipe, instance, directory"
+    columns += ", price, summary" + ("" if brief else ", spec, plan")
+    # Many runs share a price, and many thousand are read at once.
+    prices: dict[str | None, Price | None] = {None: None}
+    runs = []
+    for row in file.rows(f"SELECT {columns} FROM runs WHERE {condition}", values):
+        if row[10] not in prices:
+            prices[row[10]] = _price(row[10])
+        runs.append(
+            Run(
+                id=row[0],
+                submission_id=row[1],
+                created_at=row[2],
+                backend=row[3],
+                state=RunState(row[4]),
+                reason=row[5],
+                workload=row[6],
+                recipe=row[7],
+                instance=row[8],
+                directory=Path(row[9]) if row[9] else None,
+                price=prices[row[10]],
+                summary=RunSummary.from_json(json.loads(row[11])) if row[11] else None,
+                spec=json.loads(row[12]) if not brief and row[12] else None,
+                plan=json.loads(row[13]) if not brief and row[13] else None,
+            )
+        )
+    return runs
+
+
+def read_attempts(file: LedgerFile, run_id: str) -> list[Attempt]:
+    """The attempts that hold the run, oldest first."""
+    columns = (
+        *("id", "token", "n", "backend", "region", "handle"),
+        *("state", "started_at", "ended_at", "billed_seconds"),
+    )
+    attempts = []
+    for row in file.all(
+        f"SELECT {', '.join(columns)} FROM attempts"
+        " WHERE id IN (SELECT attempt_id FROM attempt_runs WHERE run_id = ?) ORDER BY id",
+        (run_id,),
+    ):
+        values = dict(zip(columns, row, strict=True))
+        values["handle"] = json.loads(values["handle"]) if values["handle"] else None
+        values["state"] = RunState(values["state"])
+        members = file.all(
+            "SELECT run_id FROM attempt_runs WHERE attempt_id = ? ORDER BY position", (values["id"],)
+        )
+        attempts.append(Attempt(**values, run_ids=tuple(member for (member,) in members)))
+    return attempts
+
+
+def _price(text: str) -> "Price":
+    from fastlaunch.prices import Price
+
+    return Price.from_json(json.loads(text))
