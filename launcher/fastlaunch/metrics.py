@@ -4,9 +4,10 @@ A summary is made when a run is collected and stored with it, so that comparing 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from fastlaunch_train.records import RankRecord
@@ -192,7 +193,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         num_steps=len({step.step for record in records for step in record.steps}),
         build_s=_phase_s(timed, "build"),
         compile_s=_phase_s(timed, "compile"),
-        final_loss=_final_loss(last),
+        final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         fingerprint=_fingerprint(header),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -206,39 +207,48 @@ def _status(record: RankRecord) -> str:
 
 
 def _contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
-    """What the records of one run say against each other, in sentences."""
-    first = next(iter(attempts.values()))[0].header
+    """What the records of one run say against each other, in sentences.
+
+    A rank that did no step may have ended before it knew what its header should say: it is not held to it.
+    """
     problems = []
+    first: Mapping[str, Any] | None = None
     for number, records in attempts.items():
-        header = records[0].header
         ranks = [record.header["rank"] for record in records]
-        missing = sorted(set(range(header["world_size"])) - set(ranks))
+        world_size = records[0].header["world_size"]
+        missing = list(islice((rank for rank in range(world_size) if rank not in ranks), 8))
         if missing:
-            problems.append(
-                f"attempt {number}: no record of rank {_listed(missing)} of {header['world_size']}"
-            )
+            more = " and more" if world_size - len(set(ranks)) > len(missing) else ""
+            problems.append(f"attempt {number}: no record of rank {_listed(missing)}{more} of {world_size}")
         if len(set(ranks)) < len(ranks):
             problems.append(f"attempt {number}: two records of one rank")
+        headers = [record.header for record in records if record.steps]
+        if not headers:
+            continue
         shared = _SHARED_BY_RUN + _SHARED_BY_RANKS
-        differing = [key for key in shared if any(record.header[key] != header[key] for record in records)]
+        differing = [key for key in shared if any(header[key] != headers[0][key] for header in headers)]
+        machines = [header["machine"] for header in headers]
         for key in ("device_name", "driver"):
-            if any(record.header["machine"].get(key) != header["machine"].get(key) for record in records):
+            if any(machine.get(key) != machines[0].get(key) for machine in machines):
                 differing.append(key)
         if differing:
             problems.append(f"attempt {number}: ranks differ in {_listed(differing)}")
-        differing = [key for key in _SHARED_BY_RUN if header[key] != first[key]]
+        first = first or headers[0]
+        differing = [key for key in _SHARED_BY_RUN if headers[0][key] != first[key]]
         if differing:
             problems.append(f"attempt {number} differs from the first in {_listed(differing)}")
     return problems
 
 
 def _listed(items: Sequence[object]) -> str:
-    shown = ", ".join(str(item) for item in items[:8])
-    return shown + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+    return ", ".join(str(item) for item in items)
 
 
-def _final_loss(ranks: Sequence[RankRecord]) -> float | None:
-    losses = [step.loss for record in ranks for step in record.steps[-NUM_LOSS_STEPS:]]
+def _final_loss(attempts: Iterable[Sequence[RankRecord]]) -> float | None:
+    """Mean loss of the last steps of the last attempt that did any; None if one was not finite."""
+    losses: list[float | None] = []
+    for ranks in attempts:
+        losses = [step.loss for r in ranks for step in r.steps[-NUM_LOSS_STEPS:]] or losses
     finite = [loss for loss in losses if loss is not None]
     if not finite or len(finite) < len(losses):
         return None

@@ -273,6 +273,13 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
     assert summary.problems == ("attempt 1: no record of rank 1, 3 of 4",)
 
 
+def test_an_absurd_world_size_is_told_at_once(run) -> None:
+    summary = run(header={"world_size": 10**15})
+    assert summary.problems == (
+        "attempt 1: no record of rank 1, 2, 3, 4, 5, 6, 7, 8 and more of 1000000000000000",
+    )
+
+
 def test_one_rank_twice_is_told(tmp_path: Path) -> None:
     (path,) = write_run(tmp_path)
     assert summarize([read_record(path)] * 2).problems == ("attempt 1: two records of one rank",)
@@ -332,6 +339,16 @@ def test_a_later_attempt_is_timed_when_it_is_longer(tmp_path: Path) -> None:
     summary = summarize(_records(tmp_path.iterdir()))
     # The compile phase after step 60 is 20 steps into the second attempt.
     assert summary.num_retained_steps == 140 and _step_time_s(summary) == pytest.approx(0.2)
+
+
+def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, attempt=1, steps=100, status="interrupted", header={"steps": 200})
+    early = {"steps": 200, "batch_size_per_gpu": 1}  # not known yet
+    write_run(tmp_path, attempt=2, steps=0, status="interrupted", header=early, phases=())
+    summary = summarize(_records(tmp_path.iterdir()))
+    assert (summary.problems, summary.status) == ((), "interrupted")
+    assert (summary.batch_size_per_gpu, summary.num_retained_steps) == (2, 90)
+    assert summary.final_loss is not None
 
 
 def test_attempts_of_different_things_are_told(tmp_path: Path) -> None:
