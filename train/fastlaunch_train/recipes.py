@@ -3,6 +3,7 @@
 No torch here: the launcher imports this module to list, check and label recipes.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -90,6 +91,28 @@ class Recipe:
             raise RecipeError(
                 f"recipe {self.name}: Transformer Engine's modules break torch.compile's graph",
                 "use compile_mode=none with blocks=te",
+            )
+        # No spaces: labels are read back word by word.
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.compile_backend):
+            raise RecipeError(
+                f"recipe {self.name}: compile_backend is {self.compile_backend!r}",
+                "give the name of one, such as inductor",
+            )
+        # An option without effect would set apart, by their labels, runs that did the same.
+        if self.compile_mode == "none" and (self.compile_backend, self.compile_scope) != (
+            "inductor",
+            "block",
+        ):
+            raise RecipeError(
+                f"recipe {self.name}: nothing is compiled, yet compile_backend is {self.compile_backend!r} "
+                f"and compile_scope {self.compile_scope!r}",
+                "add --set compile_mode=default, or use compile_backend=inductor and compile_scope=block",
+            )
+        if self.compile_mode in ("reduce-overhead", "max-autotune") and self.compile_backend != "inductor":
+            raise RecipeError(
+                f"recipe {self.name}: compile_mode {self.compile_mode} is Inductor's, "
+                f"not {self.compile_backend}'s",
+                "use compile_mode=default with another backend",
             )
 
     @property
