@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastlaunch.errors import BadFile
+from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import DEFAULT_REGION
 
 
@@ -28,17 +28,25 @@ def load_settings() -> Settings:
     import platformdirs
     import yaml
 
-    home = Path(os.environ.get("FASTLAUNCH_HOME") or platformdirs.user_data_path("fastlaunch")).expanduser()
+    home = _expand(os.environ.get("FASTLAUNCH_HOME") or str(platformdirs.user_data_path("fastlaunch")))
     named = os.environ.get("FASTLAUNCH_CONFIG")
-    path = Path(named).expanduser() if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
+    path = _expand(named) if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if named:
             raise BadFile(path, "does not exist", hint="FASTLAUNCH_CONFIG names it") from None
         config = {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadFile(path, f"cannot be read: {error}") from None
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise BadFile(path, f"is not YAML: {error.problem}", line=line) from None
+    # The last three come through PyYAML for an impossible date, an empty tag or a thousand brackets.
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise BadFile(path, f"is not YAML: {error}") from None
+    if config is None:
+        config = {}
     if not isinstance(config, dict) or not config.keys() <= {"prices", "region"}:
         raise BadFile(path, "holds something else than `prices` and `region`")
     if not all(isinstance(value, str) and value for value in config.values()):
@@ -46,6 +54,13 @@ def load_settings() -> Settings:
     prices = config.get("prices")
     return Settings(
         home=home,
-        prices=path.parent / Path(prices).expanduser() if prices else None,
+        prices=path.parent / _expand(prices) if prices else None,
         region=config.get("region", DEFAULT_REGION),
     )
+
+
+def _expand(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f"{text!r} names no folder", "there is no such user; write the path out") from None
