@@ -70,8 +70,15 @@ def main() -> NoReturn:
 
 def run(argv: list[str]) -> int:
     """Exit code of the command line `argv`, with every error already told on stderr."""
+    if "_FASTLAUNCH_COMPLETE" in os.environ:
+        fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits
     try:
-        result = fastlaunch.main(args=argv, prog_name="fastlaunch", standalone_mode=False)
+        # Not `fastlaunch.main`, which takes a closed pipe for a failure and an EOFError for Ctrl-C.
+        with fastlaunch.make_context("fastlaunch", list(argv)) as context:
+            result = fastlaunch.invoke(context)
+        click.echo(nl=False)  # flushes, so that a closed pipe is met here and not at exit
+    except click.exceptions.Exit as error:
+        return error.exit_code
     except UserError as error:
         click.echo(f"error: {error.message}", err=True)
         if error.hint:
