@@ -1,6 +1,8 @@
 """`JobSpec`: one run, asked for. A spec is a request; what really happened is a `Run`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from fastlaunch.errors import UserError
 from fastlaunch_train.recipes import Recipe
@@ -45,6 +47,12 @@ class JobSpec:
             (self.steps >= 1, "steps", self.steps, "1 or more"),
             (self.num_gpus >= 1, "number of processes", self.num_gpus, "1 or more"),
             (self.num_nodes >= 1, "number of nodes", self.num_nodes, "1 or more"),
+            (
+                self.num_nodes < 1 or self.num_gpus % self.num_nodes == 0,
+                "number of processes",
+                f"{self.num_gpus} on {self.num_nodes} nodes",
+                "as many for every node",
+            ),
             (self.seed >= 0, "seed", self.seed, "0 or more"),
             (self.num_workers >= 0, "number of loader workers", self.num_workers, "0 or more"),
             (
@@ -57,3 +65,14 @@ class JobSpec:
         for holds, what, value, allowed in checks:
             if not holds:
                 raise UserError(f"{what} is {value}", f"give {allowed}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` turns back into an equal spec; the recipe with all it resolved to."""
+        return {**vars(self), "recipe": self.recipe.to_record()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The spec that `to_json` wrote."""
+        recipe = {key: value for key, value in data["recipe"].items() if key not in ("label", "schema")}
+        recipe["overrides"] = tuple(recipe["overrides"].items())
+        return cls(**{**data, "recipe": Recipe(**recipe)})
