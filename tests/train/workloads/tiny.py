@@ -1,5 +1,6 @@
 """Workloads that train in milliseconds without timm, and some that fail on purpose."""
 
+import ctypes
 import itertools
 import os
 import time
@@ -61,9 +62,10 @@ def hanging() -> Workload:
 
     def hang(step: int) -> None:
         if step == 3:
-            import ctypes
-
-            ctypes.CDLL(None).sleep(600)
+            # A mutex locked twice waits for ever, and no signal wakes it.
+            mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
+            libc.pthread_mutex_lock(mutex)
+            libc.pthread_mutex_lock(mutex)
 
     return workload(loss=_after(hang))
 
