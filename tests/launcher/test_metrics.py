@@ -120,8 +120,13 @@ def test_a_run_that_keeps_getting_faster_is_not_steady(run) -> None:
     assert summary.drift < -0.4
 
 
+def test_the_slowest_rank_must_settle(run) -> None:
+    summary = run(world_size=2, steps=210, step_time_s=lambda rank, step: (0.1, 0.1 + 20.0 / step)[rank])
+    assert summary.steady is False
+
+
 def test_settling_exactly_at_half_is_steady_and_later_is_not(tmp_path: Path) -> None:
-    for slow_steps, steady in ((110, True), (131, False)):
+    for slow_steps, steady in ((110, True), (130, False)):
         paths = write_run(
             tmp_path / str(slow_steps),
             steps=210,
@@ -158,6 +163,15 @@ def test_first_compiled_block_is_warm_up_even_when_it_is_long(run) -> None:
     assert summary.num_retained_steps == 150
 
 
+def test_the_rank_that_waits_and_builds_longest_counts(tmp_path: Path) -> None:
+    first, second = _records(write_run(tmp_path, world_size=2, data_wait_s=0.01))
+    waiting = tuple(replace(step, data_wait_s=0.03) for step in second.steps)
+    phases = (Phase(name="build", seconds=4.0, step=0), Phase(name="build", seconds=1.0, step=0))
+    summary = summarize([first, replace(second, steps=waiting, phases=phases)])
+    assert summary.data_wait_fraction == pytest.approx(0.3)
+    assert summary.build_s == 5.0
+
+
 def test_phases_between_steps_are_no_step_time(run) -> None:
     phases = [Phase(name="checkpoint", seconds=60.0, step=step) for step in (50, 100, 150)]
     summary = run(phases=[Phase(name="build", seconds=2.5, step=0), *phases])
@@ -188,7 +202,8 @@ def test_under_60_retained_steps_there_is_no_interval(run) -> None:
 def test_an_interval_that_would_reach_zero_is_none(run) -> None:
     # One stall holds nearly all the time; it lies in neither the first fifth nor the last half.
     summary = run(steps=210, step_time_s=lambda rank, step: 1000.0 if step == 80 else 0.1)
-    assert summary.steady is True and _step_time_s(summary) > 5  # untrimmed: the stall is billed
+    assert (summary.num_retained_steps, summary.steady) == (200, True)
+    assert _step_time_s(summary) == pytest.approx((1000 + 199 * 0.1) / 200)  # untrimmed: the stall is billed
     assert summary.step_time_s.low is None and summary.step_time_s.high is None
 
 
