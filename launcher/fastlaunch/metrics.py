@@ -29,7 +29,10 @@ class RunSummary:
     kind: `records` (step records) or `published` (a CSV row; no steps, so no interval of its own).
     recipe: the recipe's label, overrides included.
     num_gpus: ranks over all nodes. batch_size_per_gpu x num_gpus is the global batch.
-    steady: whether the step time settled; None for a published row.
+    data: as the header says, `published` for a published row. measured_on: ISO date, None if not known.
+    status: a record's, or `killed` where a rank has no end line; of several ranks, the one nearest the cause.
+    host_id: the machine's; of several nodes, theirs joined by commas.
+    steady: whether the step time settled; None for a published row and for a run with too few steps.
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the steps cut as warm-up.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
