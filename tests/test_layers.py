@@ -1,0 +1,199 @@
+"""Who may import whom: the design's table, checked against every import statement of the two packages."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+#: The only training modules that the launcher may import.
+CONTRACT = ("fastlaunch_train.recipes", "fastlaunch_train.records", "fastlaunch_train.workloads")
+
+#: The ledger: runs.py and the modules that it is made of.
+LEDGER = "fastlaunch.run[s_]*"
+
+#: (modules, what they must not import, why). A pattern stands for a module and all below it.
+FORBIDDEN = (
+    ("fastlaunch", ("torch", "torchvision", "timm", "transformer_engine"), "it runs on a laptop"),
+    ("fastlaunch_train", ("fastlaunch", "click", "yaml", "boto3", "botocore"), "it trains alone"),
+    ("fastlaunch.errors", ("fastlaunch",), "everything else stands on it"),
+    ("fastlaunch.analysis", ("os", "io", "pathlib", "sqlite3", "subprocess", "click"), "it does no I/O"),
+    ("fastlaunch.analysis", ("time", "random", "socket", "tempfile", "shutil", "rich"), "it is pure"),
+    ("fastlaunch.analysis", (LEDGER, "fastlaunch.backends", "fastlaunch.report"), "it knows numbers only"),
+    (LEDGER, ("fastlaunch.analysis", "fastlaunch.report", "fastlaunch.backends.*"), "it keeps runs"),
+    ("fastlaunch.backends", (LEDGER, "fastlaunch.analysis", "fastlaunch.report"), "they run plans"),
+    ("fastlaunch.metrics", (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"), "analysis needs it"),
+    ("fastlaunch.prices", (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"), "the ledger needs it"),
+)
+
+#: What `fastlaunch.report` may import of the launcher.
+REPORT_MAY = ("report", "analysis", "prices", "hardware", "metrics", "errors")
+
+
+def module_files() -> dict[str, Path]:
+    """Every module of both packages, by its name."""
+    files = {}
+    for package in ("fastlaunch", "fastlaunch_train"):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None and spec.origin is not None
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            files[".".join(parts).removesuffix(".__init__")] = path
+    return files
+
+
+MODULES = module_files()
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, imported module) of every import in `source`, wherever it stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "relative imports are banned"
+            yield node.lineno, node.module
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in MODULES:
+                    yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            first = node.args[0] if node.args else None
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+def within(module: str, pattern: str) -> bool:
+    """Whether `module` is the one that `pattern` names, or is below it."""
+    return fnmatch(module, pattern) or fnmatch(module, f"{pattern}.*")
+
+
+def violations(module: str, source: str) -> list[str]:
+    """What the table forbids in `source`, in words, one for each import."""
+    found = []
+    for line, imported in imports(source):
+        top = imported.partition(".")[0]
+        reasons = [
+            f"{pattern} must not: {why}"
+            for pattern, forbidden, why in FORBIDDEN
+            if within(module, pattern) and any(within(imported, name) for name in forbidden)
+        ]
+        if within(module, "fastlaunch"):
+            if top == "fastlaunch_train" and imported not in (*CONTRACT, "fastlaunch_train"):
+                reasons.append(f"the launcher reads only {', '.join(CONTRACT)}")
+            if top in ("boto3", "botocore") and module != "fastlaunch.aws":
+                reasons.append("only fastlaunch.aws speaks to AWS")
+            reaches_cli = within(imported, "fastlaunch.cli") and not within(module, "fastlaunch.cli")
+            if reaches_cli and module != "fastlaunch.__main__":
+                reasons.append("only `python -m fastlaunch` needs the command line")
+            reports = within(module, "fastlaunch.report") and within(imported, "fastlaunch.*")
+            if reports and imported.split(".")[1] not in REPORT_MAY:
+                reasons.append("a report shows an analysis")
+            crosses = within(module, "fastlaunch.backends.*") and within(imported, "fastlaunch.backends.*")
+            if crosses and not within(imported, module):
+                reasons.append("backends do not know each other")
+        found += [f"{module}:{line} imports {imported}: {reason}" for reason in reasons]
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_what_it_may(module: str) -> None:
+    assert violations(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("fastlaunch.metrics", "import torch.cuda"),
+        ("fastlaunch.metrics", "def f():\n    from torch import nn"),
+        ("fastlaunch.metrics", "import fastlaunch_train.loop"),
+        ("fastlaunch.metrics", "from fastlaunch_train.workload import Workload"),
+        ("fastlaunch.metrics", "from fastlaunch_train import workload"),
+        ("fastlaunch.metrics", "from fastlaunch.runs import Run"),
+        ("fastlaunch_train.loop", "import fastlaunch.errors"),
+        ("fastlaunch_train.loop", "from fastlaunch import errors"),
+        ("fastlaunch_train.workloads.vit", "import yaml"),
+        ("fastlaunch_train.workloads.vit", "from importlib import import_module\nimport_module('click')"),
+        ("fastlaunch.errors", "from fastlaunch import job"),
+        ("fastlaunch.analysis", "import os"),
+        ("fastlaunch.analysis.compare", "from pathlib import Path"),
+        ("fastlaunch.analysis.compare", "import os.path"),
+        ("fastlaunch.analysis.compare", "import sqlite3"),
+        ("fastlaunch.analysis.cost", "from fastlaunch.runs import Run"),
+        ("fastlaunch.preflight", "import botocore.exceptions"),
+        ("fastlaunch.report.table", "from fastlaunch import settings"),
+        ("fastlaunch.report.table", "from fastlaunch.runs import Run"),
+        ("fastlaunch.runs", "from fastlaunch.analysis.compare import Candidate"),
+        ("fastlaunch.runs", "import fastlaunch.backends.local"),
+        ("fastlaunch.run_rows", "from fastlaunch.report import table"),
+        ("fastlaunch.backends.local", "import fastlaunch.run_rows"),
+        ("fastlaunch.backends.local", "from fastlaunch.runs import Run"),
+        ("fastlaunch.backends.ec2", "from fastlaunch.backends.local import LocalBackend"),
+        ("fastlaunch.sweep", "from fastlaunch.cli import run"),
+    ],
+)
+def test_the_table_is_enforced(module: str, source: str) -> None:
+    assert violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("fastlaunch.metrics", "from fastlaunch_train.records import Step"),
+        ("fastlaunch.job", "from fastlaunch_train import recipes"),
+        ("fastlaunch.aws", "import boto3, botocore.exceptions"),
+        ("fastlaunch.runs", "from fastlaunch.backends import RunState"),
+        ("fastlaunch.backends.local", "from fastlaunch.backends import Plan"),
+        ("fastlaunch.report.table", "from fastlaunch.analysis.compare import Comparison"),
+        ("fastlaunch.__main__", "from fastlaunch.cli import main"),
+        ("fastlaunch.cli.runs", "from fastlaunch.cli.options import output"),
+        ("fastlaunch_train.loop", "import torch, numpy"),
+        ("fastlaunch_train.records", "import fastlaunch_train.record_lines"),
+    ],
+)
+def test_what_the_table_allows_passes(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_the_launcher_needs_only_its_declared_dependencies() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
+    names = importlib.metadata.packages_distributions()
+    for module, path in MODULES.items():
+        if not within(module, "fastlaunch"):
+            continue
+        for line, imported in imports(path.read_text()):
+            top = imported.partition(".")[0]
+            if top in sys.stdlib_module_names or top in ("fastlaunch", "fastlaunch_train"):
+                continue
+            owners = {name.lower() for name in names.get(top, [top])}
+            assert owners & distributions, (
+                f"{module}:{line} imports {imported}, which pyproject does not require"
+            )
+
+
+def test_the_contract_modules_load_without_torch() -> None:
+    code = (
+        f"import sys, {', '.join(CONTRACT)};"
+        " print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
+    )
+    # -S would hide torch itself; what site-packages loads by itself is taken off instead.
+    bare = "import sys; print(*sorted({n.partition('.')[0] for n in sys.modules} - sys.stdlib_module_names))"
+    loaded, before = (
+        set(
+            subprocess.run(
+                [sys.executable, "-c", text], capture_output=True, text=True, check=True
+            ).stdout.split()
+        )
+        for text in (code, bare)
+    )
+    assert loaded - before == {"fastlaunch_train"}
