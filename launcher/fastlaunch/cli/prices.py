@@ -1,0 +1,205 @@
+"""`fastlaunch prices`: what instances cost, and who says so."""
+
+import datetime
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastlaunch.errors import UserError
+from fastlaunch.prices import SERVICES, Catalogue, Price, load_catalogue, parse_date
+from fastlaunch.settings import load_settings
+
+#: The table fits a terminal of this many columns.
+_COLUMNS = 100
+
+
+@click.command(short_help="Instance prices with their dates and sources.")
+@click.option(
+    "--instance", "instance_glob", default="*", metavar="GLOB", help="Such as 'p5*'.  [default: all]"
+)
+@click.option("--region", "region_glob", metavar="GLOB", help="'*' for all.  [default: yours, or us-east-1]")
+@click.option("--service", type=click.Choice(SERVICES), help="EC2, or SageMaker training.  [default: both]")
+@click.option("--as-of", metavar="DATE", help="The prices in force on this day.  [default: today]")
+@click.option(
+    "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
+)
+@click.option("--all", "history", is_flag=True, help="Also the prices that were in force before.")
+@click.option(
+    "--output", type=click.Choice(["table", "json", "csv"]), default="table", help="[default: table]"
+)
+def prices(
+    instance_glob: str,
+    region_glob: str | None,
+    service: str | None,
+    as_of: str | None,
+    price_file: Path | None,
+    history: bool,
+    output: str,
+) -> None:
+    """Instance prices with their dates and sources.
+
+    USD per hour of the whole instance, on demand, on EC2 and for SageMaker training. A price holds from its
+    date until the next one. FILE (or `prices` in the config file) has the layout of instance_prices.yaml and
+    is put over it entry by entry.
+    """
+    settings = load_settings()
+    day = parse_date(as_of) if as_of is not None else datetime.date.today()
+    catalogue = load_catalogue(price_file or settings.prices)
+    instances = _matching(catalogue, instance_glob)
+    region = region_glob or settings.region
+    chosen = _select(catalogue, instances, region=region, service=service, day=day, history=history)
+    if not chosen:
+        raise _nothing_known(catalogue, instances, region=region, service=service, day=day)
+    click.echo(_FORMATS[output](catalogue, chosen, day))
+    _tell(catalogue, instances, chosen, region=region, day=day, history=history)
+
+
+def _matching(catalogue: Catalogue, glob: str) -> list[str]:
+    matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
+    if not matching:
+        from difflib import get_close_matches
+
+        stem = glob.lower().strip("*?.")
+        families = list(dict.fromkeys(name.partition(".")[0] for name in catalogue.instances))
+        near = get_close_matches(stem, catalogue.instances, n=3, cutoff=0.6) or get_close_matches(
+            stem.partition(".")[0], families, n=3, cutoff=0.4
+        )
+        nearest = f"nearest: {', '.join(near)}; " if near else ""
+        raise UserError(f"no instance matches {glob!r}", f"{nearest}families: {', '.join(families)}")
+    return matching
+
+
+def _select(
+    catalogue: Catalogue,
+    instances: Sequence[str],
+    *,
+    region: str,
+    service: str | None,
+    day: datetime.date,
+    history: bool,
+) -> list[Price]:
+    """Prices in the catalogue's order of instances: those in force on the day, or all up to it."""
+    chosen: dict[tuple[Any, ...], Price] = {}
+    for price in sorted(catalogue.prices, key=lambda price: price.as_of):
+        wanted = price.as_of <= day and service in (None, price.service) and fnmatchcase(price.region, region)
+        if wanted and price.instance in instances:
+            # A later price takes the place of an earlier one, unless the history is wanted.
+            chosen[price.key if history else price.key[:4]] = price
+    place = {name: number for number, name in enumerate(instances)}
+    return sorted(chosen.values(), key=lambda price: (place[price.instance], *price.key[1:]))
+
+
+def _nothing_known(
+    catalogue: Catalogue, instances: Sequence[str], *, region: str, service: str | None, day: datetime.date
+) -> UserError:
+    if len(instances) == 1 and not set("*?[") & set(region):
+        try:
+            catalogue.price(instances[0], service=service or "ec2", region=region, on=day)
+        except UserError as error:
+            return error
+    known = sorted({price.region for price in catalogue.prices if price.instance in instances})
+    what = f"{service} price" if service else "price"
+    names = ", ".join(instances[:3]) + (", ..." if len(instances) > 3 else "")
+    return UserError(
+        f"no {what} of {names} in {region} is known for {day}",
+        f"there are prices in {', '.join(known)}: see `fastlaunch prices --region '*' --all`"
+        if known
+        else "none is known in any region",
+    )
+
+
+def _row(catalogue: Catalogue, price: Price) -> dict[str, Any]:
+    instance = catalogue.instances[price.instance]
+    return {
+        "instance": price.instance,
+        "num_accelerators": instance.num_accelerators,
+        "accelerator": instance.accelerator,
+        "service": price.service,
+        "region": price.region,
+        "purchase": price.purchase,
+        "usd_per_hour": price.usd_per_hour,
+        "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
+        "as_of": price.as_of.isoformat(),
+        "inferred": price.inferred,
+        "source": price.source,
+    }
+
+
+def _as_json(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
+    import json
+
+    rows = [_row(catalogue, price) for price in chosen]
+    return json.dumps({"schema": 1, "as_of": day.isoformat(), "prices": rows}, indent=2)
+
+
+def _as_csv(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
+    import csv
+    import io
+
+    rows = [_row(catalogue, price) for price in chosen]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "inferred": str(row["inferred"]).lower()} for row in rows)
+    return text.getvalue().rstrip("\n")
+
+
+def _as_table(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
+    """A row per price; the sources, which are long and few, are numbered and stand underneath."""
+    import textwrap
+
+    from tabulate import tabulate
+
+    def note(price: Price) -> str:
+        return f"~ inferred: {price.source}" if price.inferred else price.source
+
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(map(note, chosen)), start=1)}
+    mixed = any(price.purchase != "on-demand" for price in chosen)
+    rows = [
+        {
+            "instance": price.instance,
+            "accelerators": f"{row['num_accelerators']}x {row['accelerator']}",
+            "service": f"{price.service} {price.purchase}" if mixed else price.service,
+            "region": price.region,
+            "$/h": f"{'~' if price.inferred else ''}{price.usd_per_hour:.4f}",
+            "$/GPU-h": f"{row['usd_per_accelerator_hour']:.4f}",
+            "as of": row["as_of"],
+            "source": f"[{numbers[note(price)]}]",
+        }
+        for price, row in ((price, _row(catalogue, price)) for price in chosen)
+    ]
+    alignment = ("left", "left", "left", "left", "right", "right", "left", "left")
+    table = tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True, colalign=alignment)
+    notes = [
+        textwrap.fill(f"[{number}] {text}", _COLUMNS, subsequent_indent="    ")
+        for text, number in numbers.items()
+    ]
+    return "\n".join([table, "", *notes])
+
+
+_FORMATS = {"table": _as_table, "json": _as_json, "csv": _as_csv}
+
+
+def _tell(
+    catalogue: Catalogue,
+    instances: Sequence[str],
+    chosen: Sequence[Price],
+    *,
+    region: str,
+    day: datetime.date,
+    history: bool,
+) -> None:
+    """What the prices leave out and what to type next, on stderr."""
+    priced = {price.instance for price in chosen}
+    unpriced = [name for name in instances if name not in priced]
+    if unpriced:
+        listing = ", ".join(unpriced[:5]) + (f" and {len(unpriced) - 5} more" if len(unpriced) > 5 else "")
+        click.echo(f"no price known in {region} on {day}: {listing}", err=True)
+    if history:
+        following = f"fastlaunch compare --prices-as-of {min(price.as_of for price in chosen)}"
+    else:
+        following = f"fastlaunch prices --instance {chosen[0].instance} --all"
+    click.echo(f"next: {following}", err=True)
