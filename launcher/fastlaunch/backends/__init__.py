@@ -41,6 +41,15 @@ class Plan:
     usd_per_hour: float | None = None
     price_as_of: str | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` turns back into an equal plan."""
+        return {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """The plan that `to_json` wrote."""
+        return cls(**{**data, "placeholders": tuple(data["placeholders"])})
+
 
 class Backend(Protocol):
     """Where plans run. `handle` is JSON-able data that finds the job again from another process."""
@@ -53,6 +62,9 @@ class Backend(Protocol):
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         """Send the plan's request; returns the handle."""
 
+    def find(self, plan: Plan) -> Mapping[str, Any] | None:
+        """The handle of the plan's job if there is one, though nobody noted that it was started."""
+
     def state(self, handle: Mapping[str, Any]) -> RunState:
         """What the backend says of the job now."""
 
@@ -60,4 +72,7 @@ class Backend(Protocol):
         """The job's record files of every rank, brought to this machine."""
 
     def stop(self, handle: Mapping[str, Any]) -> None:
-        """Stop the job; it is not an error if it has ended already."""
+        """Stop the job, letting it write its end; it is not an error if it has ended already."""
+
+    def kill(self, handle: Mapping[str, Any]) -> None:
+        """End the job at once, whatever it loses."""

@@ -14,6 +14,7 @@ from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
+from fastlaunch.log_file import LOG
 from fastlaunch.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -25,7 +26,6 @@ TORCHRUN = (
     "-m",
     "fastlaunch_train",
 )
-LOG = "log.txt"
 _LOCK = "lock"
 #: A killed process goes at once, unless a driver holds it in the kernel.
 _KILL_WAIT_S = 10.0
@@ -135,9 +135,9 @@ class LocalBackend:
         return {"directory": str(directory), "pid": child.pid}
 
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
-        """The handle of the plan's job if it lives, though nobody noted that it was started."""
+        """The handle of the plan's job if it was started, though nobody noted it."""
         handle = {"directory": plan.request["directory"]}
-        if not self._alive(handle):
+        if not (Path(handle["directory"]) / _LOCK).exists():
             return None
         return {**handle, "pid": _pid(handle)}
 

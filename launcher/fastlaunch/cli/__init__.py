@@ -68,13 +68,16 @@ def main() -> NoReturn:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(argv: list[str]) -> int:
-    """Exit code of the command line `argv`, with every error already told on stderr."""
+def run(argv: list[str], obj: object = None) -> int:
+    """Exit code of the command line `argv`, with every error already told on stderr.
+
+    obj: what the commands act on instead of looking it up; see `fastlaunch.cli.surroundings`.
+    """
     if "_FASTLAUNCH_COMPLETE" in os.environ:
         fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits
     try:
         # Not `fastlaunch.main`, which takes a closed pipe for a failure and an EOFError for Ctrl-C.
-        with fastlaunch.make_context("fastlaunch", list(argv)) as context:
+        with fastlaunch.make_context("fastlaunch", list(argv), obj=obj) as context:
             result = fastlaunch.invoke(context)
         click.echo(nl=False)  # flushes, so that a closed pipe is met here and not at exit
     except click.exceptions.Exit as error:

@@ -1,0 +1,195 @@
+"""`fastlaunch submit`: options to jobs, jobs to plans, and here they run."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from fastlaunch.backends import Backend, Plan
+from fastlaunch.cli.listing import table
+from fastlaunch.cli.options import COUNT, next_command, workload_option, yes_option
+from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
+from fastlaunch.cli.surroundings import Surroundings, surroundings
+from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UnknownName, UserError
+from fastlaunch.job import JobSpec
+from fastlaunch.log_file import LOG, telling_lines
+from fastlaunch.quantities import parse_count
+from fastlaunch.request import Jobs, Request, build_jobs
+
+#: Stands for the id that a run gets when it is submitted.
+_RUN_ID = "<run-id>"
+_NUM_LOG_LINES = 20
+
+
+@click.command(short_help="Train a workload with a recipe: here, or (later) on AWS.")
+@click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
+@click.option("--backend", metavar="NAME", help="Where to train; so far only `local`.")
+@click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    default=["bf16"],
+    show_default=True,
+    metavar="NAME",
+    help="How to train; several with commas, or repeated. `fastlaunch recipes` lists them.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field of every recipe, such as compile_mode=max-autotune. May be repeated.",
+)
+@workload_option()
+@click.option(
+    "--batch-size", metavar="N|auto", help="Samples per GPU and step; auto finds the largest that fits."
+)
+@click.option("--steps", type=COUNT, default=200, show_default=True, help="Optimizer steps of a run.")
+@click.option("--repeats", type=COUNT, default=1, show_default=True, help="Runs of each recipe, interleaved.")
+@click.option("--seed", type=COUNT, default=0, show_default=True, help="Of weights and data.")
+@click.option("--nproc", type=COUNT, help="Processes.  [default: one per GPU, one on a CPU]")
+@click.option(
+    "--data", default="synthetic", show_default=True, metavar="ARM", help="synthetic, loader or folder:PATH."
+)
+@click.option(
+    "--num-workers", type=COUNT, default=12, show_default=True, help="Loader processes per GPU for that data."
+)
+@click.option("--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]")
+@click.option(
+    "--instance", metavar="TYPE", help="With --local: rehearse the job for this instance type here."
+)
+@click.option("--region", metavar="REGION", help="Of the instance.  [default: yours, or us-east-1]")
+@click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
+@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@yes_option
+def submit(
+    local: bool,
+    backend: str | None,
+    dry_run: bool,
+    output: str,
+    region: str | None,
+    yes: bool,
+    **options: Any,
+) -> int:
+    """Train a workload with a recipe: here, or (later) on AWS.
+
+    Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
+    With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
+
+    \b
+      fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
+      fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
+    """
+    around = surroundings()
+    chosen = _backend(around, "local" if local else backend)
+    jobs = _jobs(around, region, options)
+    for line in _rehearsal(options["instance"], jobs):
+        click.echo(line, err=True)
+    if dry_run:
+        plans = [chosen.plan(job, _RUN_ID) for job in jobs.specs]
+        click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, jobs.specs))
+        return EXIT_DONE
+    return _run(around, chosen, jobs.specs, output=output)
+
+
+def _backend(around: Surroundings, name: str | None) -> Backend:
+    if name is None:
+        typed = shlex.join(["fastlaunch", *around.argv, "--local"])
+        raise UserError("training on AWS does not exist yet, only on this machine", f"type: {typed}")
+    if name not in around.backends:
+        raise UnknownName("backend", name, around.backends)
+    return around.backends[name]
+
+
+def _jobs(around: Surroundings, region: str | None, options: dict[str, Any]) -> Jobs:
+    recipes = [name.strip() for given in options.pop("recipes") for name in given.split(",")]
+    batch_size = options.pop("batch_size")
+    if batch_size is not None and batch_size != "auto":
+        batch_size = parse_count(batch_size)
+    request = Request(
+        recipes=tuple(recipes),
+        overrides=tuple(options.pop("overrides")),
+        batch_size=batch_size,
+        region=region or around.settings.region,
+        **options,
+    )
+    catalogue = None
+    if request.instance is not None:
+        from fastlaunch.prices import load_catalogue
+
+        catalogue = load_catalogue(around.settings.prices)
+    return build_jobs(request, machine=around.machine, catalogue=catalogue)
+
+
+def _rehearsal(instance: str | None, jobs: Jobs) -> list[str]:
+    if instance is None:
+        return []
+    width = max(len(what) for what, _ in jobs.left_out)
+    return [
+        f"rehearsing for {instance} on this machine, which does not cover:",
+        *(f"  {what:<{width}}  {how}" for what, how in jobs.left_out),
+    ]
+
+
+def _plans_json(plans: Sequence[Plan]) -> str:
+    shown = [plan.to_json() for plan in plans]
+    return json.dumps(shown[0] if len(shown) == 1 else {"plans": shown}, indent=2)
+
+
+def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
+    lines = []
+    for job in dict.fromkeys(jobs):
+        plan = plans[jobs.index(job)]
+        environment = [f"{name}={shlex.quote(value)}" for name, value in plan.request["env"].items()]
+        times = f", {jobs.count(job)} times" if jobs.count(job) > 1 else ""
+        lines += [f"{job.recipe.label} on {job.workload}{times}:"]
+        lines += [f"  {' '.join([*environment, shlex.join(plan.request['argv'])])}", ""]
+    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs, one after another"
+    return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
+
+
+def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str) -> int:
+    from fastlaunch.follow import make_display
+    from fastlaunch.runs import open_ledger
+    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.submission import Launcher, check_home, reconcile
+
+    if around.machine.missing:
+        raise UserError(
+            f"training here needs {' and '.join(around.machine.missing)}, not installed in {sys.prefix}",
+            "pip install 'fastlaunch[train]'",
+        )
+    check_home(around.settings.home)
+    with open_ledger(around.settings) as ledger, StopRequest() as stop:
+        reconcile(ledger, around.backends)
+        launcher = Launcher(
+            backend=backend,
+            ledger=ledger,
+            display=make_display(sys.stderr, around.monotonic_s),
+            stop=stop,
+            sleep=around.sleep,
+        )
+        runs = launcher.submit(jobs, command=shlex.join(["fastlaunch", *around.argv]))
+    _tell(runs, output=output)
+    if stop.by:
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if all(run.state == "completed" for run in runs) else EXIT_JOB_FAILED
+
+
+def _tell(runs: Sequence[Any], *, output: str) -> None:
+    """Rows and answer on stdout; the end of a failed run's log and the next command on stderr."""
+    if output == "json":
+        click.echo(
+            json.dumps({"submission": runs[0].submission_id, "runs": [to_json(r) for r in runs]}, indent=2)
+        )
+    else:
+        click.echo(f"{table([row(run) for run in runs], HEADERS)}\n\n{answer(runs)}")
+    failed = next((run for run in runs if run.state in ("failed", "lost")), None)
+    if failed is not None:
+        lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
+        click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
+    measured = any(run.summary and run.summary.step_time_s for run in runs)
+    next_command("fastlaunch compare" if measured else f"fastlaunch logs {(failed or runs[0]).id}")

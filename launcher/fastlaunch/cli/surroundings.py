@@ -1,0 +1,103 @@
+"""What a command acts on: settings, this machine, the backends, the clock. Tests pass their own to click."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from site import getsitepackages, getusersitepackages
+
+import click
+
+from fastlaunch.backends import Backend
+from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.machine import Machine, this_machine
+from fastlaunch.settings import Settings, load_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """argv: the command line as typed. backends: by name. monotonic_s, sleep: for following a job."""
+
+    settings: Settings
+    machine: Machine
+    backends: Mapping[str, Backend]
+    argv: tuple[str, ...] = ()
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def surroundings() -> Surroundings:
+    """The current command's surroundings: those it was given, else looked up."""
+    found = click.get_current_context().find_object(Surroundings)
+    if found is not None:
+        return found
+    settings = load_settings()
+    machine = this_machine()
+    return Surroundings(
+        settings=settings,
+        machine=machine,
+        backends=make_backends(settings, machine),
+        argv=tuple(sys.argv[1:]),
+    )
+
+
+def make_backends(settings: Settings, machine: Machine) -> dict[str, Backend]:
+    """Every backend, ready to use, by name."""
+    return {name: make(settings, machine) for name, make in BACKENDS.items()}
+
+
+def _local(settings: Settings, machine: Machine) -> Backend:
+    return LocalBackend(local_settings(settings.home, machine, os.environ))
+
+
+#: What `--backend` may name, and what makes it.
+BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _local}
+
+
+def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
+    """Settings of the local backend on `machine`, from the environment and the installed training package."""
+    found = find_spec("fastlaunch_train")
+    assert found is not None and found.origin is not None
+    package = Path(found.origin).parent
+    return LocalSettings(
+        home=home.absolute(),
+        working_directory=Path.cwd(),
+        pythonpath=_pythonpath(package.parent, environ),
+        # On a GPU the threads matter less than torchrun's own choice of them; and the user's word counts.
+        num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
+        commit=_commit(package),
+    )
+
+
+def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
+    # Site packages are found anyway, and must not come before the standard library.
+    if str(folder) in (*getsitepackages(), getusersitepackages()):
+        return None
+    inherited = environ.get("PYTHONPATH")
+    return os.pathsep.join([str(folder), *([inherited] if inherited else [])])
+
+
+def _commit(package: Path) -> str | None:
+    """Commit of the checkout that tracks the training package, `-dirty` if it was changed since."""
+    if not _git(package, "ls-files", "--error-unmatch", "records.py"):
+        return None
+    return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        told = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.strip() or None if told.returncode == 0 else None

@@ -1,0 +1,29 @@
+"""What a job printed, and the part of it that tells why it failed."""
+
+import re
+from pathlib import Path
+
+#: Name of the file in the run directory that takes stdout and stderr of every rank.
+LOG = "log.txt"
+#: Where torchrun begins to report, at length, that a rank failed; what the rank said stands before.
+_TORCHRUN = re.compile(r"^[EW]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/elastic/")
+#: Of a log that may be large, so much of its end is read.
+_MAX_BYTES = 2**18
+
+
+def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
+    """The last lines that the job itself printed; empty if there is no log."""
+    try:
+        with (directory / LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - _MAX_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    own = next((number for number, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
+    return (lines[:own] or lines)[-num_lines:]
+
+
+def last_words(directory: Path) -> str | None:
+    """The last line that is not indented, such as the error under a traceback; None if there is none."""
+    lines = telling_lines(directory, num_lines=200)
+    return next((line for line in reversed(lines) if line.strip() and not line[0].isspace()), None)

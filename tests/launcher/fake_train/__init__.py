@@ -1,0 +1,1 @@
+"""Stand-ins for training, which take milliseconds and no torch."""

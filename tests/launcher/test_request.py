@@ -1,0 +1,181 @@
+"""From options to jobs: defaults, order of repeats, rehearsals."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.hardware import Accelerator, InstanceType
+from fastlaunch.machine import Machine
+from fastlaunch.prices import Catalogue
+from fastlaunch.request import Request, build_jobs, nearest_that_runs
+from fastlaunch_train.recipes import resolve_recipe
+
+MODULES = frozenset({"torch", "timm"})
+CPU = Machine(devices=(), num_cores=2, modules=MODULES)
+TWO_H200 = Machine(devices=("NVIDIA H200",) * 2, num_cores=16, modules=MODULES | {"transformer_engine"})
+TWO_A100 = replace(TWO_H200, devices=("NVIDIA A100-SXM4-40GB",) * 2)
+
+
+def accelerator(name: str, *formats: str) -> Accelerator:
+    return Accelerator(
+        name=name,
+        memory_gib=80,
+        bandwidth_tb_per_s=3,
+        compute_capability="9.0",
+        peak_tflops={},
+        formats=frozenset(formats),
+        device_names=(name,),
+        source="test",
+    )
+
+
+CATALOGUE = Catalogue(
+    accelerators={
+        "h100": accelerator("NVIDIA H100", "bf16", "tf32", "fp8"),
+        "h200": accelerator("NVIDIA H200", "bf16", "tf32", "fp8"),
+        "a100": accelerator("NVIDIA A100-SXM4-40GB", "bf16", "tf32"),
+    },
+    instances={
+        "p5.48xlarge": InstanceType(
+            name="p5.48xlarge",
+            accelerator="h100",
+            num_accelerators=8,
+            vcpus=192,
+            memory_gib=2048,
+            network_gbps=3200,
+            num_network_cards=32,
+            num_efa_interfaces=32,
+            local_nvme_gb=30400,
+            purchase_options=("on-demand",),
+            source="test",
+        )
+    },
+    prices=(),
+)
+
+
+def jobs(machine: Machine = CPU, **options: Any) -> Any:
+    return build_jobs(Request(**options), machine=machine, catalogue=CATALOGUE)
+
+
+def test_defaults_follow_the_machine() -> None:
+    (here,) = jobs().specs
+    assert (here.workload, here.batch_size, here.recipe.name) == ("vit-tiny", 8, "bf16")
+    assert (here.steps, here.seed, here.num_gpus, here.instance) == (200, 0, 1, None)
+    (there,) = jobs(TWO_H200).specs
+    assert (there.workload, there.batch_size, there.num_gpus) == ("vit-huge", 64, 2)
+
+
+def test_what_is_given_counts() -> None:
+    (job,) = jobs(TWO_H200, workload="vit-tiny", batch_size=16, nproc=1, seed=5, steps=7).specs
+    assert (job.workload, job.batch_size, job.num_gpus, job.seed, job.steps) == ("vit-tiny", 16, 1, 5, 7)
+    assert jobs(batch_size="auto").specs[0].batch_size is None
+    assert jobs(nproc=4).specs[0].num_gpus == 4
+    assert jobs(workload="timm:vit_base_patch16_224").specs[0].batch_size == 8
+
+
+@pytest.mark.parametrize(("repeats", "order"), [(1, "ABC"), (2, "ABCCBA"), (3, "ABCCBAABC")])
+def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> None:
+    names = {"fp32": "A", "bf16": "B", "compile": "C"}
+    specs = jobs(recipes=tuple(names), repeats=repeats).specs
+    assert "".join(names[spec.recipe.name] for spec in specs) == order
+    assert len(set(specs)) == 3
+
+
+def test_overrides_hold_for_every_recipe() -> None:
+    specs = jobs(recipes=("bf16", "fp32"), overrides=("optimizer_impl=fused",)).specs
+    assert [spec.recipe.label for spec in specs] == ["bf16 optimizer_impl=fused", "fp32 optimizer_impl=fused"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"recipes": ("bf61",)}, "unknown recipe 'bf61'", "bf16"),
+        ({"workload": "vit-hug"}, "unknown workload 'vit-hug'", "vit-huge"),
+        ({"overrides": ("compile_mod=default",)}, "no field 'compile_mod'", "compile_mode"),
+        ({"overrides": ("precision=fp8",)}, "fp8", "scaling"),
+        ({"recipes": ("bf16", "bf16")}, "given twice", "--repeats 2"),
+        ({"batch_size": 0}, "batch size is 0", "1 or more"),
+        ({"steps": -1}, "steps is -1", "1 or more"),
+        ({"repeats": 0}, "repeats is 0", "1 or more"),
+        ({"nproc": 0}, "number of processes is 0", "1 or more"),
+        ({"seed": -1}, "seed is -1", "0 or more"),
+        ({"data": "sinthetic"}, "unknown data arm", "synthetic, loader"),
+        ({"data": "folder:/no/such/folder"}, "no folder /no/such/folder", "images"),
+        ({"workload": "./no_such.py:build"}, "no file ./no_such.py", "./my.py:build"),
+        ({"instance": "p5.48xlrge"}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
+    ],
+)
+def test_bad_values_are_refused_with_what_would_do(options: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        jobs(**options)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_unknown_instance_is_an_unknown_name() -> None:
+    with pytest.raises(UnknownName):
+        jobs(instance="p5")
+
+
+def test_more_processes_than_gpus_are_refused() -> None:
+    with pytest.raises(UserError, match="3 processes on 2 x NVIDIA H200"):
+        jobs(TWO_H200, nproc=3)
+
+
+def test_own_workload_and_folder_are_taken(tmp_path: Path) -> None:
+    own = tmp_path / "my.py"
+    own.touch()
+    (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").specs
+    assert (job.workload, job.data) == (f"{own}:build", f"folder:{tmp_path}")
+
+
+def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:
+    found = jobs(instance="p5.48xlarge", recipes=("te-fp8",), batch_size=128)
+    (job,) = found.specs
+    assert (job.workload, job.batch_size, job.num_gpus, job.instance) == ("vit-tiny", 8, 1, None)
+    assert job.recipe.label == "bf16 optimizer_impl=fused"
+    assert found.left_out == (
+        ("workload", "vit-huge at batch 128: rehearsed with vit-tiny at batch 8"),
+        (
+            "recipe",
+            "te-fp8: Transformer Engine needs an NVIDIA GPU, rehearsed as bf16 optimizer_impl=fused",
+        ),
+        ("GPU", "8 x NVIDIA H100; here: CPU with 2 cores"),
+        ("ranks", "8; here: 1"),
+        ("network", "3200 Gbps, 32 EFA interfaces"),
+        ("image", "the container image, its driver and its libraries"),
+        ("price", "nothing here tells what a step costs on p5.48xlarge"),
+    )
+
+
+def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:
+    found = jobs(TWO_H200, instance="p5.48xlarge", recipes=("te-fp8",), batch_size=128)
+    (job,) = found.specs
+    assert (job.workload, job.batch_size, job.recipe.name) == ("vit-huge", 128, "te-fp8")
+    assert [what for what, _ in found.left_out] == ["GPU", "ranks", "network", "image", "price"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "label"),
+    [
+        ("te-fp8", TWO_H200, "te-fp8"),
+        ("te-fp8", TWO_A100, "bf16 optimizer_impl=fused"),
+        ("te-bf16", TWO_A100, "te-bf16"),
+        ("te-bf16", replace(TWO_A100, modules=MODULES), "bf16 optimizer_impl=fused"),
+        ("te-fp8", replace(TWO_H200, devices=("NVIDIA Unheard-of",)), "te-fp8"),
+        ("tf32", CPU, "fp32"),
+        ("compile-max-autotune", CPU, "compile-max-autotune"),
+    ],
+)
+def test_nearest_recipe_that_runs(recipe: str, machine: Machine, label: str) -> None:
+    assert nearest_that_runs(resolve_recipe(recipe), machine, CATALOGUE).label == label
+
+
+def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
+    found = jobs(instance="p5.48xlarge", recipes=("te-fp8", "te-bf16"), repeats=2)
+    assert [spec.recipe.label for spec in found.specs] == ["bf16 optimizer_impl=fused"] * 2
+    assert sum(what == "recipe" for what, _ in found.left_out) == 2
