@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from fastlaunch_train.batch_size import find_batch_size
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import Recipe, RecipeError
@@ -58,6 +57,8 @@ def largest_batch_that_fits(
 
     budget_bytes: what may be used on a machine without a GPU.
     """
+    from fastlaunch_train.batch_size import find_batch_size
+
     before = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     optimizer = build_optimizer(workload, recipe, model)
 
