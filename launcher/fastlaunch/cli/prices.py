@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from fastlaunch.cli.options import DATE, next_command, output_option
 from fastlaunch.errors import UserError
-from fastlaunch.prices import SERVICES, Catalogue, Price, load_catalogue, parse_date
+from fastlaunch.prices import SERVICES, Catalogue, Price, load_catalogue
 from fastlaunch.settings import load_settings
 
 #: The table fits a terminal of this many columns.
@@ -22,19 +23,17 @@ _COLUMNS = 100
 )
 @click.option("--region", "region_glob", metavar="GLOB", help="'*' for all.  [default: yours, or us-east-1]")
 @click.option("--service", type=click.Choice(SERVICES), help="EC2, or SageMaker training.  [default: both]")
-@click.option("--as-of", metavar="DATE", help="The prices in force on this day.  [default: today]")
+@click.option("--as-of", type=DATE, metavar="DATE", help="The prices in force on this day.  [default: today]")
 @click.option(
     "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
 )
 @click.option("--all", "history", is_flag=True, help="Also the prices that were in force before.")
-@click.option(
-    "--output", type=click.Choice(["table", "json", "csv"]), default="table", help="[default: table]"
-)
+@output_option
 def prices(
     instance_glob: str,
     region_glob: str | None,
     service: str | None,
-    as_of: str | None,
+    as_of: datetime.date | None,
     price_file: Path | None,
     history: bool,
     output: str,
@@ -46,7 +45,7 @@ def prices(
     is put over it entry by entry.
     """
     settings = load_settings()
-    day = parse_date(as_of) if as_of is not None else datetime.date.today()
+    day = as_of or datetime.date.today()
     catalogue = load_catalogue(price_file or settings.prices)
     instances = _matching(catalogue, instance_glob)
     region = region_glob or settings.region
@@ -202,4 +201,4 @@ def _tell(
         following = f"fastlaunch compare --prices-as-of {min(price.as_of for price in chosen)}"
     else:
         following = f"fastlaunch prices --instance {chosen[0].instance} --all"
-    click.echo(f"next: {following}", err=True)
+    next_command(following)
