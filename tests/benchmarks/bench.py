@@ -1,0 +1,276 @@
+"""What fastlaunch itself costs, against the limits that it has set itself.
+
+    python tests/benchmarks/bench.py [help] [compare] [record]
+
+help     `fastlaunch --help` against `python -c "import click"`: at most 2 times
+compare  `fastlaunch compare --all --output json` over 10,000 stored runs: at most 2 s and 300 MB
+record   recording a step, its share of the write included, against a step of 20 ms: at most 0.5%
+
+Exit code 1 if a limit is missed. Times depend on the machine and what else it does: no test asserts them.
+"""
+
+import datetime
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launcher"))
+
+NUM_LAUNCHES = 15
+NUM_RUNS_PER_ROW = 250
+RECIPES = ("fp32", "tf32", "bf16", "fp16", "compile", "te-bf16", "te-fp8", "bf16 optimizer_impl=fused")
+INSTANCES = (
+    ("p4d.24xlarge", "NVIDIA A100-SXM4-40GB", 8),
+    ("p4de.24xlarge", "NVIDIA A100-SXM4-80GB", 8),
+    ("p5.4xlarge", "NVIDIA H100 80GB HBM3", 1),
+    ("p5.48xlarge", "NVIDIA H100 80GB HBM3", 8),
+    ("p5en.48xlarge", "NVIDIA H200", 8),
+)
+NUM_BLOCKS = 200
+NUM_STEPS_PER_BLOCK = 50
+STEP_TIME_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One line of the table: `ratio` is measured / reference, and is to stay below `limit`."""
+
+    what: str
+    measured: str
+    reference: str
+    ratio: float
+    limit: float
+
+
+def launch_s(*arguments: str) -> float:
+    """Wall seconds of a Python process with these arguments."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def bench_help() -> list[Result]:
+    """Start-up, the two taken in turn so that a busy machine slows both."""
+    ours_s, clicks_s = [], []
+    for _ in range(NUM_LAUNCHES):
+        clicks_s.append(launch_s("-c", "import click"))
+        ours_s.append(launch_s("-m", "fastlaunch", "--help"))
+    ours, clicks = statistics.median(ours_s), statistics.median(clicks_s)
+    return [
+        Result(
+            what="fastlaunch --help",
+            measured=f"{1000 * ours:.0f} ms",
+            reference=f"import click: {1000 * clicks:.0f} ms",
+            ratio=ours / clicks,
+            limit=2.0,
+        )
+    ]
+
+
+def fill_ledger(home: Path) -> int:
+    """Store runs of 200 steps, 40 rows of 250 runs, as a launcher would have; returns how many."""
+    from fake_records import write_run
+
+    from fastlaunch.backends import RunState
+    from fastlaunch.job import JobSpec
+    from fastlaunch.metrics import Interval, summarize
+    from fastlaunch.prices import load_catalogue
+    from fastlaunch.runs import open_ledger
+    from fastlaunch.settings import Settings
+    from fastlaunch_train.recipes import resolve_recipe
+    from fastlaunch_train.records import read_record
+
+    noise = random.Random(0)
+    catalogue, today = load_catalogue(), datetime.date.today()
+    num_runs = 0
+    with open_ledger(Settings(home=home)) as ledger, ledger.transaction():
+        for row, (recipe, (instance, device, num_gpus)) in enumerate(product(RECIPES, INSTANCES)):
+            job = JobSpec(
+                workload="vit-huge",
+                recipe=resolve_recipe(*recipe.split()[:1], recipe.split()[1:]),
+                batch_size=64,
+                steps=200,
+                num_gpus=num_gpus,
+                instance=instance,
+            )
+            step_time_s = 0.1 + 0.005 * row
+            paths = write_run(
+                home / f"row-{row}",
+                step_time_s=lambda rank, step, mean=step_time_s: noise.gauss(mean, 0.01 * mean),
+                batch_size=64,
+                world_size=num_gpus,
+                recipe=recipe,
+                instance=instance,
+                device_name=device,
+            )
+            summary = summarize([read_record(path) for path in paths])
+            assert summary.step_time_s is not None, summary.problems
+            price = catalogue.price(instance, on=today)
+            submission = ledger.add_submission(f"fastlaunch submit --local --recipe '{recipe}'")
+            for _ in range(NUM_RUNS_PER_ROW):
+                run_id, factor = ledger.new_run_id(), noise.gauss(1, 0.01)
+                ledger.add_run(
+                    submission,
+                    run_id,
+                    spec=job.to_json(),
+                    plan={"argv": ["torchrun"] * 20},
+                    workload=job.workload,
+                    recipe=job.recipe.label,
+                    instance=instance,
+                    backend="local",
+                    price=price,
+                    directory=home / "runs" / run_id,
+                )
+                interval = summary.step_time_s
+                assert interval.low is not None and interval.high is not None
+                scaled = Interval(
+                    value=interval.value * factor, low=interval.low * factor, high=interval.high * factor
+                )
+                ledger.set_summary(run_id, replace(summary, step_time_s=scaled))
+                ledger.set_state(run_id, RunState.RUNNING)
+                ledger.set_state(run_id, RunState.COMPLETED)
+                num_runs += 1
+    return num_runs
+
+
+def bench_compare() -> list[Result]:
+    """The comparison of every stored run, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        num_runs = fill_ledger(Path(folder))
+        environment = {**os.environ, "FASTLAUNCH_HOME": folder, "FASTLAUNCH_CONFIG": os.devnull}
+        times_s, peaks_mb, size = [], [], 0
+        for _ in range(5):
+            output = Path(folder, "comparison.json")
+            started = time.perf_counter()
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "fastlaunch", "compare", "--all", "--output", "json"],
+                    stdout=file,
+                    env=environment,
+                )
+                _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            times_s.append(time.perf_counter() - started)
+            peaks_mb.append(usage.ru_maxrss * 1024 / 1e6)
+            size = output.stat().st_size
+            if process.returncode:
+                raise SystemExit(f"fastlaunch compare: exit code {process.returncode}")
+    what = f"fastlaunch compare --all, {num_runs} runs"
+    wall_s, peak_mb = statistics.median(times_s), max(peaks_mb)
+    return [
+        Result(
+            what=f"{what}, {size // 1000} kB of JSON",
+            measured=f"{wall_s:.2f} s",
+            reference="2 s",
+            ratio=wall_s / 2,
+            limit=1.0,
+        ),
+        Result(
+            what=f"{what}, peak memory",
+            measured=f"{peak_mb:.0f} MB",
+            reference="300 MB",
+            ratio=peak_mb / 300,
+            limit=1.0,
+        ),
+    ]
+
+
+def bench_record() -> list[Result]:
+    """`add` of every step, `add` of their block and the `flush`, per step, timed directly."""
+    from fake_records import write_run
+
+    from fastlaunch_train.records import Block, RecordWriter, Step, read_record
+
+    with tempfile.TemporaryDirectory() as folder:
+        header = read_record(write_run(Path(folder, "fake"), steps=1)[0]).header
+        writer = RecordWriter(Path(folder, "record.jsonl"))
+        num_steps = NUM_BLOCKS * NUM_STEPS_PER_BLOCK
+        writer.write_header(
+            {k: v for k, v in header.items() if k not in ("kind", "schema")} | {"steps": num_steps}
+        )
+        per_step_s = []
+        for first in range(1, num_steps + 1, NUM_STEPS_PER_BLOCK):
+            last = first + NUM_STEPS_PER_BLOCK - 1
+            started = time.perf_counter()
+            for step in range(first, last + 1):
+                writer.add(
+                    Step(
+                        step=step,
+                        step_time_s=0.0200123456789,
+                        data_wait_s=0.000123456789,
+                        loss=2.3456789,
+                        num_samples=64,
+                        num_tokens=0,
+                    )
+                )
+            writer.add(Block(first_step=first, last_step=last, wall_s=1.00123456789, reserved_gib=61.25))
+            writer.flush()
+            per_step_s.append((time.perf_counter() - started) / NUM_STEPS_PER_BLOCK)
+        writer.close()
+    cost_s = statistics.median(per_step_s)
+    return [
+        Result(
+            what=f"recording a step, flushed every {NUM_STEPS_PER_BLOCK}",
+            measured=f"{1e6 * cost_s:.1f} us",
+            reference=f"a step of {1000 * STEP_TIME_S:.0f} ms",
+            ratio=cost_s / STEP_TIME_S,
+            limit=0.005,
+        )
+    ]
+
+
+BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
+    "help": bench_help,
+    "compare": bench_compare,
+    "record": bench_record,
+}
+
+
+def machine() -> str:
+    """Cores and processor, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, all if none is named; 1 if a limit is missed."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    results = [result for name in names or BENCHMARKS for result in BENCHMARKS[name]()]
+    print(f"{datetime.date.today()}, {machine()}, Python {platform.python_version()}\n")
+    lines = [
+        (
+            result.what,
+            result.measured,
+            result.reference,
+            f"{result.ratio:.2g}",
+            f"{result.limit:g}",
+            "kept" if result.ratio <= result.limit else "MISSED",
+        )
+        for result in results
+    ]
+    headers = ("", "measured", "reference", "ratio", "limit", "")
+    print(tabulate(lines, headers=headers, disable_numparse=True))
+    return int(any(result.ratio > result.limit for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
