@@ -367,4 +367,10 @@ def _dumps(data: object) -> str:
 
 
 def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
+    if path is None:
+        return None
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{str(path)!r} is not a name in UTF-8", "rename it") from None
+    return str(path)

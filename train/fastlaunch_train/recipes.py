@@ -186,6 +186,11 @@ RECIPES: Mapping[str, Recipe] = {
 OVERRIDABLE = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "description", "overrides"))
 
 
+def choices_of(field: str) -> tuple[str, ...]:
+    """The values that a recipe's field may have; empty where it is a number or free text."""
+    return _CHOICES.get(field, ())
+
+
 def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe `name` with `field=value` overrides applied in order.
 

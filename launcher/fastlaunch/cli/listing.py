@@ -3,10 +3,19 @@
 import csv
 import io
 import json
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+_GAP = "  "
+_MIN_WIDTH = 100
+#: No column is cut to fewer characters than its heading needs.
+_NARROWEST = 8
+#: A number, with a unit or without.
+_NUMBER = re.compile(r"-?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
 
 def print_rows(
@@ -25,20 +34,56 @@ def print_rows(
         click.echo(table(rows, headers or {key: key for key in (rows[0] if rows else {})}))
 
 
-def table(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> str:
-    """A plain table with one line per row; text is left as it is, numbers are right-aligned."""
-    from tabulate import tabulate
+def fitted(
+    rows: Sequence[Mapping[str, Any]],
+    headers: Mapping[str, str],
+    shrinkable: Sequence[str] = ("recipe", "workload", "instance"),
+) -> list[dict[str, Any]]:
+    """The rows with the widest of the `shrinkable` columns cut (…), as far as the table would be too wide.
 
-    numeric = [any(isinstance(row[key], int | float) for row in rows) for key in headers]
-    # Numbers are text from here on: tabulate would otherwise read `1e5` in an id as a number.
-    cells = [["" if row[key] is None else str(row[key]) for key in headers] for row in rows]
-    return tabulate(
-        cells,
-        headers=list(headers.values()),
-        tablefmt="plain",
-        disable_numparse=True,
-        colalign=["right" if number else "left" for number in numeric] if rows else None,
+    It may be as wide as the terminal, and 100 characters elsewhere.
+    """
+    allowed = max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(_MIN_WIDTH, 1)).columns)
+    widths = _widths(rows, headers)
+    keys = [key for key in shrinkable if key in widths]
+    while keys and sum(widths.values()) + len(_GAP) * (len(headers) - 1) > allowed:
+        key = max(keys, key=lambda key: widths[key])
+        if widths[key] <= _NARROWEST:
+            break
+        widths[key] -= 1
+    return [{**row, **{key: _cut(row[key], widths[key]) for key in keys}} for row in rows]
+
+
+def table(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> str:
+    """A plain table with one line per row; columns of numbers are right-aligned."""
+    widths = _widths(rows, headers)
+    right = {key: _is_numeric([row[key] for row in rows]) for key in headers}
+    lines = [dict(headers), *({key: _text(row[key]) for key in headers} for row in rows)]
+    return "\n".join(
+        _GAP.join(
+            cell.rjust(widths[key]) if right[key] else cell.ljust(widths[key]) for key, cell in line.items()
+        ).rstrip()
+        for line in lines
     )
+
+
+def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:
+    return {
+        key: max(len(heading), *(len(_text(row[key])) for row in rows), 0) for key, heading in headers.items()
+    }
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    known = [_text(value) for value in values if value is not None]
+    return bool(known) and all(_NUMBER.fullmatch(text) for text in known)
+
+
+def _cut(value: str | None, width: int) -> str | None:
+    return value if value is None or len(value) <= width else f"{value[: width - 1]}…"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

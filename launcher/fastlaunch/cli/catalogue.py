@@ -1,0 +1,90 @@
+"""`fastlaunch recipes` and `fastlaunch workloads`: what can be asked for."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from fastlaunch.cli.listing import print_rows
+from fastlaunch.cli.options import next_command, output_option, recipe_named, workload_named
+from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, Recipe, choices_of
+from fastlaunch_train.workloads import WORKLOADS
+
+_RECIPE_HEADERS = {
+    "name": "recipe",
+    "precision": "precision",
+    "blocks": "blocks",
+    "compile_mode": "compile",
+    "description": "description",
+}
+_WORKLOAD_HEADERS = {
+    "name": "workload",
+    "num_parameters": "parameters",
+    "batch_size": "batch",
+    "description": "description",
+}
+
+
+@click.command(short_help="The recipes: how a workload can be trained.")
+@click.argument("name", required=False)
+@output_option
+def recipes(name: str | None, output: str) -> None:
+    """The recipes: how a workload can be trained. With NAME: every field of one, and what can be changed."""
+    if name is None:
+        rows = [_recipe_row(recipe) for recipe in RECIPES.values()]
+        print_rows(rows, output=output, headers=_RECIPE_HEADERS)
+        _conclude(output, f"{len(rows)} recipes", "fastlaunch recipes te-fp8")
+        return
+    row = _recipe_row(recipe_named(name))
+    if output != "table":
+        print_rows([row], output=output)
+        return
+    fields = [
+        {"field": field, "value": value, "change": _change(field)}
+        for field, value in row.items()
+        if field != "description"
+    ]
+    print_rows(fields, output=output, headers={"field": "field", "value": "value", "change": "--set"})
+    _conclude(output, f"{name}: {row['description']}", f"fastlaunch submit --local --recipe {name}")
+
+
+@click.command(short_help="The workloads: what can be trained.")
+@click.argument("name", required=False)
+@output_option
+def workloads(name: str | None, output: str) -> None:
+    """The workloads: what can be trained. With NAME: everything known of one.
+
+    Besides those listed: `timm:MODEL`, any image model of timm, and `./file.py:function`, your own.
+    """
+    if name is None:
+        rows = [asdict(info) for info in WORKLOADS.values()]
+        print_rows(rows, output=output, headers=_WORKLOAD_HEADERS)
+        _conclude(
+            output,
+            f"{len(rows)} workloads, and timm:MODEL or your own ./file.py:function",
+            "fastlaunch submit --local --workload vit-tiny",
+        )
+        return
+    info = workload_named(name)
+    rows = [asdict(info)]
+    if output == "table":
+        rows = [{"field": field, "value": value} for field, value in rows[0].items()]
+    print_rows(rows, output=output)
+    _conclude(output, f"{name}: {info.description}", f"fastlaunch submit --local --workload {name}")
+
+
+def _recipe_row(recipe: Recipe) -> dict[str, Any]:
+    return {field: value for field, value in asdict(recipe).items() if field != "overrides"}
+
+
+def _change(field: str) -> str:
+    """What `--set` takes for the field."""
+    if field not in OVERRIDABLE:
+        return ""
+    return f"{field}={'|'.join(choices_of(field)) or '...'}"
+
+
+def _conclude(output: str, sentence: str, command: str) -> None:
+    if output == "table":
+        click.echo(f"{sentence}.")
+        next_command(command)

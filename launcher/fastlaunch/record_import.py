@@ -1,0 +1,191 @@
+"""Record files, CSV files of published figures, exports and folders of them, as runs for the ledger."""
+
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastlaunch.errors import BadFile, UserError
+from fastlaunch.job import JobSpec
+from fastlaunch.metrics import RunSummary, summarize
+from fastlaunch.outcome import contradictions
+from fastlaunch.published import read_published
+from fastlaunch.run_ids import published_run_ids, recorded_run_id
+from fastlaunch_train.records import SUFFIXES, RankRecord, RecordError, read_record
+
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
+RUN_FILE = "run.json"
+#: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
+RUN_SCHEMA = "fastlaunch-run/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """A run that files tell of. source: the file, folder or archive. files: its record files, if any."""
+
+    run_id: str
+    summary: RunSummary
+    source: Path
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What was found: runs, each id once, and what could not be used, in words that begin with its path."""
+
+    runs: dict[str, FoundRun] = field(default_factory=dict)
+    skipped: list[BadFile] = field(default_factory=list)
+
+    def add(self, run: FoundRun) -> None:
+        """Keep a run, unless there is one of its id: then the first counts, and the other is told of."""
+        first = self.runs.setdefault(run.run_id, run)
+        if first is not run and first.summary != run.summary:
+            self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
+
+
+def find_runs(paths: Sequence[Path]) -> Found:
+    """The runs that files and folders (searched to their depth) hold.
+
+    The rank files in one folder with one run id are one run. What cannot be read is skipped and told of,
+    except that a single file that cannot be read raises BadFile. Raises UserError for a path that is not
+    there or of no kind that can be read, and where nothing at all is found.
+    """
+    found = Found()
+    folders: dict[Path, dict[Path, None]] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(
+                f"{path} does not exist", "give record files, CSV files, exports or folders of them"
+            )
+        if path.is_dir():
+            _add_all(folders, _walk(path, found))
+        elif path.name.endswith((*SUFFIXES, ".csv")):
+            _add_all(folders, [path])
+        elif path.name.endswith(ARCHIVE_SUFFIXES):
+            with unpacked(path) as folder:
+                _read_archive(path, folder, found)
+        else:
+            kinds = ", ".join((*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES))
+            raise UserError(
+                f"{path} is of no kind that can be imported", f"its name must end in one of {kinds}"
+            )
+    for folder, files in folders.items():
+        _read_folder(folder, list(files), found)
+    if found.skipped and len(paths) == 1 and not paths[0].is_dir():
+        raise found.skipped[0]
+    if not found.runs:
+        if found.skipped:
+            raise found.skipped[0]
+        raise UserError(
+            f"no record file and no CSV in {', '.join(map(str, paths))}",
+            f"record files end in {', '.join(SUFFIXES)}",
+        )
+    return found
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A temporary folder with what is in an export. Raises BadFile for a file that is none."""
+    with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
+        try:
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
+        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+            raise BadFile(archive, f"cannot be unpacked: {error}") from None
+        yield Path(folder)
+
+
+def _read_archive(archive: Path, folder: Path, found: Found) -> None:
+    inside = Found()
+    folders: dict[Path, dict[Path, None]] = {}
+    _add_all(folders, _walk(folder, inside))
+    for place, files in folders.items():
+        _read_folder(place, list(files), inside)
+    for run in inside.runs.values():
+        found.add(replace(run, source=archive, files=()))
+    for problem in inside.skipped:
+        name = str(problem.path).replace(str(folder), str(archive), 1)
+        text = problem.message.replace(str(folder), str(archive))
+        found.skipped.append(BadFile(name, text.removeprefix(f"{name}: ")))
+
+
+def _walk(folder: Path, found: Found) -> Iterator[Path]:
+    """Files under `folder` that may be imported, in order of their names."""
+
+    def tell(error: OSError) -> None:
+        found.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
+
+    for place, subfolders, names in os.walk(folder, onerror=tell):
+        subfolders.sort()
+        for name in sorted(names):
+            if name.endswith((*SUFFIXES, ".csv")) or name == RUN_FILE:
+                yield Path(place, name)
+
+
+def _add_all(folders: dict[Path, dict[Path, None]], files: Iterable[Path]) -> None:
+    for file in files:
+        folders.setdefault(file.parent, {})[file] = None
+
+
+def _read_folder(folder: Path, files: Sequence[Path], found: Found) -> None:
+    """Add the runs in `files`, which lie in `folder` itself."""
+    ranks: dict[str, list[RankRecord]] = {}
+    told: Mapping[str, Any] = {}
+    for path in files:
+        try:
+            if path.name == RUN_FILE:
+                told = _read_run_file(path)
+            elif path.suffix == ".csv":
+                rows = read_published(path)
+                for run_id, row in zip(published_run_ids(rows), rows, strict=True):
+                    found.add(FoundRun(run_id=run_id, summary=row, source=path))
+            else:
+                record = read_record(path)
+                ranks.setdefault(record.header["run_id"], []).append(record)
+        except BadFile as error:
+            found.skipped.append(error)
+        except RecordError as error:
+            found.skipped.append(BadFile(error.path, error.problem, line=error.line))
+        except OSError as error:
+            found.skipped.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
+    for records in ranks.values():
+        found.add(_recorded(folder, records, told))
+    if told and not ranks and told["summary"]:
+        summary = RunSummary.from_json(told["summary"])
+        found.add(FoundRun(run_id=told["id"], summary=summary, source=folder))
+
+
+def _recorded(folder: Path, records: list[RankRecord], told: Mapping[str, Any]) -> FoundRun:
+    records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
+    summary, run_id = summarize(records), recorded_run_id(records[0].header)
+    if told and told["id"] == run_id and told["spec"]:
+        problems = contradictions(JobSpec.from_json(told["spec"]), records)
+        summary = replace(summary, problems=(*summary.problems, *problems))
+    files = tuple(record.path for record in records)
+    return FoundRun(
+        run_id=run_id, summary=summary, source=files[0] if len(files) == 1 else folder, files=files
+    )
+
+
+def _read_run_file(path: Path) -> Mapping[str, Any]:
+    """What `fastlaunch runs export` wrote; empty for a file that only has that name. Raises BadFile."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict) or told.get("schema") != RUN_SCHEMA:
+            return {}
+        if not isinstance(told["id"], str):
+            raise BadFile(path, f"id is {told['id']!r}")
+        if told["spec"] is not None:
+            JobSpec.from_json(told["spec"])
+        if told["summary"] is not None:
+            RunSummary.from_json(told["summary"])
+    except UserError as error:
+        raise BadFile(path, error.message) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadFile(path, f"not a run file: {error!r}") from None
+    return told

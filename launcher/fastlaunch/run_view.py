@@ -1,0 +1,109 @@
+"""A run for people and programs: as a row of a listing, and with everything that is known of it."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fastlaunch.runs import Ledger, Run
+
+_INDENT = "  "
+
+
+def run_as_row(run: Run) -> dict[str, Any]:
+    """The run as one flat row. step_time_s: its mean, None if it was not measured."""
+    summary = run.summary
+    return {
+        "id": run.id,
+        "created_at": run.created_at,
+        "submission": run.submission_id,
+        "backend": run.backend,
+        "workload": run.workload,
+        "recipe": run.recipe,
+        "instance": run.instance,
+        "state": str(run.state),
+        "reason": run.reason,
+        "step_time_s": summary.step_time_s.value if summary and summary.step_time_s else None,
+        "final_loss": summary.final_loss if summary else None,
+        "directory": str(run.directory) if run.directory else None,
+    }
+
+
+def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
+    """Everything that the ledger knows of the run, as plain data. `run` is not a brief one."""
+    return {
+        "id": run.id,
+        "submission": run.submission_id,
+        "command": ledger.command_of(run.submission_id),
+        "created_at": run.created_at,
+        "backend": run.backend,
+        "state": str(run.state),
+        "reason": run.reason,
+        "workload": run.workload,
+        "recipe": run.recipe,
+        "instance": run.instance,
+        "directory": str(run.directory) if run.directory else None,
+        "history": [
+            {"at": event.at, "state": str(event.state), "reason": event.reason}
+            for event in ledger.history(run.id)
+        ],
+        "attempts": [
+            {**vars(attempt), "state": str(attempt.state), "run_ids": list(attempt.run_ids)}
+            for attempt in ledger.attempts_of(run.id)
+        ],
+        "price": run.price.to_json() if run.price else None,
+        "spec": run.spec,
+        "plan": run.plan,
+        "summary": run.summary.to_json() if run.summary else None,
+    }
+
+
+def measured(run: Run) -> str | None:
+    """What the run measured, in a sentence; None if that is nothing."""
+    summary = run.summary
+    if summary is None or summary.step_time_s is None:
+        return None
+    step = summary.step_time_s
+    if step.low is None or step.high is None:
+        return f"{step.value:.4g} s per step, without an interval"
+    return (
+        f"{step.value:.4g} s per step ({step.low:.4g} to {step.high:.4g} within the run, "
+        f"{summary.num_retained_steps} of {summary.num_steps} steps)"
+    )
+
+
+def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    """`data` as indented `name  value` lines, as people read it; what is None or empty is left out."""
+    shown = {name: value for name, value in data.items() if value is not None and value not in ({}, [])}
+    width = max((len(name) for name, value in shown.items() if not _is_nested(value)), default=0)
+    for name, value in shown.items():
+        if isinstance(value, Mapping):
+            yield f"{_INDENT * depth}{name}"
+            yield from as_lines(value, depth + 1)
+        elif name == "argv":
+            yield f"{_INDENT * depth}{name}"
+            yield f"{_INDENT * (depth + 1)}{shlex.join(value)}"
+        elif _is_nested(value):
+            yield f"{_INDENT * depth}{name}"
+            for item in value:
+                text = _on_one_line(item) if isinstance(item, Mapping) else str(item)
+                yield f"{_INDENT * (depth + 1)}{text}"
+        else:
+            yield f"{_INDENT * depth}{name:<{width}}  {_plain(value)}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str))
+
+
+def _on_one_line(item: Mapping[str, Any]) -> str:
+    return "  ".join(
+        str(value) if name in ("at", "state") else f"{name}={value}"
+        for name, value in item.items()
+        if value is not None
+    )
