@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_train.processes import wait_until
 
 from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
@@ -43,13 +42,6 @@ def backend(tmp_path: Path) -> LocalBackend:
 def behave(plan: Plan, **environment: str) -> Plan:
     """`plan` with more environment: how the fake entrypoint is told what to do."""
     return replace(plan, request={**plan.request, "env": {**plan.request["env"], **environment}})
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.01)
 
 
 def finish(backend: LocalBackend, handle: Any) -> RunState:

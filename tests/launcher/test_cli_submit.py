@@ -1,61 +1,19 @@
 """`fastlaunch submit`, with the training entrypoint played by fake_train/entrypoint.py."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_train.launcher import CPU, fastlaunch
+from fake_train.processes import is_training, launcher, runs, wait_until
 
 from fastlaunch.backends import RunState
-from fastlaunch.runs import Run, open_ledger
+from fastlaunch.runs import open_ledger
 from fastlaunch.settings import load_settings
-
-LAUNCHER = Path(__file__).parent / "fake_train" / "launcher.py"
-
-
-def runs() -> list[Run]:
-    with open_ledger(load_settings()) as ledger:
-        return ledger.select()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.02)
-
-
-@contextmanager
-def launcher(*argv: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A launcher in a process of its own; killed at the end if it still lives."""
-    path = os.pathsep.join(path for path in sys.path if path)
-    with subprocess.Popen(
-        [sys.executable, str(LAUNCHER), *argv],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def is_training() -> bool:
-    return any(
-        '"kind":"step"' in path.read_text()
-        for path in load_settings().home.glob("runs/*/rank-00000-attempt-1.jsonl")
-    )
 
 
 def test_submit_runs_and_answers_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

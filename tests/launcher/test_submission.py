@@ -1,0 +1,302 @@
+"""Backend and ledger joined: what is stored when, and what a reconciliation makes of it."""
+
+import io
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import write_run
+
+from fastlaunch import locks
+from fastlaunch.backends import Plan, RunState
+from fastlaunch.errors import UserError
+from fastlaunch.follow import PlainLines
+from fastlaunch.job import JobSpec
+from fastlaunch.outcome import outcome_of, read_records
+from fastlaunch.runs import Ledger
+from fastlaunch.stop_request import StopRequest
+from fastlaunch.submission import Launcher, cancel, check_home, finish, launcher_lock, reconcile
+from fastlaunch_train.recipes import resolve_recipe
+
+JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)
+OTHER = replace(JOB, recipe=resolve_recipe("fp32"))
+
+
+@dataclass
+class InstantBackend:
+    """Writes a job's records when it is started; it then lives for `looks` looks at its state."""
+
+    home: Path
+    ledger: Ledger
+    looks: int = 1
+    how: Mapping[str, Any] = field(default_factory=dict)
+    refuses: bool = False
+    calls: list[str] = field(default_factory=list)
+    alive: dict[str, int] = field(default_factory=dict)
+    name: str = "local"
+
+    def plan(self, job: JobSpec, run_id: str) -> Plan:
+        request = {"directory": str(self.home / run_id), "recipe": job.recipe.label}
+        return Plan(backend=self.name, operation="exec", request=request)
+
+    def execute(self, plan: Plan) -> Mapping[str, Any]:
+        directory = Path(plan.request["directory"])
+        self.calls.append(f"execute {plan.request['recipe']}")
+        # Ledger before anything starts: by now the row says so, for every other process to see.
+        with Ledger(self.ledger.path) as as_others_see_it:
+            assert as_others_see_it.get(directory.name).state is RunState.RUNNING
+        if self.refuses:
+            raise UserError("cannot start")
+        options = {"steps": 80, "workload": "vit-tiny", "recipe": plan.request["recipe"], **self.how}
+        write_run(directory, **options)
+        self.alive[str(directory)] = self.looks
+        return {"directory": str(directory)}
+
+    def find(self, plan: Plan) -> Mapping[str, Any] | None:
+        directory = plan.request["directory"]
+        return {"directory": directory} if Path(directory).exists() else None
+
+    def state(self, handle: Mapping[str, Any]) -> RunState:
+        if self.alive.get(handle["directory"], 0) > 0:
+            self.alive[handle["directory"]] -= 1
+            return RunState.RUNNING
+        return outcome_of(read_records(self.collect(handle))[0]).state
+
+    def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
+        return tuple(Path(handle["directory"]).glob("*.jsonl"))
+
+    def stop(self, handle: Mapping[str, Any]) -> None:
+        self.calls.append("stop")
+        self.alive.clear()
+
+    def kill(self, handle: Mapping[str, Any]) -> None:
+        self.calls.append("kill")
+        self.alive.clear()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def backend(tmp_path: Path, ledger: Ledger) -> InstantBackend:
+    return InstantBackend(home=tmp_path / "runs", ledger=ledger)
+
+
+def launcher(backend: InstantBackend, stop: StopRequest | None = None) -> Launcher:
+    return Launcher(
+        backend=backend,
+        ledger=backend.ledger,
+        display=PlainLines(stream=io.StringIO(), clock=lambda: 0.0),
+        stop=stop or StopRequest(),
+        sleep=lambda seconds: None,
+    )
+
+
+def planned(backend: InstantBackend) -> str:
+    """Id of a row that a launcher left behind in state `planned`."""
+    submission_id = backend.ledger.add_submission("fastlaunch submit")
+    run_id = backend.ledger.new_run_id()
+    plan = backend.plan(JOB, run_id)
+    backend.ledger.add_run(
+        submission_id,
+        run_id,
+        spec=JOB.to_json(),
+        plan=plan.to_json(),
+        workload=JOB.workload,
+        recipe=JOB.recipe.label,
+        backend="local",
+        directory=Path(plan.request["directory"]),
+    )
+    return run_id
+
+
+def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) -> None:
+    runs = launcher(backend).submit([JOB, OTHER, OTHER, JOB], command="fastlaunch submit")
+    assert backend.calls == ["execute bf16", "execute fp32", "execute fp32", "execute bf16"]
+    assert [(run.recipe, run.state) for run in runs] == [
+        ("bf16", RunState.COMPLETED),
+        ("fp32", RunState.COMPLETED),
+        ("fp32", RunState.COMPLETED),
+        ("bf16", RunState.COMPLETED),
+    ]
+    summaries = [run.summary for run in runs]
+    assert all(summary and summary.step_time_s and summary.step_time_s.low for summary in summaries)
+    assert JobSpec.from_json(runs[0].spec or {}) == JOB
+    assert Plan.from_json(runs[0].plan or {}) == backend.plan(JOB, runs[0].id)
+    assert json.dumps(runs[0].spec)
+
+
+def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> None:
+    backend.how = {"status": "out_of_memory"}
+    runs = launcher(backend).submit([JOB, OTHER, OTHER, JOB], command="")
+    assert backend.calls == ["execute bf16", "execute fp32"]
+    assert [run.state for run in runs] == [
+        *[RunState.FAILED] * 2,
+        *[RunState.CANCELLED] * 2,
+    ]
+    assert runs[3].reason == "an earlier run of this recipe failed"
+
+
+def test_contradicting_record_fails_the_run(backend: InstantBackend) -> None:
+    backend.how = {"seed": 5}
+    (run,) = launcher(backend).submit([JOB], command="")
+    assert run.state is RunState.FAILED
+    assert run.reason == "the record contradicts the request: seed 5 for 0"
+    assert run.summary is not None and run.reason in run.summary.problems
+
+
+def test_job_that_cannot_be_started_fails_and_the_rest_is_cancelled(backend: InstantBackend) -> None:
+    backend.refuses = True
+    with pytest.raises(UserError, match="cannot start"):
+        launcher(backend).submit([JOB, OTHER], command="")
+    first, second = backend.ledger.select()
+    assert (first.state, first.reason) == (RunState.FAILED, "cannot start")
+    assert second.state is RunState.CANCELLED
+
+
+def test_stop_before_the_first_job_starts_none(backend: InstantBackend) -> None:
+    runs = launcher(backend, StopRequest(by="SIGTERM")).submit([JOB], command="")
+    assert backend.calls == []
+    assert (runs[0].state, runs[0].reason) == (RunState.CANCELLED, "stopped by SIGTERM")
+
+
+def test_error_while_following_kills_the_job(backend: InstantBackend) -> None:
+    def fail(seconds: float) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        replace(launcher(backend), sleep=fail).submit([JOB, OTHER], command="")
+    assert backend.calls == ["execute bf16", "kill"]
+
+
+def test_rows_of_a_dead_launcher_are_lost_and_of_a_living_one_left_alone(backend: InstantBackend) -> None:
+    run_id = planned(backend)
+    lock = launcher_lock(backend.ledger, backend.ledger.get(run_id).submission_id)
+    lock.parent.mkdir()
+    with locks.held(lock):
+        reconcile(backend.ledger, {"local": backend})
+        assert backend.ledger.get(run_id).state is RunState.PLANNED
+    reconcile(backend.ledger, {"local": backend})
+    run = backend.ledger.get(run_id)
+    assert (run.state, run.reason) == (RunState.LOST, "its launcher ended before it started")
+
+
+def test_job_whose_start_was_not_noted_is_found_again(backend: InstantBackend) -> None:
+    run_id = planned(backend)
+    directory = backend.home / run_id
+    write_run(directory, steps=80, workload="vit-tiny")
+    backend.alive[str(directory)] = 1
+    backend.ledger.set_state(run_id, RunState.RUNNING)
+    reconcile(backend.ledger, {"local": backend})
+    assert backend.ledger.get(run_id).state is RunState.RUNNING
+    reconcile(backend.ledger, {"local": backend})
+    run = backend.ledger.get(run_id)
+    assert run.state is RunState.COMPLETED
+    assert run.summary is not None and run.summary.num_steps == 80
+
+
+def test_reconciling_leaves_other_backends_and_ended_runs_alone(backend: InstantBackend) -> None:
+    run_id = planned(backend)
+    reconcile(backend.ledger, {})
+    assert backend.ledger.get(run_id).state is RunState.PLANNED
+    launcher(backend).submit([JOB], command="")
+    before = backend.ledger.select(["state=completed"])
+    reconcile(backend.ledger, {"local": backend})
+    assert backend.ledger.select(["state=completed"]) == before
+
+
+def test_damaged_record_is_the_reason(backend: InstantBackend) -> None:
+    run_id = planned(backend)
+    (path,) = write_run(backend.home / run_id, steps=80, workload="vit-tiny")
+    path.write_text("not a record\n")
+    reconcile(backend.ledger, {"local": backend})
+    run = backend.ledger.get(run_id)
+    assert (run.state, run.reason) == (RunState.LOST, f"{path}:1: not a fastlaunch record")
+    assert run.summary is None
+
+
+def test_second_to_finish_changes_nothing(backend: InstantBackend) -> None:
+    (run,) = launcher(backend).submit([JOB], command="")
+    handle = {"directory": str(run.directory)}
+    for path in backend.collect(handle):
+        path.unlink()
+    assert finish(run, handle, backend=backend, ledger=backend.ledger) is RunState.COMPLETED
+    assert backend.ledger.get(run.id) == run
+
+
+def test_cancel_of_a_planned_run_keeps_it_from_starting(backend: InstantBackend) -> None:
+    run = backend.ledger.get(planned(backend))
+    assert cancel(run, backend=backend, ledger=backend.ledger) is RunState.CANCELLED
+    assert backend.calls == []
+
+
+def test_cancel_of_a_run_that_was_never_started_does_not_wait_for_ever(backend: InstantBackend) -> None:
+    run_id = planned(backend)
+    backend.ledger.set_state(run_id, RunState.RUNNING)
+    run = backend.ledger.get(run_id)
+    assert cancel(run, backend=backend, ledger=backend.ledger, sleep=lambda s: None) is RunState.LOST
+
+
+def test_home_must_take_a_megabyte(tmp_path: Path) -> None:
+    check_home(tmp_path / "new" / "home")
+    assert list((tmp_path / "new" / "home" / "runs").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        check_home(tmp_path / "file")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
+    # Every name in this folder leads to a device that is always full.
+    home = tmp_path / "home"
+    (home / "runs").mkdir(parents=True)
+    (home / "runs" / f".probe-{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="No space left on device"):
+        check_home(home)
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_stop_request_notes_the_first_signal_and_raises_at_the_second() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert stop.by is None
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.by == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_stop_request_leaves_what_is_ignored_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.by is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_stop_request_does_not_listen_in_another_thread() -> None:
+    problems: list[BaseException] = []
+
+    def listen() -> None:
+        try:
+            with StopRequest():
+                pass
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert problems == []
