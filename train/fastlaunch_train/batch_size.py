@@ -1,0 +1,167 @@
+"""The largest batch size that fits: doubling, then bisection, with a trial step at each size."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fastlaunch_train.workloads import WorkloadError
+
+#: Sizes tried are multiples of it (FP8 needs multiples of 8), unless not even it fits.
+GRANULARITY = 8
+#: Far above what a device holds of images: a step that takes no memory is not tried for ever.
+MAX_BATCH_SIZE = 65536
+DEFAULT_BUDGET_BYTES = 2**30
+#: Of the GPU's memory, for what comes later: communication buffers, fragmentation, compiled kernels.
+MEMORY_SHARE = 0.95
+
+
+def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, limit: int) -> int:
+    """The largest batch size that fits, up to `limit`; 0 if not even 1 does.
+
+    A multiple of `granularity`, as start and limit are; or less than it, if it does not fit. `fits` is true
+    up to some size and false above. It is never asked for more than twice what fits, or `start`: a trial
+    far too large can bring a machine down.
+    """
+    assert 0 < start <= limit
+    assert start % granularity == 0
+    assert limit % granularity == 0
+    low, high = 0, limit + granularity
+    size = start
+    while high > limit and low < limit:
+        if fits(size):
+            low, size = size, min(2 * size, limit)
+        else:
+            high = size
+    while low == 0 and high > 1:
+        size = high // 2 // granularity * granularity or high // 2
+        if fits(size):
+            low = size
+        else:
+            high = size
+    step = granularity if low >= granularity else 1
+    while high - low > step and low < limit:
+        size = low + max(step, (high - low) // 2 // step * step)
+        if fits(size):
+            low = size
+        else:
+            high = size
+    return low
+
+
+def find_batch_size(
+    train_step: Callable[[int], None],
+    *,
+    device: torch.device,
+    model: nn.Module,
+    budget_bytes: int,
+    agree: Callable[[bool], bool],
+) -> int:
+    """The largest batch size per rank that fits on every rank.
+
+    train_step: one whole training step of `model` at a batch size; whoever calls restores the weights.
+    budget_bytes: on a CPU, the memory that counts as available. agree: whether all ranks say yes.
+    Raises WorkloadError if not even one sample fits.
+    """
+    if device.type == "cuda":
+
+        def fits(batch_size: int) -> bool:
+            return agree(fits_on_cuda(train_step, batch_size, device=device, model=model))
+
+        torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
+    else:
+
+        def fits(batch_size: int) -> bool:
+            return agree(fits_in_budget(train_step, batch_size, model=model, budget_bytes=budget_bytes))
+
+    try:
+        found = largest_batch(fits, start=GRANULARITY, granularity=GRANULARITY, limit=MAX_BATCH_SIZE)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+    if found == 0:
+        if device.type == "cuda":
+            raise WorkloadError("not even one sample fits into the GPU's memory", "take a smaller workload")
+        raise WorkloadError(
+            f"not even one sample fits into {budget_bytes / 2**20:.0f} MiB", "give a larger --memory-budget"
+        )
+    return found
+
+
+def fits_on_cuda(
+    train_step: Callable[[int], None], batch_size: int, *, device: torch.device, model: nn.Module
+) -> bool:
+    """Whether two training steps run without running out of memory; what they left is freed."""
+    fits = True
+    try:
+        # The first step makes the optimizer's state; the second has to fit beside it.
+        for _ in range(2):
+            train_step(batch_size)
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        fits = False
+    # Only here: while the exception was handled, its traceback held the step's tensors.
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return fits
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device's memory was too small: torch says so by type, libraries below it in words."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in text
+        for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    )
+
+
+def fits_in_budget(
+    train_step: Callable[[int], None], batch_size: int, *, model: nn.Module, budget_bytes: int
+) -> bool:
+    """Whether a training step stays within `budget_bytes` by `step_bytes`."""
+    return step_bytes(lambda: train_step(batch_size), model) <= budget_bytes
+
+
+def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
+    """Bytes that a training step holds: weights, gradients, optimizer state, and what backward needs.
+
+    Counted, so the same every time: each storage that autograd keeps for the backward pass counts once, in
+    full. Temporary values of single operations are not in it, nor is the interpreter.
+    """
+    weights = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for value in (*model.parameters(), *model.buffers())
+    }
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    saved: dict[int, torch.UntypedStorage] = {}
+    optimizer_bytes = 0
+
+    def pack(value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        # Held until the step is over, so that its address is not given to another.
+        saved[storage.data_ptr()] = storage
+        return value.detach()
+
+    def count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal optimizer_bytes
+        optimizer_bytes = sum(
+            value.numel() * value.element_size()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+
+    hook = register_optimizer_step_post_hook(count_state)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            train_step()
+    finally:
+        hook.remove()
+    activations = sum(storage.nbytes() for at, storage in saved.items() if at not in weights)
+    return sum(weights.values()) + gradients + optimizer_bytes + activations

@@ -1,0 +1,44 @@
+"""Lets a CPU-only torch import the CUDA build of torchvision, which is what package indexes hold."""
+
+import torch
+
+_OPERATORS = ("nms", "qnms")
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+#: Declarations last as long as the library object does.
+_declared: list[torch.library.Library] = []
+
+
+def prepare_torchvision() -> None:
+    """Declare the operators that `import torchvision` looks for and a CPU torch cannot load.
+
+    torchvision's wheel is built for CUDA: beside a CPU torch its C++ library does not load, and the import
+    fails with `operator torchvision::nms does not exist`. With the operators declared, transforms and timm
+    work; calling the operators still fails. Call it before timm or torchvision is imported. Does nothing
+    where torch has CUDA, or where the operators are there already.
+    """
+    if torch.version.cuda is not None or _declared:
+        return
+    missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
+    if not missing or _loads_by_itself():
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in missing:
+        library.define(name + _SCHEMA)
+    _declared.append(library)
+
+
+def _loads_by_itself() -> bool:
+    """Whether torchvision is a build whose C++ library this torch loads, as a CPU wheel's is."""
+    import importlib.util
+    from pathlib import Path
+
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return False
+    libraries = [path for path in Path(spec.origin).parent.glob("_C*") if path.suffix in (".so", ".pyd")]
+    try:
+        for path in libraries:
+            torch.ops.load_library(str(path))
+    except OSError:
+        return False
+    return bool(libraries)

@@ -1,0 +1,159 @@
+"""Image classification with vision transformers: `vit-huge`, `vit-tiny` and any timm model."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
+from fastlaunch_train.images import ImageShape, image_batches
+from fastlaunch_train.workload import Batch, Workload
+from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+
+#: Classes of a timm model that was published without a classifier.
+IMAGENET_CLASSES = 1000
+
+_HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
+_TINY = {
+    "img_size": 32,
+    "patch_size": 4,
+    "embed_dim": 64,
+    "depth": 4,
+    "num_heads": 4,
+    "num_classes": 10,
+}
+_HUGE_SHAPE = ImageShape(size=224, num_classes=1000)
+_TINY_SHAPE = ImageShape(size=32, num_classes=10)
+
+
+def build(name: str) -> Workload:
+    """The workload called `name`: `vit-huge`, `vit-tiny` or `timm:MODEL`.
+
+    Raises WorkloadError, naming the nearest ones, if timm has no such model.
+    """
+    if name == "vit-huge":
+        return _workload(
+            name,
+            partial(_vision_transformer, **_HUGE),
+            _HUGE_SHAPE,
+            blocks=_blocks,
+            flops_per_sample=WORKLOADS[name].flops_per_sample,
+        )
+    if name == "vit-tiny":
+        return _workload(
+            name,
+            partial(_vision_transformer, **_TINY),
+            _TINY_SHAPE,
+            blocks=_blocks,
+            flops_per_sample=_count(partial(_vision_transformer, **_TINY), _TINY_SHAPE),
+            learning_rate=0.02,
+        )
+    assert name.startswith("timm:")
+    return _timm_workload(name)
+
+
+def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy of images (batch, channels, height, width) and their class numbers (batch,)."""
+    images, labels = batch
+    return nn.functional.cross_entropy(model(images), labels)
+
+
+def _workload(
+    name: str,
+    build_model: Callable[[], nn.Module],
+    shape: ImageShape,
+    *,
+    blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None,
+    flops_per_sample: int | None,
+    learning_rate: float = 1e-3,
+) -> Workload:
+    return Workload(
+        name=name,
+        sample_unit="images",
+        build_model=build_model,
+        batches=partial(image_batches, shape),
+        loss=classification_loss,
+        blocks=blocks,
+        flops_per_sample=flops_per_sample,
+        # As in the FP8 experiment of November 2023, for vit-huge: SGD, 1e-3, momentum 0.9.
+        optimizer="sgd",
+        learning_rate=learning_rate,
+        momentum=0.9,
+    )
+
+
+def _timm_workload(name: str) -> Workload:
+    prepare_torchvision()
+    import timm
+
+    model_name = name.removeprefix("timm:")
+    known = timm.list_models()
+    if not timm.is_model(model_name):
+        near = get_close_matches(model_name.partition(".")[0], known, n=3, cutoff=0.5)
+        raise WorkloadError(
+            f"unknown workload {name!r}: timm {timm.__version__} has no model {model_name!r}",
+            f"did you mean {' or '.join(f'timm:{model}' for model in near)}?"
+            if near
+            else f"timm has {len(known)} models: python -c 'import timm; print(timm.list_models())'",
+        )
+    # Also None for a tag that does not exist, as in vit_base_patch16_224.no_such_tag.
+    published = timm.get_pretrained_cfg(model_name)
+    if published is None:
+        if "." in model_name:
+            tags = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
+            raise WorkloadError(
+                f"unknown workload {name!r}: the model has no such variant", f"known: {', '.join(tags)}"
+            )
+        raise WorkloadError(f"workload {name!r}: timm does not say what images the model takes", None)
+    channels, height, width = published.input_size
+    if channels != 3 or height != width:
+        raise WorkloadError(
+            f"workload {name!r} takes images of {channels} x {height} x {width}",
+            "square images of three channels can be made here",
+        )
+    num_classes = published.num_classes or IMAGENET_CLASSES
+    shape = ImageShape(
+        size=height, num_classes=num_classes, mean=tuple(published.mean), std=tuple(published.std)
+    )
+    build_model = partial(timm.create_model, model_name, pretrained=False, num_classes=num_classes)
+    has_blocks = _has_blocks(build_on_meta(build_model))
+    return _workload(
+        name,
+        build_model,
+        shape,
+        blocks=_blocks if has_blocks else None,
+        flops_per_sample=_count(build_model, shape),
+    )
+
+
+def _vision_transformer(**arguments: Any) -> nn.Module:
+    prepare_torchvision()
+    from timm.models.vision_transformer import VisionTransformer
+
+    model: nn.Module = VisionTransformer(**arguments)
+    return model
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList | nn.Sequential:
+    blocks = model.blocks
+    assert isinstance(blocks, nn.ModuleList | nn.Sequential)
+    return blocks
+
+
+def _has_blocks(model: nn.Module) -> bool:
+    blocks = getattr(model, "blocks", None)
+    return isinstance(blocks, nn.ModuleList | nn.Sequential) and all(
+        isinstance(getattr(block, "attn", None), nn.Module) for block in blocks
+    )
+
+
+def _count(build_model: Callable[[], nn.Module], shape: ImageShape) -> int | None:
+    try:
+        return training_flops_per_sample(build_model, (3, shape.size, shape.size))
+    except (RuntimeError, NotImplementedError):
+        # A few architectures cannot run without data; their FLOPs are unknown rather than guessed.
+        return None
