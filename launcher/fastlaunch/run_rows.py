@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import RunState
 from fastlaunch.metrics import RunSummary
-from fastlaunch.runs_file import LedgerFile
+from fastlaunch.runs_file import LedgerFile, damaged
 
 if TYPE_CHECKING:
     from fastlaunch.prices import Price
@@ -77,27 +77,33 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
     for row in file.rows(f"SELECT {columns} FROM runs WHERE {condition}", values):
-        if row[10] not in prices:
-            prices[row[10]] = _price(row[10])
-        runs.append(
-            Run(
-                id=row[0],
-                submission_id=row[1],
-                created_at=row[2],
-                backend=row[3],
-                state=RunState(row[4]),
-                reason=row[5],
-                workload=row[6],
-                recipe=row[7],
-                instance=row[8],
-                directory=Path(row[9]) if row[9] else None,
-                price=prices[row[10]],
-                summary=RunSummary.from_json(json.loads(row[11])) if row[11] else None,
-                spec=json.loads(row[12]) if not brief and row[12] else None,
-                plan=json.loads(row[13]) if not brief and row[13] else None,
-            )
-        )
+        try:
+            if row[10] not in prices:
+                prices[row[10]] = _price(row[10])
+            runs.append(_run(row, prices[row[10]]))
+        except (ValueError, TypeError) as error:
+            raise damaged(file.path, f"run {row[0]}: {error}") from None
     return runs
+
+
+def _run(row: Sequence[Any], price: "Price | None") -> Run:
+    spec, plan = row[12:] or (None, None)
+    return Run(
+        id=row[0],
+        submission_id=row[1],
+        created_at=row[2],
+        backend=row[3],
+        state=RunState(row[4]),
+        reason=row[5],
+        workload=row[6],
+        recipe=row[7],
+        instance=row[8],
+        directory=Path(row[9]) if row[9] else None,
+        price=price,
+        summary=RunSummary.from_json(json.loads(row[11])) if row[11] else None,
+        spec=json.loads(spec) if spec else None,
+        plan=json.loads(plan) if plan else None,
+    )
 
 
 def read_attempts(file: LedgerFile, run_id: str) -> list[Attempt]:

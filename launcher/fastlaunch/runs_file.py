@@ -79,6 +79,11 @@ class LedgerFile:
         return self._database.execute(statement, values)
 
 
+def damaged(path: Path, problem: str) -> BadFile:
+    """The error for a ledger that SQLite, or whoever reads its rows, finds damaged."""
+    return BadFile(path, f"the ledger is damaged: {problem}", hint=MOVE_ASIDE)
+
+
 @contextmanager
 def _telling(path: Path) -> Iterator[None]:
     """Turns what SQLite says of the file into what the user can do; our own mistakes stay as they are."""
@@ -88,8 +93,9 @@ def _telling(path: Path) -> Iterator[None]:
         # Of an extended code, the lowest byte is the kind.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         elsewhere = "free some space, or set FASTLAUNCH_HOME to a folder that can be written"
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise BadFile(path, f"the ledger is damaged: {error}", hint=MOVE_ASIDE) from None
+        # Text that is none is found by Python, which gives no code.
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "decode" in str(error):
+            raise damaged(path, str(error)) from None
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise UserError(f"{path} cannot be written: {error}", elsewhere) from None
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

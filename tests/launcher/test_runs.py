@@ -1,0 +1,580 @@
+"""The ledger: what is written is there, for good, whoever else writes and whatever happens."""
+
+import datetime
+import os
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.backends import RunState
+from fastlaunch.errors import BadFile, UnknownName, UserError
+from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.prices import Price
+from fastlaunch.runs import IMPORT, Ledger, new_run_id, open_ledger
+from fastlaunch.runs_file import LedgerFile
+from fastlaunch.settings import Settings
+
+NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
+SUMMARY = RunSummary(
+    kind="published",
+    workload="vit-huge",
+    sample_unit="images",
+    flops_per_sample=763_504_000_000,
+    recipe="bf16",
+    precision="bf16",
+    data="published",
+    batch_size_per_gpu=64,
+    num_nodes=1,
+    num_gpus=8,
+    seed=None,
+    status="completed",
+    instance="p5.48xlarge",
+    device_name=None,
+    host_id=None,
+    measured_on="2023-11-15",
+    source="an article",
+    step_time_s=Interval(value=0.199),
+)
+PRICE = Price(
+    instance="p5.48xlarge",
+    service="ec2",
+    region="us-east-1",
+    purchase="on-demand",
+    usd_per_hour=98.32,
+    as_of=datetime.date(2023, 11, 15),
+    source="a price list",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def add_run(ledger: Ledger, submission: str, run_id: str, **values: object) -> str:
+    defaults = {"spec": {}, "plan": {}, "workload": "vit-tiny", "recipe": "bf16", "backend": "local"}
+    ledger.add_run(submission, run_id, **{**defaults, **values})  # type: ignore[arg-type]
+    return run_id
+
+
+def test_a_run_keeps_what_was_asked_for_and_what_became_of_it(path: Path) -> None:
+    with Ledger(path, clock=lambda: NOON) as ledger:
+        submission = ledger.add_submission("fastlaunch submit --local")
+        add_run(
+            ledger,
+            submission,
+            "20261121-120005-abcd",
+            spec={"steps": 5},
+            plan={"argv": ["python"]},
+            instance="p5.48xlarge",
+            price=PRICE,
+            directory=Path("/runs/x"),
+        )
+        assert ledger.set_state("20261121-120005-abcd", RunState.RUNNING)
+        ledger.set_summary("20261121-120005-abcd", SUMMARY)
+        assert ledger.set_state("20261121-120005-abcd", RunState.FAILED, "out of memory")
+    with Ledger(path) as ledger:
+        run = ledger.get("abcd")
+        assert (run.id, run.submission_id, run.backend) == ("20261121-120005-abcd", submission, "local")
+        assert (run.workload, run.recipe, run.instance) == ("vit-tiny", "bf16", "p5.48xlarge")
+        assert (run.state, run.reason) == (RunState.FAILED, "out of memory")
+        assert (run.spec, run.plan) == ({"steps": 5}, {"argv": ["python"]})
+        assert (run.price, run.summary, run.directory) == (PRICE, SUMMARY, Path("/runs/x"))
+        assert run.created_at == "2026-11-21T12:00:05.250+00:00"
+        states = [(event.state, event.reason) for event in ledger.history(run.id)]
+        assert states == [("planned", None), ("running", None), ("failed", "out of memory")]
+        assert ledger.command_of(submission) == "fastlaunch submit --local"
+
+
+@pytest.mark.parametrize("final", [state for state in RunState if state.is_final])
+def test_a_final_state_stands(path: Path, final: RunState) -> None:
+    with Ledger(path) as ledger:
+        run_id = add_run(ledger, ledger.add_submission("x"), "run-a")
+        assert ledger.set_state(run_id, final, "first")
+        for state in RunState:
+            assert not ledger.set_state(run_id, state, "second")
+        assert (ledger.get(run_id).state, ledger.get(run_id).reason) == (final, "first")
+        assert len(ledger.history(run_id)) == 2
+
+
+def test_a_running_run_is_not_planned_again(path: Path) -> None:
+    with Ledger(path) as ledger:
+        run_id = add_run(ledger, ledger.add_submission("x"), "run-a")
+        assert ledger.set_state(run_id, RunState.RUNNING)
+        assert not ledger.set_state(run_id, RunState.PLANNED)
+        assert not ledger.set_state(run_id, RunState.RUNNING)
+        assert ledger.get(run_id).state is RunState.RUNNING
+
+
+def test_attempts_carry_tokens_handles_and_what_they_were_billed(path: Path) -> None:
+    with Ledger(path, clock=lambda: NOON) as ledger:
+        submission = ledger.add_submission("x")
+        for run_id in ("run-a", "run-b"):
+            add_run(ledger, submission, run_id)
+        first, token = ledger.add_attempt(["run-a", "run-b"], region="us-east-1")
+        assert token == "run-a-a1"
+        assert ledger.attempts_of("run-b")[0].handle is None
+        ledger.set_handle(first, {"id": "i-1"})
+        assert ledger.attempts_of("run-b")[0].state is RunState.RUNNING
+        assert ledger.end_attempt(first, RunState.LOST, billed_seconds=90.5)
+        assert not ledger.end_attempt(first, RunState.COMPLETED, billed_seconds=1)
+        second, token = ledger.add_attempt(["run-b"])
+        # Counted per run: this is the second attempt at run-b.
+        assert token == "run-b-a2"
+        one, two = ledger.attempts_of("run-b")
+        assert (one.id, two.id) == (first, second)
+        assert (one.run_ids, two.run_ids) == (("run-a", "run-b"), ("run-b",))
+        assert (one.handle, one.state, one.billed_seconds) == ({"id": "i-1"}, RunState.LOST, 90.5)
+        assert (one.region, one.n, one.backend) == ("us-east-1", 1, "local")
+        assert one.ended_at == "2026-11-21T12:00:05.250+00:00"
+        assert (two.ended_at, two.billed_seconds) == (None, None)
+
+
+def test_run_ids_sort_by_time_and_are_safe_in_names() -> None:
+    ids = [new_run_id(NOON + datetime.timedelta(seconds=s), random.Random(s)) for s in range(100)]
+    assert ids == sorted(ids)
+    assert all(re.fullmatch(r"20261121-12\d{4}-[a-z0-9]{4}", run_id) for run_id in ids)
+
+
+def test_an_id_is_not_given_out_twice(path: Path) -> None:
+    class Stuck(random.Random):
+        """Says everything three times."""
+
+        calls = 0
+
+        def choices(self, population, weights=None, *, cum_weights=None, k=1):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            return [population[self.calls // 3]] * k
+
+    with Ledger(path, clock=lambda: NOON, randomness=Stuck()) as ledger:
+        ids = [ledger.new_run_id() for _ in range(3)]
+        assert len(set(ids)) == 3
+    with Ledger(path, clock=lambda: NOON, randomness=Stuck()) as ledger:
+        add_run(ledger, ledger.add_submission("x"), ids[0])
+        assert ledger.new_run_id() == ids[1]
+
+
+# Selecting
+
+
+@pytest.fixture
+def filled(path: Path) -> Ledger:
+    ledger = Ledger(path)
+    old, new = ledger.add_submission("old"), ledger.add_submission("new")
+    add_run(ledger, old, "20261120-100000-aaaa", recipe="bf16", instance="p5.48xlarge")
+    add_run(ledger, old, "20261120-100001-bbbb", recipe="te-fp8", instance="p4d.24xlarge")
+    add_run(ledger, new, "20261121-100000-cccc", recipe="te-fp8 fp8_scaling=current", workload="vit-huge")
+    ledger.set_state("20261120-100000-aaaa", RunState.COMPLETED)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("selectors", "found"),
+    [
+        ([], "abc"),
+        (["20261120-100000-aaaa"], "a"),
+        (["20261121"], "c"),
+        (["bbbb"], "b"),
+        (["cccc", "aaaa"], "ac"),
+        (["recipe=te-*"], "bc"),
+        (["recipe=te-fp8 fp8_scaling=*"], "c"),
+        (["recipe=te-*", "workload=vit-huge"], "c"),
+        (["recipe=bf16", "recipe=te-fp8"], "ab"),
+        (["state=planned"], "bc"),
+        (["instance=p[45]*"], "ab"),
+        (["instance="], "c"),
+        (["backend=local"], "abc"),
+        (["backend=ec2"], ""),
+        (["submission=*"], "abc"),
+        (["aaaa", "workload=vit-huge"], "ac"),
+        (["recipe='; DROP TABLE runs; --"], ""),
+    ],
+)
+def test_selectors(filled: Ledger, selectors: list[str], found: str) -> None:
+    assert "".join(run.id[-1] for run in filled.select(selectors)) == found
+    assert "".join(run.id[-1] for run in filled.fetch_comparable(selectors, all_runs=True)) == found
+
+
+def test_an_exact_id_wins_over_longer_ones(path: Path) -> None:
+    with Ledger(path) as ledger:
+        submission = ledger.add_submission("x")
+        for run_id in ("run", "run-a", "run-ab"):
+            add_run(ledger, submission, run_id)
+        assert [ledger.get(name).id for name in ("run", "run-a", "ab")] == ["run", "run-a", "run-ab"]
+
+
+def test_a_name_that_fits_several_runs_names_them(filled: Ledger) -> None:
+    with pytest.raises(UserError, match="'20261120' fits 2 runs: 20261120-100000-aaaa, 20261120-100001-bbbb"):
+        filled.select(["20261120"])
+
+
+@pytest.mark.parametrize("name", ["", "zzzz", "aaa", "100000-aaaa-", "%", "*", "a" * 2000, "\udcff", "\0"])
+def test_a_run_that_is_not_there(filled: Ledger, name: str) -> None:
+    with pytest.raises(UnknownName, match="unknown run"):
+        filled.get(name)
+
+
+def test_an_unknown_field_names_the_nearest(filled: Ledger) -> None:
+    with pytest.raises(UnknownName) as error:
+        filled.select(["recipes=bf16"])
+    assert error.value.hint is not None and "did you mean recipe" in error.value.hint
+
+
+@given(
+    selectors=st.lists(st.text() | st.builds("{}={}".format, st.sampled_from(["recipe", "state"]), st.text()))
+)
+def test_selectors_never_crash(tmp_path_factory: pytest.TempPathFactory, selectors: list[str]) -> None:
+    with Ledger(tmp_path_factory.getbasetemp() / "selectors.sqlite") as ledger:
+        if not ledger.select():
+            add_run(ledger, ledger.add_submission("x"), "20261120-100000-aaaa")
+        try:
+            assert len(ledger.select(selectors)) <= 1
+        except UserError as error:
+            assert error.hint
+
+
+def test_a_submission_narrows_every_selection(filled: Ledger) -> None:
+    old = filled.get("aaaa").submission_id
+    assert [run.id[-1] for run in filled.select(submission=old)] == ["a", "b"]
+    assert [run.id[-1] for run in filled.select(["recipe=te-*", "cccc"], submission=old)] == ["b"]
+
+
+def test_comparable_runs_are_those_of_the_last_submission_that_has_any(filled: Ledger) -> None:
+    filled.add_submission("a command that failed before its first run")
+    assert [run.id[-1] for run in filled.fetch_comparable()] == ["c"]
+    assert [run.id[-1] for run in filled.fetch_comparable(all_runs=True)] == ["a", "b", "c"]
+    old = filled.get("aaaa").submission_id
+    assert [run.id[-1] for run in filled.fetch_comparable(submission=old)] == ["a", "b"]
+    assert filled.fetch_comparable()[0].spec is None
+
+
+def test_an_empty_ledger_has_nothing_to_compare(path: Path) -> None:
+    with Ledger(path) as ledger:
+        assert ledger.last_submission() is None
+        assert ledger.fetch_comparable() == []
+
+
+# Importing and removing
+
+
+def test_imported_runs_are_not_doubled_and_join_the_newest_import(path: Path) -> None:
+    faster = replace(SUMMARY, recipe="te-fp8")
+    with Ledger(path) as ledger:
+        first = ledger.add_submission("first")
+        ids = ledger.add_imported([(SUMMARY, Path("/a.csv")), (faster, None)], submission_id=first)
+        second = ledger.add_submission("second")
+        assert ledger.add_imported([(SUMMARY, Path("/b.csv"))], submission_id=second) == ids[:1]
+        assert len(ledger.select()) == 2
+        run = ledger.get(ids[0])
+        assert (run.submission_id, run.directory) == (second, Path("/b.csv"))
+        assert (run.backend, run.state, run.summary) == (IMPORT, RunState.COMPLETED, SUMMARY)
+        assert (run.workload, run.recipe, run.instance) == ("vit-huge", "bf16", "p5.48xlarge")
+
+
+def test_equal_rows_of_one_import_are_runs_of_their_own(path: Path) -> None:
+    with Ledger(path) as ledger:
+        submission = ledger.add_submission("x")
+        ids = ledger.add_imported([(SUMMARY, None), (SUMMARY, None)], submission_id=submission)
+        assert len(set(ids)) == 2
+        assert ledger.add_imported([(SUMMARY, None), (SUMMARY, None)], submission_id=submission) == ids
+        assert len(ledger.select()) == 2
+
+
+def test_an_import_leaves_a_run_of_this_machine_as_it_is(path: Path) -> None:
+    with Ledger(path) as ledger:
+        own = add_run(ledger, ledger.add_submission("own"), "run-a")
+        before = ledger.get(own)
+        ledger.add_imported([(SUMMARY, None)], submission_id=ledger.add_submission("x"), run_ids=[own])
+        assert ledger.get(own) == before
+
+
+def test_an_import_is_all_or_nothing(path: Path) -> None:
+    impossible = replace(SUMMARY, final_loss=float("nan"))
+    with Ledger(path) as ledger:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            ledger.add_imported(
+                [(SUMMARY, None), (impossible, None)],
+                submission_id=ledger.add_submission("x"),
+                run_ids=["a", "b"],
+            )
+        assert ledger.select() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("completed", "completed"),
+        ("interrupted", "interrupted"),
+        ("killed", "lost"),
+        ("out_of_memory", "failed"),
+        ("nan_loss", "failed"),
+        ("failed", "failed"),
+    ],
+)
+def test_the_state_of_an_imported_run_is_how_it_ended(path: Path, status: str, state: str) -> None:
+    summary = replace(SUMMARY, status=status, problems=("it broke",))
+    with Ledger(path) as ledger:
+        (run_id,) = ledger.add_imported([(summary, None)], submission_id=ledger.add_submission("x"))
+        run = ledger.get(run_id)
+        assert (run.state, run.reason) == (state, None if state == "completed" else "it broke")
+
+
+def test_removing_takes_a_run_with_all_that_belongs_to_it(path: Path) -> None:
+    with Ledger(path) as ledger:
+        submission = ledger.add_submission("x")
+        for run_id in ("run-a", "run-b"):
+            add_run(ledger, submission, run_id)
+            ledger.set_state(run_id, RunState.COMPLETED)
+        ledger.add_attempt(["run-a", "run-b"])
+        ledger.remove(["run-a"])
+        assert [run.id for run in ledger.select()] == ["run-b"]
+        assert [attempt.run_ids for attempt in ledger.attempts_of("run-b")] == [("run-b",)]
+        ledger.remove(["run-b"])
+    with sqlite3.connect(path) as database:
+        for table in ("runs", "attempts", "attempt_runs", "run_events"):
+            assert database.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+    database.close()
+
+
+def test_a_run_that_has_not_ended_is_not_removed(filled: Ledger) -> None:
+    with pytest.raises(UserError, match="run 20261120-100001-bbbb is planned") as error:
+        filled.remove(["20261120-100000-aaaa", "20261120-100001-bbbb"])
+    assert error.value.hint == "end it first: fastlaunch cancel 20261120-100001-bbbb"
+    assert len(filled.select()) == 3
+
+
+# The file
+
+
+def test_the_home_folder_is_made(tmp_path: Path) -> None:
+    with open_ledger(Settings(home=tmp_path / "new" / "home")) as ledger:
+        assert ledger.path == tmp_path / "new" / "home" / "ledger.sqlite"
+        assert ledger.path.exists()
+
+
+def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made: Not a directory") as error:
+        open_ledger(Settings(home=tmp_path / "file" / "home"))
+    assert error.value.hint is not None and "FASTLAUNCH_HOME" in error.value.hint
+
+
+def test_a_ledger_that_cannot_be_opened(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(UserError, match=r"ledger\.sqlite cannot be opened"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize("offset", [0, 24, 4096])
+def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
+    filled.close()
+    with filled.path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\x99" * 50_000)
+    with (
+        pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged") as error,
+        Ledger(filled.path) as it,
+    ):
+        it.select()
+    assert error.value.hint is not None and "move it aside" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "state = 'no such state'",
+        "summary = '{'",
+        "summary = '{\"kind\": 1}'",
+        "workload = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
+    database = sqlite3.connect(filled.path)
+    database.execute(f"UPDATE runs SET {damage}")
+    database.commit()
+    database.close()
+    for read in (filled.select, filled.fetch_comparable):
+        with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged: "):
+            read()
+
+
+def test_a_file_that_is_no_database(path: Path) -> None:
+    path.write_text("not a database, but long enough to have a header of one hundred bytes" * 10)
+    with pytest.raises(BadFile, match="the ledger is damaged: file is not a database"):
+        Ledger(path)
+
+
+def test_a_foreign_database_stays_as_it_is(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE theirs (x)")
+    database.commit()
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(BadFile, match="not a fastlaunch ledger"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_of_a_newer_fastlaunch_is_refused(filled: Ledger) -> None:
+    filled.close()
+    database = sqlite3.connect(filled.path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(UserError, match=r"newer fastlaunch \(ledger version 99, this one knows up to 1\)"):
+        Ledger(filled.path)
+
+
+def test_migrations_run_once_and_in_order(path: Path) -> None:
+    first = ("CREATE TABLE t (x)",)
+    LedgerFile(path, migrations=(first,)).close()
+    second = ("ALTER TABLE t ADD COLUMN y DEFAULT 5", "INSERT INTO t (x) VALUES (1)")
+    for _ in range(2):
+        file = LedgerFile(path, migrations=(first, second))
+        assert file.all("SELECT x, y FROM t") == [(1, 5)]
+        file.close()
+
+
+def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
+    first = ("CREATE TABLE t (x)",)
+    LedgerFile(path, migrations=(first,)).close()
+    with pytest.raises(sqlite3.OperationalError, match="no such table: nowhere"):
+        LedgerFile(path, migrations=(first, ("DROP TABLE t", "INSERT INTO nowhere VALUES (1)")))
+    file = LedgerFile(path, migrations=(first,))
+    assert file.all("SELECT x FROM t") == []
+    file.close()
+
+
+def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> None:
+    with Ledger(path) as ledger, Ledger(path) as other:
+        with ledger.transaction():
+            submission = ledger.add_submission("x")
+            add_run(ledger, submission, "run-a")
+            # Whoever reads meanwhile neither waits nor sees half of it.
+            assert other.select() == []
+        assert len(other.select()) == 1
+        with pytest.raises(KeyboardInterrupt), ledger.transaction():
+            add_run(ledger, submission, "run-b")
+            raise KeyboardInterrupt
+        assert len(other.select()) == 1
+
+
+# Several processes
+
+WRITER = """
+import sys
+from pathlib import Path
+from fastlaunch.runs import Ledger
+from fastlaunch.backends import RunState
+with Ledger(Path(sys.argv[1])) as ledger:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(25):
+        submission = ledger.add_submission(sys.argv[2])
+        run_id = ledger.new_run_id()
+        ledger.add_run(submission, run_id, spec={}, plan={}, workload="w", recipe="r", backend="local")
+        ledger.set_state(run_id, RunState.RUNNING)
+        ledger.add_attempt(["shared"])
+"""
+
+
+def test_two_launchers_do_not_disturb_each_other(path: Path) -> None:
+    with Ledger(path) as ledger:
+        add_run(ledger, ledger.add_submission("x"), "shared")
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        assert writer.communicate()[1] == ""
+        assert writer.returncode == 0
+    with Ledger(path) as ledger:
+        assert len(ledger.select(["state=running"])) == 50
+        assert [attempt.n for attempt in ledger.attempts_of("shared")] == list(range(1, 51))
+
+
+def test_two_launchers_may_make_the_ledger_at_the_same_time(path: Path) -> None:
+    code = (
+        f"from fastlaunch.runs import Ledger; from pathlib import Path; Ledger(Path({str(path)!r})).close()"
+    )
+    makers = [
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [maker.communicate()[1] for maker in makers] == [""] * 3
+
+
+HALF_WAY = """
+import os, sys, time
+from pathlib import Path
+from fastlaunch.runs import Ledger
+ledger = Ledger(Path(sys.argv[1]))
+submission = ledger.add_submission("x")
+ledger.add_run(submission, "whole", spec={}, plan={}, workload="w", recipe="r", backend="local")
+with ledger.transaction():
+    for number in range(2000):
+        ledger.add_run(submission, f"half-{number}", spec={"x": "y" * 1000}, plan={}, workload="w",
+                       recipe="r", backend="local")
+    print("half way", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_launcher_killed_half_way_leaves_what_it_had_committed(path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", HALF_WAY, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stdout.readline() == "half way\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    with Ledger(path) as ledger:
+        assert [run.id for run in ledger.select()] == ["whole"]
+        ledger.add_submission("and it can be written")
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from fastlaunch.runs import Ledger
+from fastlaunch.errors import UserError
+ledger = Ledger(Path(sys.argv[1]))
+submission = ledger.add_submission("x")
+size = 600_000
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+try:
+    for number in range(1000):
+        ledger.add_run(submission, f"run-{number}", spec={"x": "y" * 5000}, plan={}, workload="w", recipe="r",
+                       backend="local")
+except UserError as error:
+    print(error.message)
+    print(error.hint)
+    print(number)
+"""
+
+
+def test_a_full_disk_is_an_error_and_keeps_what_was_there(path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, env=os.environ
+    )
+    message, hint, number = told.stdout.splitlines()
+    assert f"{path} cannot be written" in message
+    assert "free some space" in hint
+    with Ledger(path) as ledger:
+        assert len(ledger.select()) == int(number) > 10
