@@ -178,7 +178,12 @@ def test_unflushed_output_meets_the_closed_pipe_in_time(tmp_path: Path) -> None:
     os.close(reading)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-c", code],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
     finally:
         os.close(writing)

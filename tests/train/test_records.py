@@ -370,6 +370,17 @@ def test_a_foreign_file_is_named_with_its_first_line(tmp_path: Path, suffix: str
     assert str(caught.value).startswith(f"{tmp_path / f'foreign{suffix}'}:1: ")
 
 
+def test_the_older_lzma_format_is_foreign(sound: bytes, tmp_path: Path) -> None:
+    # It has no checksum, and may ask for any amount of memory.
+    with pytest.raises(RecordError, match=":1: damaged"):
+        read_bytes(tmp_path / "record.jsonl.xz", lzma.compress(sound, format=lzma.FORMAT_ALONE))
+
+
+def test_a_line_without_end_is_not_read_to_its_end(sound: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=":14: too long"):
+        read_bytes(tmp_path / "record.jsonl", sound + b" " * 2**21)
+
+
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_record(tmp_path / "none.jsonl")
@@ -448,6 +459,18 @@ def test_a_step_lacks_nothing(sound: bytes, tmp_path: Path, key: str) -> None:
 def test_a_key_twice_is_damage(sound: bytes, tmp_path: Path) -> None:
     data = unchecked(sound).replace(b'"loss": 2.0', b'"loss": 1.0, "loss": 2.0')
     with pytest.raises(RecordError, match=":4: not valid JSON"):
+        read_bytes(tmp_path / "record.jsonl", data)
+
+
+def test_a_number_that_is_none_is_damage_in_a_header_too(sound: bytes, tmp_path: Path) -> None:
+    data = unchecked(sound).replace(b'"memory_gib": 7.5', b'"memory_gib": NaN')
+    with pytest.raises(RecordError, match=":1: not a fastlaunch record"):
+        read_bytes(tmp_path / "record.jsonl", data)
+
+
+def test_there_are_no_more_steps_than_asked_for(sound: bytes, tmp_path: Path) -> None:
+    data = unchecked(sound).replace(b'"steps": 6', b'"steps": 5')
+    with pytest.raises(RecordError, match=":11: step 6 of 5"):
         read_bytes(tmp_path / "record.jsonl", data)
 
 
