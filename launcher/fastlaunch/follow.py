@@ -4,6 +4,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -153,12 +154,10 @@ class PlainLines:
         self._print(f"{self._label}: {outcome}")
 
     def _print(self, line: str) -> None:
-        try:
+        # The terminal or the reader may be gone; the run is not.
+        with suppress(OSError):
             self.stream.write(f"{line}\n")
             self.stream.flush()
-        except OSError:
-            # The terminal or the reader is gone; the run is not.
-            return
 
 
 class ProgressBar:
@@ -177,6 +176,7 @@ class ProgressBar:
             expand=True,
         )
         self._task: TaskID | None = None
+        self._label = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -185,26 +185,24 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with suppress(OSError):
             self._bar.stop()
-        except OSError:
-            return
 
     def start(self, label: str, num_steps: int) -> None:
+        self._label = label
         self._task = self._bar.add_task(label, total=num_steps, status="starting")
 
     def show(self, progress: Progress) -> None:
-        self._update(describe(progress), completed=progress.step)
+        assert self._task is not None
+        with suppress(OSError):
+            self._bar.update(self._task, completed=progress.step, status=describe(progress))
 
     def finish(self, outcome: str) -> None:
-        self._update(outcome)
-
-    def _update(self, status: str, completed: int | None = None) -> None:
         assert self._task is not None
-        try:
-            self._bar.update(self._task, completed=completed, status=status)
-        except OSError:
-            return
+        with suppress(OSError):
+            # A line for every run that ended, and a bar for the one under way.
+            self._bar.console.print(f"{self._label}: {outcome}", markup=False, highlight=False)
+            self._bar.remove_task(self._task)
 
 
 def describe(progress: Progress) -> str:

@@ -124,6 +124,35 @@ def test_another_process_sees_the_job_and_stops_it(backend: LocalBackend) -> Non
     assert finish(backend, handle) is RunState.INTERRUPTED
 
 
+def test_what_a_job_leaves_behind_does_not_keep_it_running(tmp_path: Path) -> None:
+    code = (
+        "import runpy, subprocess, sys; "
+        "print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True); "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    settings = LocalSettings(
+        home=tmp_path,
+        working_directory=tmp_path,
+        launch=(sys.executable, "-W", "ignore", "-c", code, str(FAKE)),
+        pythonpath=os.pathsep.join(path for path in sys.path if path),
+    )
+    backend = LocalBackend(settings)
+    handle = backend.execute(backend.plan(JOB, "r1"))
+    try:
+        assert finish(backend, handle) is RunState.COMPLETED
+        backend.stop(handle)
+    finally:
+        left = int((Path(handle["directory"]) / LOG).read_text().split()[0])
+        os.kill(left, signal.SIGKILL)
+
+
+def test_job_has_a_session_of_its_own(backend: LocalBackend) -> None:
+    # Ctrl-C in the terminal would otherwise reach it beside the launcher, and stop it twice.
+    handle = backend.execute(behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01"))
+    assert os.getsid(handle["pid"]) == handle["pid"] != os.getsid(0)
+    backend.stop(handle)
+
+
 def test_deaf_job_is_killed(backend: LocalBackend) -> None:
     backend = LocalBackend(replace(backend.settings, stop_wait_s=0.2))
     plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01", FAKE_DEAF="1")

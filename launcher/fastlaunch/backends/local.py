@@ -156,9 +156,13 @@ class LocalBackend:
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Ask the job to stop, wait for it to write its end, and kill it if it does not."""
-        _signal(self._leaders(handle), signal.SIGTERM)
         deadline = time.monotonic() + self.settings.stop_wait_s
+        asked: set[int] = set()
         while self._alive(handle) and time.monotonic() < deadline:
+            # Again and again: it may not have started yet, or its leader may leave ranks behind.
+            leaders = self._leaders(handle) - asked
+            _signal(leaders, signal.SIGTERM)
+            asked |= leaders
             time.sleep(0.05)
         self.kill(handle)
 
@@ -172,8 +176,12 @@ class LocalBackend:
             child.wait()
 
     def _alive(self, handle: Mapping[str, Any]) -> bool:
+        if locks.is_held(Path(handle["directory"]) / _LOCK):
+            return True
         # torchrun gives its ranks sessions of their own and no descriptors: they can outlive it and the lock.
-        return locks.is_held(Path(handle["directory"]) / _LOCK) or bool(_processes_of(handle))
+        # After every rank's end line, what still lives is something that the job started and left behind.
+        ended = outcome_of(read_records(self.collect(handle))[0]).state is not RunState.LOST
+        return not ended and bool(_processes_of(handle))
 
     def _leaders(self, handle: Mapping[str, Any]) -> set[int]:
         """The process to ask: the one that was started, or what it left behind."""

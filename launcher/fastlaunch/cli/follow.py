@@ -67,7 +67,8 @@ def logs(run: str | None, follow: bool) -> None:
                     break
                 around.sleep(0.2)
                 _reconcile(around, ledger)
-        next_command("fastlaunch compare" if chosen.state is RunState.COMPLETED else "fastlaunch status")
+        completed = ledger.get(chosen.id).state is RunState.COMPLETED
+        next_command("fastlaunch compare" if completed else "fastlaunch status")
 
 
 @click.command(short_help="Stop a run and keep what it recorded.")

@@ -51,7 +51,9 @@ def answer(runs: Sequence["Run"]) -> str:
     """What the runs say, in a sentence: the step time of a recipe, or which recipe is the fastest."""
     measured: dict[str, list[RunSummary]] = {}
     for run in runs:
-        if run.state is RunState.COMPLETED and run.summary and run.summary.step_time_s:
+        # What was stopped half-way was measured as well, up to there.
+        stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
+        if stood and run.summary and run.summary.step_time_s and not run.summary.problems:
             measured.setdefault(run.recipe, []).append(run.summary)
     if not measured:
         return f"No step time: {_why_not(runs)}."

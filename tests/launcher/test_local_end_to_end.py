@@ -1,0 +1,143 @@
+"""The whole way on this machine, with nothing played: launcher, torchrun, training, records, summary."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_train.processes import is_training, runs, wait_until
+
+from fastlaunch.backends import RunState
+from fastlaunch_train.records import read_record
+
+pytestmark = pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("timm")),
+    reason="needs fastlaunch[train]",
+)
+
+
+@contextmanager
+def fastlaunch(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    """`fastlaunch ARGV` in a process of its own that sees no GPU; killed at the end if it still lives."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastlaunch", *argv],
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(*argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    with fastlaunch(*argv) as process:
+        out, err = process.communicate(timeout=110)
+        return process.returncode, out, err
+
+
+def ranks(directory: Path | None) -> list[int]:
+    """Process ids of the ranks that train in `directory`."""
+    wanted = f"FASTLAUNCH_RUN_DIRECTORY={directory}".encode()
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = environ.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted in variables and any(variable.startswith(b"LOCAL_RANK=") for variable in variables):
+            found.append(int(environ.parent.name))
+    return found
+
+
+def test_submit_trains_and_summarises() -> None:
+    code, out, err = told("submit", "--local", "--steps", "12", "--seed", "4")
+    assert code == 0, err
+    (run,) = runs()
+    assert run.state is RunState.COMPLETED
+    assert run.summary is not None and run.directory is not None
+    assert (run.summary.num_steps, run.summary.seed, run.summary.recipe) == (12, 4, "bf16")
+    record = read_record(run.directory / "rank-00000-attempt-1.jsonl")
+    assert record.header["run_id"] == run.id
+    assert record.header["machine"]["device_type"] == "cpu"
+    assert "bf16: step 12/12" in err and "next: " in err.splitlines()[-1]
+    assert out.splitlines()[-1].endswith(".")
+
+
+@pytest.mark.slow
+def test_recipe_that_cannot_run_here_is_refused_by_the_entrypoint() -> None:
+    code, out, err = told("submit", "--local", "--recipe", "te-fp8", "--steps", "3")
+    assert code == 1
+    assert "recipe te-fp8 cannot run here" in out and "these recipes run here: fp32" in err
+    assert "torch/distributed/elastic" not in err
+    assert runs()[0].state is RunState.FAILED
+
+
+@pytest.mark.slow
+def test_rehearsal_of_a_gpu_instance_completes() -> None:
+    code, _, err = told(
+        "submit", "--local", "--instance", "p5.48xlarge", "--recipe", "te-fp8", "--steps", "3"
+    )
+    assert code == 0, err
+    assert "rehearsed as bf16 optimizer_impl=fused" in err
+    assert runs()[0].state is RunState.COMPLETED
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_a_record_each() -> None:
+    code, _, err = told("submit", "--local", "--steps", "70", "--nproc", "2")
+    assert code == 0, err
+    (run,) = runs()
+    assert run.directory is not None and run.summary is not None
+    assert len(list(run.directory.glob("rank-*-attempt-1.jsonl"))) == 2
+    assert (run.summary.num_gpus, run.summary.samples_per_step) == (2, 16)
+
+
+@pytest.mark.slow
+def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
+    with fastlaunch("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
+        wait_until(is_training)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    (run,) = runs()
+    assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C")
+    assert run.summary is not None and run.summary.num_steps > 0
+    assert ranks(run.directory) == []
+
+
+@pytest.mark.slow
+def test_cancel_while_it_is_starting_is_no_failure() -> None:
+    with fastlaunch("submit", "--local", "--steps", "100000") as process:
+        wait_until(lambda: bool(runs()) and runs()[0].state is RunState.RUNNING)
+        code, out, err = told("cancel", runs()[0].id)
+        assert code == 0, err
+        _, err = process.communicate(timeout=100)
+    assert out.endswith("is interrupted\n")
+    assert (runs()[0].state, process.returncode) == (RunState.INTERRUPTED, 1), err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_ranks_that_outlive_launcher_and_torchrun_are_seen_and_stopped() -> None:
+    with fastlaunch("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
+        wait_until(is_training)
+        process.kill()
+    (run,) = runs()
+    assert run.directory is not None
+    os.kill(int((run.directory / "lock").read_text()), signal.SIGKILL)
+    assert len(ranks(run.directory)) == 2
+    _, out, _ = told("status")
+    assert out.splitlines()[-1] == "1 run: 1 running."
+    told("cancel", run.id)
+    assert ranks(run.directory) == []
+    assert runs()[0].state is RunState.INTERRUPTED
