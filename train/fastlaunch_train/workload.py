@@ -81,7 +81,13 @@ def _load_own(name: str) -> Workload:
         raise WorkloadError(
             f"workload {name!r}: there is no file {path}", "give its path, as in ./my.py:build"
         )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = getattr(sys.modules.get(path.stem), "__file__", str(path.resolve()))
+    if path.stem in sys.builtin_module_names or loaded != str(path.resolve()):
+        raise WorkloadError(
+            f"workload {name!r}: {path} has the name of a module that is in use",
+            f"rename the file: `import {path.stem}` would find it instead",
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Registered first, so that loader workers can unpickle what the file defines.
