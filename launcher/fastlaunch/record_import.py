@@ -76,7 +76,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
             )
     for folder, files in folders.items():
         _read_folder(folder, list(files), found)
-    if found.skipped and len(paths) == 1 and not paths[0].is_dir():
+    if found.skipped and len(paths) == 1 and paths[0].name.endswith((*SUFFIXES, ".csv")):
         raise found.skipped[0]
     if not found.runs:
         if found.skipped:
@@ -109,9 +109,10 @@ def _read_archive(archive: Path, folder: Path, found: Found) -> None:
     for run in inside.runs.values():
         found.add(replace(run, source=archive, files=()))
     for problem in inside.skipped:
-        name = str(problem.path).replace(str(folder), str(archive), 1)
+        path = str(problem.path).replace(str(folder), str(archive))
         text = problem.message.replace(str(folder), str(archive))
-        found.skipped.append(BadFile(name, text.removeprefix(f"{name}: ")))
+        _, _, what = text.removeprefix(path).partition(": ")
+        found.skipped.append(BadFile(path, what, line=problem.line))
 
 
 def _walk(folder: Path, found: Found) -> Iterator[Path]:

@@ -12,8 +12,6 @@ import click
 
 _GAP = "  "
 _MIN_WIDTH = 100
-#: No column is cut to fewer characters than its heading needs.
-_NARROWEST = 8
 #: A number, with a unit or without.
 _NUMBER = re.compile(r"-?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
@@ -45,13 +43,15 @@ def fitted(
     """
     allowed = max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(_MIN_WIDTH, 1)).columns)
     widths = _widths(rows, headers)
-    keys = [key for key in shrinkable if key in widths]
-    while keys and sum(widths.values()) + len(_GAP) * (len(headers) - 1) > allowed:
-        key = max(keys, key=lambda key: widths[key])
-        if widths[key] <= _NARROWEST:
+    while sum(widths.values()) + len(_GAP) * (len(headers) - 1) > allowed:
+        # The heading is not cut.
+        keys = [key for key in shrinkable if widths.get(key, 0) > len(headers.get(key, ""))]
+        if not keys:
             break
-        widths[key] -= 1
-    return [{**row, **{key: _cut(row[key], widths[key]) for key in keys}} for row in rows]
+        widths[max(keys, key=lambda key: widths[key])] -= 1
+    return [
+        {**row, **{key: _cut(row[key], widths[key]) for key in shrinkable if key in widths}} for row in rows
+    ]
 
 
 def table(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> str:

@@ -132,9 +132,10 @@ def next_command(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Return if the user agrees. Raises click.Abort if not, UserError if there is nobody to ask."""
+    """Return if the user agrees. Raises UserError if not, and if there is nobody to ask."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise UserError("nothing was done")

@@ -24,7 +24,7 @@ _HEADERS = {
     "recipe": "recipe",
     "instance": "instance",
     "state": "state",
-    "step": "step [s]",
+    "step": "s/step",
     "loss": "loss",
 }
 _FILTERS_HELP = """
@@ -115,7 +115,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
-        confirm(f"Remove {_num_runs(chosen)} and {len(folders)} folders with their records?", yes=yes)
+        confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
         ledger.remove([run.id for run in chosen])
     for folder in folders:
         _remove_folder(folder)
@@ -212,6 +212,14 @@ def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
         return True
     values = {row[key] for row in cells}
     return values not in ({None}, {"local"})
+
+
+def _with_folders(folders: Sequence[Path]) -> str:
+    if not folders:
+        return ""
+    return (
+        " and 1 folder with its records" if len(folders) == 1 else f" and {len(folders)} folders with records"
+    )
 
 
 def _num_runs(found: Sequence[Run]) -> str:

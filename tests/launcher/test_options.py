@@ -1,0 +1,113 @@
+"""Quantities on the command line, tables, and questions."""
+
+import datetime
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.cli.listing import fitted, table
+from fastlaunch.cli.options import (
+    COUNT,
+    DATE,
+    DURATION,
+    POSITIVE_COUNT,
+    SIZE,
+    confirm,
+    recipe_named,
+    recipe_option,
+    workload_named,
+)
+from fastlaunch.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (COUNT, "0", 0),
+        (COUNT, "1.5M", 1_500_000),
+        (POSITIVE_COUNT, "200", 200),
+        (DURATION, "48h", 172_800),
+        (SIZE, "2GiB", 2 * 2**30),
+        (DATE, "2023-11-15", datetime.date(2023, 11, 15)),
+    ],
+)
+def test_quantities_parse_as_people_write_them(kind: click.ParamType, text: str, value: object) -> None:
+    assert kind.convert(text, None, None) == value
+    assert kind.convert(value, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (COUNT, "many", "'many' is not a count"),
+        (POSITIVE_COUNT, "0", "'0' is not above 0"),
+        (DURATION, "48", "'48' is not a duration"),
+        (DURATION, "0s", "'0s' is not above 0"),
+        (SIZE, "2 apples", "'2 apples' is not a size"),
+        (DATE, "15.11.2023", "'15.11.2023' is not a date"),
+    ],
+)
+def test_what_is_wrong_with_a_quantity_is_said_with_the_option(
+    kind: click.ParamType, text: str, problem: str
+) -> None:
+    @click.command()
+    @click.option("--much", type=kind)
+    def command(much: object) -> None:
+        """Never called."""
+
+    with pytest.raises(UserError, match=rf"^--much: {problem}") as error:
+        command.main(["--much", text], standalone_mode=False)
+    assert error.value.hint
+
+
+def test_recipe_options_reach_the_command() -> None:
+    @click.command()
+    @recipe_option(default="bf16")
+    def command(recipe: str, overrides: tuple[str, ...]) -> str:
+        """The label of what was asked for."""
+        return recipe_named(recipe, overrides).label
+
+    words = ["--set", "optimizer=adamw", "--set", "compile-mode=default"]
+    assert command.main(words, standalone_mode=False) == "bf16 compile_mode=default optimizer=adamw"
+    with pytest.raises(UserError, match="a recipe has no field 'optimiser'") as error:
+        command.main(["--set", "optimiser=adamw"], standalone_mode=False)
+    assert error.value.hint is not None and "did you mean optimizer" in error.value.hint
+
+
+def test_an_unknown_workload_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="unknown workload 'vit-small'"):
+        workload_named("vit-small")
+
+
+def test_yes_is_an_answer() -> None:
+    confirm("Spend it?", yes=True)
+
+
+def test_numbers_stand_right_and_text_left() -> None:
+    rows = [{"a": "x", "n": 5, "t": "5 ms"}, {"a": "longer", "n": 1234.5, "t": None}]
+    assert table(rows, {"a": "name", "n": "n", "t": "time"}).splitlines() == [
+        "name         n  time",
+        "x            5  5 ms",
+        "longer  1234.5",
+    ]
+
+
+def test_a_table_without_rows_is_its_heading() -> None:
+    assert table([], {"a": "name", "n": "n"}) == "name  n"
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries({"id": st.just("x" * 40), "recipe": st.text(max_size=90)}), min_size=1
+    )
+)
+def test_a_fitted_table_is_at_most_100_wide(rows: list[dict[str, str]]) -> None:
+    headers = {"id": "run", "recipe": "recipe"}
+    cut = fitted(rows, headers)
+    for before, after in zip(rows, cut, strict=True):
+        assert after["id"] == before["id"]
+        assert len(after["recipe"]) <= 58
+        assert after["recipe"] == before["recipe"] or before["recipe"].startswith(after["recipe"][:-1])
+        assert len(before["recipe"]) > 58 or after["recipe"] == before["recipe"]

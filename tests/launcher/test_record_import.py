@@ -1,0 +1,240 @@
+"""Files become runs: rank files are put together, each run is found once, and nothing is skipped silently."""
+
+import gzip
+import lzma
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from fake_records import write_run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastlaunch.errors import BadFile, UserError
+from fastlaunch.metrics import summarize
+from fastlaunch.published import shipped_figures
+from fastlaunch.record_import import find_runs
+from fastlaunch.run_ids import published_run_ids, recorded_run_id
+from fastlaunch_train.records import read_record
+
+HEADER = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"
+ROW = "vit-huge,p5.48xlarge,1,bf16,64,8,0.199,2023-11-15,an article\n"
+
+
+def test_the_ranks_of_a_run_become_one_run(tmp_path: Path) -> None:
+    files = write_run(tmp_path, world_size=3, steps=40, run_id="20261121-090312-k3f9")
+    (run,) = find_runs([tmp_path]).runs.values()
+    assert run.run_id == "20261121-090312-k3f9"
+    assert run.summary == summarize([read_record(file) for file in files])
+    assert (run.summary.num_gpus, run.summary.problems) == (3, ())
+    assert (run.source, run.files) == (tmp_path, tuple(files))
+
+
+def test_ranks_given_one_by_one_become_one_run_too(tmp_path: Path) -> None:
+    files = write_run(tmp_path, world_size=2, steps=40)
+    found = find_runs(files[::-1])
+    assert [run.files for run in found.runs.values()] == [tuple(files)]
+    assert found.skipped == []
+
+
+def test_attempts_in_one_folder_are_one_run(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=40, status=None)
+    write_run(tmp_path, steps=40, attempt=2, first_step=41)
+    (run,) = find_runs([tmp_path]).runs.values()
+    assert run.summary.status == "completed"
+    assert len(run.files) == 2
+
+
+def test_folders_are_searched_to_their_depth(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "b", steps=40, run_id="one")
+    write_run(tmp_path / "c", steps=40, run_id="two")
+    (tmp_path / "c" / "rows.csv").write_text(HEADER + ROW)
+    (tmp_path / "c" / "log.txt").write_text("what it printed")
+    found = find_runs([tmp_path])
+    assert sorted(run.summary.kind for run in found.runs.values()) == ["published", "records", "records"]
+    assert found.skipped == []
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_records_say_the_same(tmp_path: Path, suffix: str, compress: object) -> None:
+    (file,) = write_run(tmp_path, steps=40)
+    plain = find_runs([file]).runs
+    packed = Path(f"{file}{suffix}")
+    packed.write_bytes(compress(file.read_bytes()))  # type: ignore[operator]
+    file.unlink()
+    found = find_runs([packed]).runs
+    assert {run_id: run.summary for run_id, run in found.items()} == {
+        run_id: run.summary for run_id, run in plain.items()
+    }
+
+
+def test_runs_started_by_hand_are_told_apart_by_when_they_started(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40, run_id="out", started_at="2026-11-01T12:00:00+00:00")
+    write_run(tmp_path / "b", steps=40, run_id="out", started_at="2026-11-01T13:00:00+00:00")
+    ids = list(find_runs([tmp_path]).runs)
+    assert len(ids) == 2
+    assert all(run_id.startswith("out-") for run_id in ids)
+
+
+def test_a_run_has_the_same_id_wherever_its_files_lie(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40)
+    before = list(find_runs([tmp_path]).runs)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert list(find_runs([tmp_path]).runs) == before
+
+
+@given(run_id=st.text(), host=st.none() | st.text())
+def test_ids_of_runs_are_safe_in_names(run_id: str, host: str | None) -> None:
+    header = {"run_id": run_id, "started_at": "2026-11-01T12:00:00+00:00", "machine": {"host_id": host}}
+    made = recorded_run_id(header)
+    assert 0 < len(made) <= 40
+    assert made.isascii() and made.replace("-", "").isalnum() and made[0] != "-"
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, steps=40)
+    found = find_runs([tmp_path])
+    assert [run.source.parent.name for run in found.runs.values()] == ["a"]
+    assert found.skipped == []
+
+
+def test_a_differing_run_of_the_same_id_is_told_of(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40)
+    write_run(tmp_path / "b", steps=41)
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1
+    (problem,) = found.skipped
+    assert f"{tmp_path / 'b' / 'rank-00000-attempt-1.jsonl'}: run run-1-" in problem.message
+    assert "again, differing from" in problem.message
+
+
+def test_a_damaged_file_is_named_with_its_line_and_the_rest_is_found(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40, run_id="whole")
+    first, second = write_run(tmp_path / "b", steps=40, run_id="half", world_size=2)
+    lines = second.read_text().splitlines(keepends=True)
+    second.write_text("".join([*lines[:3], "{}\n", *lines[3:]]))
+    (tmp_path / "a" / "other.jsonl").write_text('{"some": "thing"}\n')
+    (tmp_path / "rows.csv").write_text(HEADER + ROW + ROW.replace("0.199", "-1"))
+    found = find_runs([tmp_path])
+    told = [problem.message for problem in found.skipped]
+    assert len(told) == 3
+    assert told[0].startswith(f"{tmp_path / 'rows.csv'}:3: ") and "step_time_s" in told[0]
+    assert told[1].startswith(f"{tmp_path / 'a' / 'other.jsonl'}:1: ")
+    assert told[2].startswith(f"{second}:4: ")
+    whole, half = found.runs.values()
+    assert whole.summary.problems == ()
+    assert half.files == (first,)
+    assert half.summary.problems == ("attempt 1: no record of rank 1 of 2",)
+
+
+def test_a_file_given_alone_must_be_sound(tmp_path: Path) -> None:
+    (file,) = write_run(tmp_path, steps=40)
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(BadFile, match=r"rank-00000-attempt-1\.jsonl:1: "):
+        find_runs([file])
+
+
+def test_a_csv_with_one_bad_row_gives_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(HEADER + ROW + ROW.replace("64", "zero"))
+    with pytest.raises(BadFile, match=r"rows\.csv:3: .*batch_size_per_gpu"):
+        find_runs([file])
+
+
+def test_a_folder_without_a_sound_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no record file and no CSV in"):
+        find_runs([tmp_path])
+    (tmp_path / "x.jsonl").touch()
+    with pytest.raises(BadFile, match=r"x\.jsonl:1: empty"):
+        find_runs([tmp_path])
+
+
+def test_paths_that_cannot_be_imported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        find_runs([tmp_path / "gone"])
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"notes\.txt is of no kind that can be imported") as error:
+        find_runs([tmp_path / "notes.txt"])
+    assert error.value.hint is not None and ".jsonl.xz" in error.value.hint
+
+
+def test_a_file_that_may_not_be_read_is_told_of(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=40)
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1
+    assert "loop.jsonl: cannot be read: Too many levels of symbolic links" in found.skipped[0].message
+
+
+def test_the_shipped_figures_are_found(tmp_path: Path) -> None:
+    found = find_runs(shipped_figures())
+    assert found.skipped == []
+    times = {
+        (run.summary.instance, run.summary.recipe): run.summary.step_time_s.value
+        for run in found.runs.values()
+        if run.summary.workload == "vit-huge" and run.summary.step_time_s
+    }
+    assert times["p4d.24xlarge", "bf16"] == 0.41
+    assert times["p5.48xlarge", "bf16"] == 0.199
+
+
+def test_rows_have_ids_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(HEADER + ROW + ROW + ROW.replace("64", "32"))
+    found = find_runs([tmp_path / "rows.csv"])
+    assert len(found.runs) == 3
+    assert list(found.runs) == published_run_ids([run.summary for run in found.runs.values()])
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", gzip.compress(b"not a tar file")])
+def test_an_archive_that_is_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.tar.gz"
+    file.write_bytes(content)
+    with pytest.raises(BadFile, match=r"x\.tar\.gz: cannot be unpacked"):
+        find_runs([file])
+
+
+def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40)
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a", arcname="../../outside")
+    with pytest.raises(BadFile, match=r"x\.tar\.gz: cannot be unpacked: .*outside"):
+        find_runs([tmp_path / "x.tar.gz"])
+
+
+def test_a_problem_in_an_archive_is_named_by_its_place_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40)
+    (tmp_path / "a" / "bad.jsonl").write_text("{}\n")
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a", arcname="a")
+    found = find_runs([tmp_path / "a", tmp_path / "x.tar.gz"])
+    assert len(found.runs) == 1
+    assert [problem.message.partition(": ")[0] for problem in found.skipped] == [
+        f"{tmp_path}/x.tar.gz/a/bad.jsonl:1",
+        f"{tmp_path}/a/bad.jsonl:1",
+    ]
+
+
+@given(content=st.binary(max_size=300), suffix=st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.xz", ".csv"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_crashes_an_import(tmp_path: Path, content: bytes, suffix: str) -> None:
+    file = tmp_path / f"file{suffix}"
+    file.write_bytes(content)
+    with pytest.raises(BadFile) as error:
+        find_runs([file])
+    assert os.fspath(file) in error.value.message
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"schema": 5}', '{"schema": "fastlaunch-run/1", "id": 5}', "\xff"]
+)
+def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
+    tmp_path: Path, content: str
+) -> None:
+    write_run(tmp_path, steps=40)
+    (tmp_path / "run.json").write_text(content, encoding="latin-1")
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1
+    assert len(found.skipped) == (0 if content in ("[]", '{"schema": 5}') else 1)
