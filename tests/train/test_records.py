@@ -468,6 +468,21 @@ def test_a_number_that_is_none_is_damage_in_a_header_too(sound: bytes, tmp_path:
         read_bytes(tmp_path / "record.jsonl", data)
 
 
+def test_half_a_surrogate_pair_is_damage(sound: bytes, tmp_path: Path) -> None:
+    whole, data = read_bytes(tmp_path / "a.jsonl", sound), unchecked(sound)
+    assert read_bytes(tmp_path / "a.jsonl", data.replace(b'"run-1"', b'"\\u0072un-1"')) == whole
+    with pytest.raises(RecordError, match=":1: not a fastlaunch record"):
+        read_bytes(tmp_path / "a.jsonl", data.replace(b'"run-1"', b'"run-\\ud800"'))
+
+
+def test_a_message_that_is_not_text_is_written_all_the_same(tmp_path: Path) -> None:
+    message = "no such file: " + os.fsdecode(b"\xffa.jpg")
+    end = End(status="failed", message=message, num_steps=0, peak_memory_gib=None)
+    record = read_record(write(tmp_path / "record.jsonl", (end,)))
+    assert record.end is not None
+    assert record.end.message == "no such file: ?a.jpg"
+
+
 def test_there_are_no_more_steps_than_asked_for(sound: bytes, tmp_path: Path) -> None:
     data = unchecked(sound).replace(b'"steps": 6', b'"steps": 5')
     with pytest.raises(RecordError, match=":11: step 6 of 5"):

@@ -165,7 +165,8 @@ class RecordWriter:
         """Size and checksum of the file with `lines` behind what it held; it has all of them or none."""
         crc, texts = self._crc, []
         for line in lines:
-            body = json.dumps(line, allow_nan=False, separators=(",", ":")).encode()
+            plain = json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            body = plain.encode(errors="replace")  # half a surrogate pair, as in a file's name, is no text
             crc = zlib.crc32(body, crc)
             texts.append(b'%s,"crc":"%08x"}\n' % (body[:-1], crc))
         data = b"".join(texts)
@@ -211,6 +212,8 @@ class _Reader:
         """Check line `self.number` and keep it."""
         try:
             line = json.loads(text.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+            if b"\\u" in text:  # half a surrogate pair can be written so, but never printed or stored
+                json.dumps(line, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             if text.endswith(b"\n") or self.header is None:
                 raise self.error("not valid JSON" if self.header else "not a fastlaunch record") from None
