@@ -25,7 +25,13 @@ _CHUNK_BYTES = 2**16
 
 @click.command(short_help="Where runs stand, after checking that they really do.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the rows are written to stdout.",
+)
 def status(runs: tuple[str, ...], output: str) -> None:
     """Where runs stand, after checking that they really do.
 

@@ -63,7 +63,13 @@ _NUM_LOG_LINES = 20
 )
 @click.option("--region", metavar="REGION", help="Of the instance.  [default: yours, or us-east-1]")
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
-@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the runs are written to stdout.",
+)
 @yes_option
 def submit(
     local: bool,
