@@ -159,7 +159,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     status = max((_status(record) for record in last), key=_STATUSES.index)
     problems = _contradictions(attempts)
     warnings = [text for record in records for text in record.header["warnings"]]
-    warnings += [f"{record.path.name}: the last line is cut" for record in records if record.truncated]
+    # Without the compression, so that a record says the same after it was compressed.
+    cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
+    warnings += [f"{name}: the last line is cut" for name in cut]
     if status != "completed":
         message = next(
             (r.end.message for r in last if r.end and r.end.message and _status(r) == status), None

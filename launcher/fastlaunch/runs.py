@@ -328,30 +328,32 @@ class Ledger:
         )
 
     def _import(self, run_id: str, submission_id: str, summary: RunSummary, path: Path | None) -> None:
-        known = self._file.one("SELECT backend FROM runs WHERE id = ?", (run_id,))
+        known = self._file.one("SELECT backend, state FROM runs WHERE id = ?", (run_id,))
         if known and known[0] != IMPORT:
-            return
-        if known:
-            self._file.write(
-                "UPDATE runs SET submission_id = ?, summary = ?, directory = ? WHERE id = ?",
-                (submission_id, _dumps(summary.to_json()), _text(path), run_id),
-            )
             return
         state, reason = _STATE_OF_STATUS.get(summary.status, RunState.FAILED), None
         if state is not RunState.COMPLETED:
             reason = next(iter((*summary.problems, *summary.warnings)), None)
-        self._insert(
-            id=run_id,
-            submission_id=submission_id,
-            backend=IMPORT,
-            state=str(state),
-            reason=reason,
-            workload=summary.workload,
-            recipe=summary.recipe,
-            instance=summary.instance,
-            directory=_text(path),
-            summary=_dumps(summary.to_json()),
+        columns = {
+            "submission_id": submission_id,
+            "state": str(state),
+            "reason": reason,
+            "workload": summary.workload,
+            "recipe": summary.recipe,
+            "instance": summary.instance,
+            "directory": _text(path),
+            "summary": _dumps(summary.to_json()),
+        }
+        if not known:
+            self._insert(id=run_id, backend=IMPORT, **columns)
+            return
+        self._file.write(
+            f"UPDATE runs SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
+            [*columns.values(), run_id],
         )
+        # It was imported while it was under way, and is imported again.
+        if state != known[1]:
+            self._add_event(run_id, str(state), reason)
 
 
 #: The state of an imported run, by the status that its records end with.

@@ -359,6 +359,17 @@ def test_what_was_exported_is_imported_with_equal_summaries(
     assert len(list((tmp_path / "second").glob("*/rank-*.jsonl.xz"))) == 3
 
 
+def test_a_killed_run_says_the_same_after_an_export(tmp_path: Path) -> None:
+    (file,) = write_run(tmp_path / "in", steps=80, run_id=OWN, status=None)
+    with file.open("a") as record:
+        record.write('{"kind": "st')
+    assert run(["runs", "import", str(tmp_path / "in")]) == 0
+    assert run(["runs", "export", OWN, "--to", str(tmp_path / "out")]) == 0
+    before, after = (find_runs([tmp_path / name]).runs[OWN].summary for name in ("in", "out"))
+    assert "the last line is cut" in str(before.warnings)
+    assert after == before
+
+
 def test_an_export_keeps_what_contradicted_the_request(tmp_path: Path, own: Path) -> None:
     with ledger() as it:
         it.remove([OWN])

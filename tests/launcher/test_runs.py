@@ -280,6 +280,17 @@ def test_imported_runs_are_not_doubled_and_join_the_newest_import(path: Path) ->
         assert (run.workload, run.recipe, run.instance) == ("vit-huge", "bf16", "p5.48xlarge")
 
 
+def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None:
+    killed = replace(SUMMARY, status="killed", warnings=("ended as killed",), step_time_s=None)
+    with Ledger(path) as ledger:
+        submission = ledger.add_submission("x")
+        for summary in (killed, SUMMARY, SUMMARY):
+            ledger.add_imported([(summary, None)], submission_id=submission, run_ids=["run-a"])
+        run = ledger.get("run-a")
+        assert (run.state, run.reason, run.summary) == (RunState.COMPLETED, None, SUMMARY)
+        assert [event.state for event in ledger.history("run-a")] == ["lost", "completed"]
+
+
 def test_equal_rows_of_one_import_are_runs_of_their_own(path: Path) -> None:
     with Ledger(path) as ledger:
         submission = ledger.add_submission("x")
