@@ -32,10 +32,10 @@ def attention_backend(model: nn.Module, batch: Batch, precision: Precision) -> s
     """
     seen = _OperatorNames()
     of_transformer_engine = has_transformer_engine(model)
-    with _left_as_it_was(model, batch[0].device), torch.no_grad(), precision.autocast():
-        # Transformer Engine's tensors are not for dispatch modes, and it tells its choice itself.
-        with contextlib.nullcontext() if of_transformer_engine else seen:
-            model(batch[0])
+    # Transformer Engine's tensors are not for dispatch modes, and it tells its choice itself.
+    listening = contextlib.nullcontext() if of_transformer_engine else seen
+    with _left_as_it_was(model, batch[0].device), torch.no_grad(), precision.autocast(), listening:
+        model(batch[0])
     return transformer_engine_backend() if of_transformer_engine else name_kernels(seen.names)
 
 
@@ -73,11 +73,11 @@ def transformer_engine_backend(
     return "te:unknown"
 
 
-class _OperatorNames(TorchDispatchMode):
+class _OperatorNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the names of the operators that run inside it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(

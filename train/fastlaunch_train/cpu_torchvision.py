@@ -21,9 +21,9 @@ def prepare_torchvision() -> None:
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
     if not missing or _loads_by_itself():
         return
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in missing:
-        library.define(name + _SCHEMA)
+        library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
     _declared.append(library)
 
 
@@ -38,7 +38,7 @@ def _loads_by_itself() -> bool:
     libraries = [path for path in Path(spec.origin).parent.glob("_C*") if path.suffix in (".so", ".pyd")]
     try:
         for path in libraries:
-            torch.ops.load_library(str(path))
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError:
         return False
     return bool(libraries)

@@ -14,9 +14,9 @@ from fastlaunch_train.workloads import WorkloadError
 WRONG_LABELS = 0.1
 #: Their classes' patterns are coarse, this many cells a side, and the same for every seed: seeds draw
 #: other images of one and the same task.
-PATTERN_CELLS = 8
+PATTERN_CELLS = 4
 PATTERN_SEED = 20231115
-PATTERN_STRENGTH = 0.5
+PATTERN_STRENGTH = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

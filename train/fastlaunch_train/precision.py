@@ -186,7 +186,7 @@ def guard_cudnn_attention() -> tuple[tuple[int, ...] | None, str | None]:
     versions = loaded_cudnn_versions(Path("/proc/self/maps"), _cudnn_version_of)
     if not versions:
         try:
-            number = torch.backends.cudnn.version()
+            number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             number = None
             warnings.warn(f"torch cannot tell its cuDNN version: {error}", stacklevel=2)
@@ -211,7 +211,7 @@ def cudnn_warning(versions: list[tuple[int, ...]]) -> str | None:
 
 
 def loaded_cudnn_versions(maps: Path, version_of: Callable[[str], int | None]) -> list[tuple[int, ...]]:
-    """Versions of the cuDNN libraries that the process of `maps` (/proc/PID/maps) has loaded, oldest first."""
+    """Versions of the cuDNN libraries loaded by the process of `maps` (/proc/PID/maps), oldest first."""
     try:
         lines = maps.read_text().splitlines()
     except OSError:

@@ -50,7 +50,8 @@ def build(name: str) -> Workload:
             _TINY_SHAPE,
             blocks=_blocks,
             flops_per_sample=_count(partial(_vision_transformer, **_TINY), _TINY_SHAPE),
-            learning_rate=0.02,
+            # SGD needs thousands of steps to begin to learn here, AdamW two hundred.
+            optimizer="adamw",
         )
     assert name.startswith("timm:")
     return _timm_workload(name)
@@ -69,7 +70,7 @@ def _workload(
     *,
     blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None,
     flops_per_sample: int | None,
-    learning_rate: float = 1e-3,
+    optimizer: str = "sgd",
 ) -> Workload:
     return Workload(
         name=name,
@@ -79,9 +80,9 @@ def _workload(
         loss=classification_loss,
         blocks=blocks,
         flops_per_sample=flops_per_sample,
+        optimizer=optimizer,
         # As in the FP8 experiment of November 2023, for vit-huge: SGD, 1e-3, momentum 0.9.
-        optimizer="sgd",
-        learning_rate=learning_rate,
+        learning_rate=1e-3,
         momentum=0.9,
     )
 
@@ -100,14 +101,15 @@ def _timm_workload(name: str) -> Workload:
             if near
             else f"timm has {len(known)} models: python -c 'import timm; print(timm.list_models())'",
         )
-    # Also None for a tag that does not exist, as in vit_base_patch16_224.no_such_tag.
-    published = timm.get_pretrained_cfg(model_name)
+    try:
+        published = timm.get_pretrained_cfg(model_name)
+    except RuntimeError:
+        tags = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
+        raise WorkloadError(
+            f"unknown workload {name!r}: the model has no such variant",
+            f"known: {', '.join(f'timm:{tag}' for tag in tags)}",
+        ) from None
     if published is None:
-        if "." in model_name:
-            tags = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
-            raise WorkloadError(
-                f"unknown workload {name!r}: the model has no such variant", f"known: {', '.join(tags)}"
-            )
         raise WorkloadError(f"workload {name!r}: timm does not say what images the model takes", None)
     channels, height, width = published.input_size
     if channels != 3 or height != width:

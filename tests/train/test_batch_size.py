@@ -1,0 +1,118 @@
+"""The search for the largest batch, and the memory that a step on a CPU is taken to need."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fastlaunch_train.batch_size import find_batch_size, is_out_of_memory, largest_batch, step_bytes
+from fastlaunch_train.workloads import WorkloadError
+
+
+@given(
+    most=st.integers(0, 5000),
+    granularity=st.sampled_from([1, 8, 16]),
+    start=st.integers(1, 20),
+    limit=st.integers(20, 200),
+)
+def test_the_largest_size_is_found_with_few_safe_trials(
+    most: int, granularity: int, start: int, limit: int
+) -> None:
+    start, limit = start * granularity, limit * granularity
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        assert 1 <= size <= limit
+        assert size <= start or size <= 2 * max(most, 1)
+        assert size not in asked
+        asked.append(size)
+        return size <= most
+
+    found = largest_batch(fits, start=start, granularity=granularity, limit=limit)
+    capped = min(most, limit)
+    assert found == (capped // granularity * granularity if capped >= granularity else capped)
+    assert len(asked) <= 2 * limit.bit_length() + 2
+
+
+def test_sizes_asked_for_one_by_one() -> None:
+    asked: list[int] = []
+    assert largest_batch(lambda n: asked.append(n) or n <= 45, start=8, granularity=8, limit=4096) == 40
+    assert asked == [8, 16, 32, 64, 48, 40]
+
+
+def layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(100, 50), nn.GELU(), nn.Linear(50, 10))
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(batch_size, 100)).sum().backward()
+    optimizer.step()
+
+
+NUM_WEIGHTS = 100 * 50 + 50 + 50 * 10 + 10
+
+
+@pytest.mark.parametrize(("name", "num_copies"), [("sgd", 3), ("adamw", 4)])
+def test_step_bytes_by_hand(name: str, num_copies: int) -> None:
+    model = layer()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if name == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    counts = [step_bytes(lambda: train_step(model, optimizer, 8), model) for _ in range(2)]
+    # Weights, gradients, momentum (two moments and four step counters in AdamW); of each sample the input,
+    # GELU's input and its output.
+    expected = 4 * (num_copies * NUM_WEIGHTS + 8 * (100 + 50 + 50)) + (4 * 4 if name == "adamw" else 0)
+    assert counts == [expected, expected]
+
+
+def test_the_estimate_grows_by_the_activations_alone() -> None:
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    small, large = (step_bytes(lambda n=n: train_step(model, optimizer, n), model) for n in (8, 24))
+    assert large - small == 16 * 4 * (100 + 50 + 50)
+
+
+def find(budget_bytes: int, agree=lambda fits: fits) -> int:  # type: ignore[no-untyped-def]
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return find_batch_size(
+        lambda batch_size: train_step(model, optimizer, batch_size),
+        device=torch.device("cpu"),
+        model=model,
+        budget_bytes=budget_bytes,
+        agree=agree,
+    )
+
+
+def test_a_budget_gives_the_batch_that_fits_into_it() -> None:
+    fixed = 4 * 2 * NUM_WEIGHTS
+    assert find(fixed + 100 * 800) == 96
+    assert find(fixed + 3 * 800) == 3
+
+
+def test_the_rank_with_the_least_memory_decides() -> None:
+    sizes = iter([True, True, False, False, True])  # 8, 16, 32, 24: what all ranks say
+    assert find(10**9, lambda fits: fits and next(sizes)) == 16
+
+
+def test_a_budget_too_small_for_one_sample_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="not even one sample fits"):
+        find(1000)
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_another_error_ends_the_search() -> None:
+    def broken(batch_size: int) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        find_batch_size(
+            broken, device=torch.device("cpu"), model=layer(), budget_bytes=10**9, agree=lambda fits: fits
+        )

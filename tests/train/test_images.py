@@ -1,0 +1,216 @@
+"""Batches of images: the same for the same seed, rank and step, whatever was before."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from fastlaunch_train.images import ImageShape, class_patterns, image_batches, make_images
+from fastlaunch_train.workload import Batch, DataRequest
+from fastlaunch_train.workloads import WorkloadError
+
+SHAPE = ImageShape(size=16, num_classes=4)
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+def request(arm: str, **changes: int) -> DataRequest:
+    values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
+    return DataRequest(arm=arm, device=torch.device("cpu"), **(values | changes))
+
+
+def batches(arm: str, number: int, **changes: int) -> list[Batch]:
+    return list(itertools.islice(image_batches(SHAPE, request(arm, **changes)), number))
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return torch.equal(left[0], right[0]) and torch.equal(left[1], right[1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three classes of 4, 3 and 3 images, each of one colour and half black, so that a flip shows."""
+    for label, count in enumerate((4, 3, 3)):
+        (tmp_path / f"class-{label}").mkdir()
+        for index in range(count):
+            picture = Image.new("RGB", (40, 30))
+            picture.paste((80 * label + 40, 20 * index + 10, 7), (0, 0, 20, 30))
+            picture.save(tmp_path / f"class-{label}" / f"{index}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def every_arm(folder: Path) -> list[str]:
+    return ["synthetic", "loader", f"folder:{folder}"]
+
+
+def test_batches_have_the_shape_and_type_that_models_take(every_arm: list[str]) -> None:
+    for arm in every_arm:
+        images, labels = batches(arm, 1)[0]
+        assert images.shape == (4, 3, 16, 16)
+        assert images.dtype == torch.float32
+        assert labels.shape == (4,)
+        assert labels.dtype == torch.int64
+        assert 0 <= labels.min() <= labels.max() < 4
+
+
+def test_a_resumed_run_sees_the_batches_it_would_have_seen(every_arm: list[str]) -> None:
+    for arm in every_arm:
+        # 12 batches of 4 are several epochs of the folder's 10 images.
+        whole = batches(arm, 12)
+        assert all(map(same, whole[7:], batches(arm, 5, first_step=8)))
+        assert not same(whole[0], whole[1])
+
+
+def test_seeds_and_ranks_see_different_images(every_arm: list[str]) -> None:
+    for arm in every_arm:
+        first = batches(arm, 1, world_size=2)[0]
+        assert not torch.equal(first[0], batches(arm, 1, world_size=2, seed=1)[0][0])
+        assert not torch.equal(first[0], batches(arm, 1, world_size=2, rank=1)[0][0])
+        assert same(first, batches(arm, 1, world_size=2)[0])
+
+
+def test_workers_change_nothing(every_arm: list[str]) -> None:
+    for arm in every_arm[1:]:
+        assert all(map(same, batches(arm, 3), batches(arm, 3, num_workers=1)))
+
+
+def test_images_are_their_class_in_unit_noise() -> None:
+    patterns = class_patterns(4, torch.device("cpu"))
+    images, labels = make_images(patterns, 4000, 16, torch.Generator().manual_seed(1))
+    distances = torch.stack(
+        [
+            (images - torch.nn.functional.interpolate(p[None], size=16)).pow(2).mean((1, 2, 3))
+            for p in patterns
+        ]
+    )
+    assert distances.min(0).values.mean() == pytest.approx(1.0, abs=0.01)
+    # A tenth is drawn anew, and a quarter of that hits the right class again.
+    wrong = (distances.argmin(0) != labels).double().mean()
+    assert wrong == pytest.approx(0.1 * 0.75, abs=0.012)
+    assert torch.bincount(labels).min() > 900
+
+
+def test_an_epoch_of_a_folder_has_every_image_once_and_the_next_another_order(folder: Path) -> None:
+    keys = [
+        [image.flatten().abs().sum().item() for image, _ in images_of(f"folder:{folder}", 20)][half]
+        for half in (slice(0, 10), slice(10, 20))
+    ]
+    assert len({round(key, 3) for key in keys[0]}) == 10
+    assert sorted(map(round, keys[0])) == sorted(map(round, keys[1]))
+    assert keys[0] != keys[1]
+
+
+def test_ranks_share_an_epoch_without_overlap(folder: Path) -> None:
+    seen = [
+        {
+            round(image.flatten().abs().sum().item(), 3)
+            for image, _ in images_of(f"folder:{folder}", 5, rank=rank, world_size=2)
+        }
+        for rank in (0, 1)
+    ]
+    assert len(seen[0] | seen[1]) == 10
+
+
+def test_labels_are_the_folders_in_order_and_about_half_of_the_images_are_flipped(folder: Path) -> None:
+    flipped = []
+    for image, label in images_of(f"folder:{folder}", 100):
+        colour = image[0] * SHAPE.std[0] + SHAPE.mean[0]
+        assert colour.max() * 255 == pytest.approx(80 * label + 40, abs=1.5)
+        flipped.append(bool(colour[:, -1].mean() > colour[:, 0].mean()))
+    assert 25 < sum(flipped) < 75
+
+
+def images_of(arm: str, number: int, **changes: int) -> Iterator[tuple[torch.Tensor, int]]:
+    for images, labels in batches(arm, number, batch_size=1, **changes):
+        yield images[0], int(labels[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unreadable_image_is_named(folder: Path, num_workers: int) -> None:
+    broken = folder / "class-1" / "broken.png"
+    broken.write_bytes(b"not an image")
+    with pytest.raises(WorkloadError, match=r"broken\.png cannot be read"):
+        batches(f"folder:{folder}", 4, num_workers=num_workers)
+
+
+def test_a_cut_off_image_is_named(folder: Path) -> None:
+    whole = (folder / "class-0" / "0.png").read_bytes()
+    (folder / "class-0" / "0.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(WorkloadError, match=r"0\.png cannot be read"):
+        batches(f"folder:{folder}", 4)
+
+
+def test_folders_that_cannot_be_used_are_refused_before_the_first_batch(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "class").mkdir(parents=True)
+    few = ImageShape(size=16, num_classes=2)
+    for shape, arm, words in (
+        (SHAPE, f"folder:{tmp_path / 'nowhere'}", "does not exist"),
+        (SHAPE, f"folder:{tmp_path / 'empty'}", "holds no image"),
+        (SHAPE, f"folder:{tmp_path / 'empty' / 'class'}", "holds no image"),
+        (few, f"folder:{folder}", "classes, and the model 2"),
+        (SHAPE, "folder:", "unknown data source"),
+        (SHAPE, "random", "unknown data source 'random'"),
+    ):
+        with pytest.raises(WorkloadError, match=words):
+            image_batches(shape, request(arm))
+
+
+_PARENT = """
+import signal, sys, torch
+from fastlaunch_train.images import ImageShape, image_batches
+from fastlaunch_train.workload import DataRequest
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.signal(signal.SIGTERM, lambda *_: None)
+request = DataRequest(arm="loader", batch_size=2, seed=0, rank=0, world_size=1,
+                      device=torch.device("cpu"), num_workers=1, first_step=1)
+batches = image_batches(ImageShape(size=16, num_classes=4), request)
+next(batches)
+import multiprocessing
+print(multiprocessing.active_children()[0].pid, flush=True)
+for line in sys.stdin:
+    next(batches)
+    print("next", flush=True)
+"""
+
+
+def test_workers_outlive_ctrl_c_and_die_with_their_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT],
+        env={**os.environ, "PYTHONPATH": str(TRAIN)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        try:
+            worker = int(parent.stdout.readline())
+            os.kill(worker, signal.SIGINT)
+            for _ in range(8):
+                parent.stdin.write("\n")
+                parent.stdin.flush()
+                assert parent.stdout.readline() == "next\n"
+        finally:
+            parent.kill()
+    for _ in range(200):
+        if not _alive(worker):
+            break
+        time.sleep(0.05)
+    assert not _alive(worker)
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; a dead one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

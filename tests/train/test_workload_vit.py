@@ -1,0 +1,137 @@
+"""The image workloads: their size, their arithmetic, and that they learn."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
+from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Workload:
+    return load_workload("vit-tiny")
+
+
+@pytest.fixture(scope="module")
+def huge() -> Workload:
+    return load_workload("vit-huge")
+
+
+def request(batch_size: int = 8, seed: int = 0, first_step: int = 1) -> DataRequest:
+    return DataRequest(
+        arm="synthetic",
+        batch_size=batch_size,
+        seed=seed,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        num_workers=0,
+        first_step=first_step,
+    )
+
+
+def test_vit_huge_has_the_published_number_of_parameters(huge: Workload) -> None:
+    model = build_on_meta(huge.build_model)
+    assert sum(p.numel() for p in model.parameters()) == 632_199_400 == WORKLOADS["vit-huge"].num_parameters
+    assert huge.blocks is not None
+    assert len(huge.blocks(model)) == 32
+    assert (huge.optimizer, huge.learning_rate, huge.momentum) == ("sgd", 1e-3, 0.9)
+
+
+def test_vit_huges_stated_flops_are_those_that_torch_counts(huge: Workload) -> None:
+    counted = training_flops_per_sample(huge.build_model, (3, 224, 224))
+    assert huge.flops_per_sample == pytest.approx(counted, rel=1e-4)
+
+
+def test_flops_of_one_linear_layer() -> None:
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
+
+    # Forward and weight gradient, a multiply-add being two; the input needs no gradient.
+    assert training_flops_per_sample(build, (3, 2, 2)) == 2 * (2 * 12 * 5)
+
+
+def test_counting_flops_leaves_the_random_state() -> None:
+    before = torch.get_rng_state()
+    build_on_meta(lambda: torch.nn.Linear(3, torch.randint(3, (1,)).shape[0]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_vit_tiny_builds_the_same_weights_from_the_same_seed(tiny: Workload) -> None:
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(tiny.build_model().state_dict())
+    first, same, other = states
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert all(value.dtype == torch.float32 for value in first.values())
+
+
+def test_vit_tiny_learns_within_200_steps(tiny: Workload) -> None:
+    assert tiny.optimizer == "adamw"
+    torch.manual_seed(0)
+    model = tiny.build_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=tiny.learning_rate)
+    losses = []
+    for _, batch in zip(range(200), tiny.batches(request()), strict=False):
+        optimizer.zero_grad()
+        loss = tiny.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[:10]) / 10 > 0.8 * math.log(10)
+    assert sum(losses[-50:]) / 50 < 0.6 * math.log(10)
+
+
+def test_a_timm_model_brings_its_input_size_and_classes() -> None:
+    workload = load_workload("timm:vit_tiny_patch16_224.augreg_in21k")
+    images, labels = next(workload.batches(request(batch_size=2)))
+    model = workload.build_model()
+    assert images.shape == (2, 3, 224, 224)
+    assert model(images).shape == (2, 21843)
+    assert labels.max() < 21843
+    assert workload.blocks is not None
+    assert len(workload.blocks(model)) == 12
+    assert workload.flops_per_sample is not None
+    # 2 operations x 3 passes x (5.5 million weights in products) x 197 tokens, and the attention.
+    assert 6.0e9 < workload.flops_per_sample < 8.0e9
+
+
+def test_a_timm_model_without_transformer_blocks() -> None:
+    workload = load_workload("timm:resnet18")
+    assert workload.blocks is None
+    # 1.8 billion multiply-adds forward, published.
+    assert workload.flops_per_sample == pytest.approx(3 * 2 * 1.8e9, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("timm:vit_bas_patch16_224", "timm:vit_base_patch16_224"),
+        ("timm:vit_base_patch16_224.nothing", "augreg"),
+        ("timm:zzzzzzzzzzzzzzzz", "list_models"),
+    ],
+)
+def test_an_unknown_timm_model_is_answered_with_what_there_is(name: str, hint: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        load_workload(name)
+    assert name in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="only a CPU torch needs it")
+def test_a_cpu_torch_can_import_torchvision_twice_prepared() -> None:
+    code = (
+        "from fastlaunch_train.cpu_torchvision import prepare_torchvision as p; p(); p(); "
+        "import timm, torchvision.transforms; p()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={"PYTHONPATH": str(TRAIN)})
