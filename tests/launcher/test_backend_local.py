@@ -1,5 +1,6 @@
 """The local backend, with the training entrypoint played by fake_train/entrypoint.py."""
 
+import fcntl
 import json
 import os
 import signal
@@ -116,6 +117,7 @@ def test_job_without_an_end_is_lost_to_those_who_did_not_start_it(backend: Local
 def test_another_process_sees_the_job_and_stops_it(backend: LocalBackend) -> None:
     handle = backend.execute(behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01"))
     wait_until(lambda: recorded_steps(handle) > 0)
+    assert locks.is_held(Path(handle["directory"]) / "lock")
     other = LocalBackend(backend.settings)
     assert other.state(handle) is RunState.RUNNING
     other.stop(handle)
@@ -219,6 +221,15 @@ def test_lock_is_released_by_any_end_of_its_holder(tmp_path: Path) -> None:
         assert locks.is_held(path) and locks.is_held(path)
         holder.kill()
     assert not locks.is_held(path)
+
+
+def test_who_looks_at_a_lock_is_not_taken_for_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not locks.is_held(path)
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        assert locks.is_held(path)
 
 
 LISTING = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA L4\n"

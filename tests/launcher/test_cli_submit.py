@@ -219,6 +219,8 @@ def test_signal_stops_the_run_keeps_its_records_and_starts_no_other(number: sign
     first, *others = runs()
     assert (first.state, first.reason) == (RunState.INTERRUPTED, f"stopped by {by}")
     assert first.summary is not None and first.summary.num_steps > 0
+    # It wrote its own end: it was asked, not killed.
+    assert first.summary.status == "interrupted"
     assert {(run.state, run.reason) for run in others} == {(RunState.CANCELLED, f"stopped by {by}")}
     assert first.id in out
 

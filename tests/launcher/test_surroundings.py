@@ -1,0 +1,49 @@
+"""What the commands act on, looked up from the environment."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastlaunch_train
+from fastlaunch.cli.surroundings import BACKENDS, local_settings, make_backends
+from fastlaunch.machine import Machine, this_machine
+from fastlaunch.settings import load_settings
+
+TRAIN = str(Path(fastlaunch_train.__file__).parents[1])
+CPU = Machine(devices=(), num_cores=6, modules=frozenset())
+GPU = Machine(devices=("NVIDIA L4",), num_cores=6, modules=frozenset())
+
+
+def test_entrypoint_is_importable_and_keeps_what_the_user_has(tmp_path: Path) -> None:
+    alone = local_settings(tmp_path, CPU, {})
+    assert alone.pythonpath == TRAIN
+    assert alone.launch[:3] == (sys.executable, "-m", "torch.distributed.run")
+    with_more = local_settings(tmp_path, CPU, {"PYTHONPATH": "/their/own"})
+    assert with_more.pythonpath == os.pathsep.join([TRAIN, "/their/own"])
+
+
+def test_threads_are_all_cores_on_a_cpu_unless_the_user_says(tmp_path: Path) -> None:
+    assert local_settings(tmp_path, CPU, {}).num_cores == 6
+    assert local_settings(tmp_path, CPU, {"OMP_NUM_THREADS": "1"}).num_cores is None
+    assert local_settings(tmp_path, GPU, {}).num_cores is None
+
+
+def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The job starts elsewhere than where the ledger is read one day.
+    monkeypatch.chdir(tmp_path)
+    assert local_settings(Path("home"), CPU, {}).home == tmp_path / "home"
+
+
+def test_every_backend_is_made_under_its_name() -> None:
+    backends = make_backends(load_settings(), CPU)
+    assert list(backends) == list(BACKENDS)
+    assert all(backend.name == name for name, backend in backends.items())
+
+
+def test_this_machine_hides_gpus_that_cuda_hides() -> None:
+    machine = this_machine({"CUDA_VISIBLE_DEVICES": ""})
+    assert machine.devices == ()
+    assert machine.num_cores >= 1
+    assert "fastlaunch" not in machine.modules
