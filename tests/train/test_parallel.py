@@ -1,0 +1,145 @@
+"""Processes among their peers: two gloo processes that train as one, and a world of one."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fastlaunch_train.parallel import agree, barrier, broadcast, start_process, stop_process, wrap_ddp
+from fastlaunch_train.recipes import RECIPES
+
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+@pytest.fixture(autouse=True)
+def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_there_is_no_process_group() -> None:
+    process = start_process()
+    assert (process.rank, process.local_rank, process.world_size, process.num_nodes) == (0, 0, 1, 1)
+    assert not torch.distributed.is_initialized()
+    assert agree(process, [1.0, -2]) == [1.0, -2.0]
+    assert broadcast(process, [3]) == [3.0]
+    barrier(process)
+    model = nn.Linear(2, 2)
+    assert wrap_ddp(model, RECIPES["fp32"], process) is model
+    stop_process()
+
+
+def start_pair(body: str, **env: str) -> list[subprocess.Popen[str]]:
+    """Two processes that run `body`, after `process = start_process()`."""
+    code = textwrap.dedent(
+        """
+            import datetime, os, sys, torch
+            from torch import nn
+            from fastlaunch_train import parallel
+            from fastlaunch_train.parallel import *
+            from fastlaunch_train.recipes import RECIPES
+            process = start_process()
+            """
+    ) + textwrap.dedent(body)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(TRAIN),
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": env.get("LOCAL_WORLD_SIZE", "2"),
+            },
+        )
+        for rank in (0, 1)
+    ]
+
+
+def outputs(pair: list[subprocess.Popen[str]]) -> list[str]:
+    try:
+        results = [process.communicate(timeout=60) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [process.returncode for process in pair] == [0, 0], results
+    return [out for out, _ in results]
+
+
+def test_two_processes_agree_and_train_as_one() -> None:
+    found = outputs(
+        start_pair(
+            """
+            print(agree(process, [process.rank, -process.rank, 2.0**53 - 1]))
+            print(broadcast(process, [process.rank + 5.0]))
+            barrier(process)
+            torch.manual_seed(process.rank)  # DDP starts from rank 0's weights
+            model = nn.Linear(3, 1)
+            wrapped = wrap_ddp(model, RECIPES["fp32"], process)
+            inputs = torch.arange(12.0).reshape(4, 3)[2 * process.rank : 2 * process.rank + 2]
+            for _ in range(2):
+                wrapped.zero_grad()
+                wrapped(inputs).square().mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.sub_(1e-3 * parameter.grad)
+            print(model.weight.tolist())
+            print(process.num_nodes, type(wrapped).__name__)
+            stop_process()
+            """,
+            LOCAL_WORLD_SIZE="1",
+        )
+    )
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.arange(12.0).reshape(4, 3)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(1e-3 * parameter.grad)
+    for out in found:
+        agreed, sent, weight, nodes = out.splitlines()
+        assert agreed == "[1.0, 0.0, 9007199254740991.0]"
+        assert sent == "[5.0]"
+        torch.testing.assert_close(torch.tensor(eval(weight)), model.weight.detach())
+        assert nodes == "2 DistributedDataParallel"
+
+
+def test_a_peer_that_dies_is_an_error_and_no_hang() -> None:
+    survivor, victim = start_pair(
+        """
+        barrier(process)
+        if process.rank == 1:
+            os._exit(7)
+        try:
+            barrier(process)
+        except RuntimeError:
+            os._exit(42)
+        """
+    )
+    try:
+        assert victim.wait(timeout=60) == 7
+        assert survivor.wait(timeout=30) == 42
+    finally:
+        for process in (survivor, victim):
+            process.kill()
+            process.communicate()
