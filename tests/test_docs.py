@@ -1,0 +1,137 @@
+"""Every command says what it does, and every command line in the README can be typed."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from fastlaunch.cli import COMMANDS, fastlaunch
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def context_of(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
+    """A context in which `command` is described or parsed, but not run."""
+    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and subcommand, by the words that call it."""
+    waiting: list[tuple[str, click.Command]] = [("fastlaunch", fastlaunch)]
+    while waiting:
+        words, command = waiting.pop(0)
+        yield words, command
+        if isinstance(command, click.Group):
+            with context_of(command, words) as context:
+                for name in command.list_commands(context):
+                    found = command.get_command(context, name)
+                    assert found is not None
+                    waiting.append((f"{words} {name}", found))
+
+
+def test_every_command_and_option_says_what_it_does() -> None:
+    silent = []
+    for words, command in commands():
+        if not command.help:
+            silent.append(words)
+        silent += [
+            f"{words} {'/'.join(option.opts)}"
+            for option in command.params
+            if isinstance(option, click.Option) and not option.help
+        ]
+    assert silent == []
+
+
+def test_every_command_shows_its_help() -> None:
+    for words, command in commands():
+        with context_of(command, words) as context:
+            assert words in command.get_help(context)
+
+
+def command_lines(text: str) -> list[str]:
+    """The `fastlaunch ...` command lines in the code blocks of a Markdown text, continued lines joined."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [
+        match[1] for line in lines if (match := re.match(r"\s*(?:\$ )?(?:\S*/)?(fastlaunch(?: .*)?)$", line))
+    ]
+
+
+def check_line(line: str) -> None:
+    """Raise click.UsageError unless `line` names a command, options that it has and values that they take."""
+    words: list[str] = []
+    for word in shlex.split(line, comments=True)[1:]:
+        if word in ("|", ">", ">>", "&&", ";", "2>", "&"):
+            break
+        words.append(word)
+    command: click.Command = fastlaunch
+    context = context_of(command, "fastlaunch")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name!r} in {line!r}")
+        command, context = found, context_of(found, name, parent=context)
+    values, rest, _ = command.make_parser(context).parse_args(words)
+    if rest:
+        raise click.UsageError(f"unexpected {rest} in {line!r}")
+    for option in command.params:
+        if isinstance(option.type, click.Choice) and option.name in values:
+            option.type_cast_value(context, values[option.name])
+
+
+def test_the_readmes_command_lines_can_be_typed() -> None:
+    if not README.exists():
+        pytest.skip("there is no README.md yet")
+    lines = command_lines(README.read_text(encoding="utf-8"))
+    assert lines, "the README shows no command line"
+    for line in lines:
+        try:
+            check_line(line)
+        except click.UsageError as error:
+            raise AssertionError(f"{line}\n{error.format_message()}") from error
+
+
+def test_the_readme_names_every_command() -> None:
+    if not README.exists():
+        pytest.skip("there is no README.md yet")
+    text = README.read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"fastlaunch {name}" not in text] == []
+
+
+def test_command_lines_are_found_in_code_blocks_only() -> None:
+    text = """
+Type fastlaunch nothing.
+
+```sh
+$ fastlaunch demo  # first
+make demo
+fastlaunch submit --local \\
+  --recipe bf16
+.venv/bin/fastlaunch runs
+```
+
+fastlaunch nothing
+
+```
+error: fastlaunch is
+```
+"""
+    found = [" ".join(line.split()) for line in command_lines(text)]
+    assert found == ["fastlaunch demo # first", "fastlaunch submit --local --recipe bf16", "fastlaunch runs"]
+
+
+@pytest.mark.parametrize(
+    "line", ["fastlaunch", "fastlaunch --help", "fastlaunch --version | cat", "fastlaunch -h > help.txt"]
+)
+def test_a_right_command_line_passes(line: str) -> None:
+    check_line(line)
+
+
+@pytest.mark.parametrize("line", ["fastlaunch --nope", "fastlaunch nothing", "fastlaunch sumbit --local"])
+def test_a_wrong_command_line_is_found(line: str) -> None:
+    with pytest.raises(click.UsageError):
+        check_line(line)
