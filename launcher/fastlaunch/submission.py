@@ -153,7 +153,8 @@ def finish(
     state, reason = backend.state(handle), "; ".join(unreadable) or told.reason
     if not records and run.directory and (words := last_words(run.directory)):
         reason = f"{reason}: {words}"
-    if any(attempt.state is RunState.CANCELLED for attempt in ledger.attempts_of(run.id)):
+    if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)):
+        # Only `cancel` ends an attempt before its run.
         stopped_by = "fastlaunch cancel"
     if stopped_by and told.state in (RunState.LOST, RunState.INTERRUPTED):
         state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
@@ -208,7 +209,7 @@ def cancel(
         ledger.set_state(run.id, RunState.LOST, "its launcher ended before it started")
         return ledger.get(run.id).state
     for attempt in ledger.attempts_of(run.id):
-        # For its launcher, which may be the first to see it end.
+        # A note for its launcher, which may be the first to see the job end.
         ledger.end_attempt(attempt.id, RunState.CANCELLED)
     backend.stop(handle)
     return finish(run, handle, backend=backend, ledger=ledger)

@@ -58,7 +58,8 @@ def test_killed_launcher_leaves_training_running_and_no_ghost(
     assert err == f"next: fastlaunch logs -f {first.id}\n"
     assert (second.state, second.reason) == (RunState.LOST, "its launcher ended before it started")
 
-    assert fastlaunch("submit", "--local", "--steps", "5") == 0
+    _, err = told(capsys, "submit", "--local", "--steps", "5")
+    assert f"warning: run {first.id} is under way here: both will be slower than alone" in err
     out, _ = told(capsys, "status")
     # The last submission, and what an earlier one left running.
     assert out.splitlines()[-1] == "2 runs: 1 running, 1 completed."

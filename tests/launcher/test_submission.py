@@ -246,6 +246,25 @@ def test_cancel_of_a_run_that_was_never_started_does_not_wait_for_ever(backend: 
     assert cancel(run, backend=backend, ledger=backend.ledger, sleep=lambda s: None) is RunState.LOST
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted(
+    backend: InstantBackend, cancelled: bool
+) -> None:
+    run_id = planned(backend)
+    backend.ledger.set_state(run_id, RunState.RUNNING)
+    attempt, _ = backend.ledger.add_attempt([run_id])
+    if cancelled:
+        backend.ledger.end_attempt(attempt, RunState.CANCELLED)
+    handle = {"directory": str(backend.home / run_id)}
+    backend.ledger.set_handle(attempt, handle)
+    finish(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)
+    run = backend.ledger.get(run_id)
+    if cancelled:
+        assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by fastlaunch cancel")
+    else:
+        assert (run.state, run.reason) == (RunState.LOST, "it ended before its first record")
+
+
 def test_home_must_take_a_megabyte(tmp_path: Path) -> None:
     check_home(tmp_path / "new" / "home")
     assert list((tmp_path / "new" / "home" / "runs").iterdir()) == []

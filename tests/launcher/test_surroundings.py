@@ -22,6 +22,7 @@ def test_entrypoint_is_importable_and_keeps_what_the_user_has(tmp_path: Path) ->
     assert alone.launch[:3] == (sys.executable, "-m", "torch.distributed.run")
     with_more = local_settings(tmp_path, CPU, {"PYTHONPATH": "/their/own"})
     assert with_more.pythonpath == os.pathsep.join([TRAIN, "/their/own"])
+    assert local_settings(tmp_path, CPU, {"PYTHONPATH": f"/their/own:{TRAIN}"}).pythonpath is None
 
 
 def test_threads_are_all_cores_on_a_cpu_unless_the_user_says(tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, out
     check_home(around.settings.home)
     with open_ledger(around.settings) as ledger, StopRequest() as stop:
         reconcile(ledger, around.backends)
+        for other in ledger.select(["state=running", "backend=local"]):
+            click.echo(f"warning: run {other.id} is under way here: both will be slower than alone", err=True)
         launcher = Launcher(
             backend=backend,
             ledger=ledger,

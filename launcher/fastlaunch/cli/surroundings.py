@@ -74,11 +74,11 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
 
 
 def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
+    inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
     # Site packages are found anyway, and must not come before the standard library.
-    if str(folder) in (*getsitepackages(), getusersitepackages()):
+    if str(folder) in (*inherited, *getsitepackages(), getusersitepackages()):
         return None
-    inherited = environ.get("PYTHONPATH")
-    return os.pathsep.join([str(folder), *([inherited] if inherited else [])])
+    return os.pathsep.join([str(folder), *filter(None, inherited)])
 
 
 def _commit(package: Path) -> str | None:
