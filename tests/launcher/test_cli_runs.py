@@ -267,7 +267,7 @@ def test_rm_takes_the_folder_that_was_made_here(own: Path, capsys: pytest.Captur
 
 def test_rm_never_deletes_what_was_imported(isolated: Path, tmp_path: Path, rows: Path) -> None:
     inside = isolated / "runs" / "20261101-000000-abcd"
-    write_run(inside, steps=40, run_id="20261101-000000-abcd")
+    write_run(inside, steps=40, run_id="20261101-000000-abcd", world_size=2)
     for path in (rows, inside):
         assert run(["runs", "import", str(path)]) == 0
     assert run(["runs", "rm", "backend=import", "--yes"]) == 0

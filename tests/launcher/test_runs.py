@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -478,10 +479,38 @@ def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> Non
         assert len(other.select()) == 1
 
 
+def test_what_was_read_in_a_transaction_still_holds_when_it_writes(path: Path) -> None:
+    with Ledger(path) as ledger:
+        written = threading.Event()
+
+        def write() -> None:
+            with Ledger(path) as other:
+                other.add_submission("other")
+            written.set()
+
+        with ledger.transaction():
+            assert ledger.select() == []
+            thread = threading.Thread(target=write)
+            thread.start()
+            # The other waits for its turn; had it written now, this transaction could not go on.
+            assert not written.wait(0.3)
+            ledger.add_submission("this")
+        thread.join()
+        assert written.is_set()
+
+
+def test_readers_do_not_wait_for_writers(path: Path) -> None:
+    Ledger(path).close()
+    database = sqlite3.connect(path)
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    database.close()
+
+
 # Several processes
 
 WRITER = """
 import sys
+import threading
 from pathlib import Path
 from fastlaunch.runs import Ledger
 from fastlaunch.backends import RunState
