@@ -1,0 +1,84 @@
+"""torch.compile as recipes ask for it, with a backend that compiles nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+from fastlaunch_train.compile import compile_model, num_compiles
+from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+
+# The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Scaled(nn.Module):
+    """A block that shares its compiled graph with those of the same name only."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + len(self.name) * self.linear(x)
+
+
+class Whole(nn.Module):
+    """A model with code of its own around its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Scaled("s" * i) for i in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).sum(0)
+
+
+def recipe(scope: str = "block") -> Recipe:
+    return resolve_recipe("compile", ["compile_backend=eager", f"compile_scope={scope}"])
+
+
+def compiled(model: nn.Module, blocks: nn.Sequential, scope: str) -> int:
+    """How many graphs a forward and backward pass of `model` takes."""
+    torch.compiler.reset()
+    before = num_compiles()
+    assert compile_model(model, blocks, recipe(scope)) is model
+    model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    return num_compiles() - before
+
+
+def test_equal_blocks_share_a_graph_and_names_stay() -> None:
+    model = nn.Sequential(*(Scaled("s") for _ in range(3)))
+    names = list(model.state_dict())
+    expected = model(torch.ones(2, 4))
+    assert compiled(model, model, "block") == 1
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(torch.ones(2, 4)), expected)
+
+
+def test_a_whole_model_is_one_graph() -> None:
+    model = Whole()
+    assert compiled(model, model.blocks, "model") == 1
+
+
+def test_many_different_blocks_are_all_compiled() -> None:
+    # Torch's default is to compile 8 of a kind and to run the rest eagerly.
+    model = nn.Sequential(*(Scaled("s" * i) for i in range(12)))
+    assert compiled(model, model, "block") == 12
+
+
+def test_a_model_without_blocks_is_told_what_to_do() -> None:
+    with pytest.raises(RecipeError, match="the model has none") as caught:
+        compile_model(nn.Linear(2, 2), None, recipe())
+    assert "compile_scope=model" in (caught.value.hint or "")
+    compile_model(nn.Linear(2, 2), None, recipe("model"))
+
+
+@pytest.mark.slow
+def test_inductor_computes_what_eager_does() -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = nn.Sequential(*(Scaled("s") for _ in range(2)))
+    expected = model(torch.ones(2, 4))
+    compile_model(model, model, resolve_recipe("compile"))
+    torch.testing.assert_close(model(torch.ones(2, 4)), expected)
