@@ -1,0 +1,221 @@
+"""How the rows of one workload compare with its baseline: ratios, a verdict each, and the reasons for it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fastlaunch.analysis.pooling import Pool, arm_of, global_batch, log_speed_ratio
+from fastlaunch.analysis.pricing import RowPrice
+from fastlaunch.analysis.statistics import (
+    ASSUMED,
+    MACHINE,
+    MOST_RUNS_PROPOSED,
+    UNRESOLVED,
+    Arm,
+    Spread,
+    Uncertainty,
+    holm_levels,
+    more_runs,
+    p_value,
+    uncertainty,
+    verdict,
+)
+from fastlaunch.metrics import Interval
+
+BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
+TRAINING, THROUGHPUT = "training", "throughput"
+#: Parts of a fingerprint that follow from the machine, which the row names anyway.
+_OF_THE_MACHINE = ("device_name", "num_gpus_per_node")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedPool:
+    """The runs of a row with the price of one of their nodes, None if it is not known."""
+
+    pool: Pool
+    price: RowPrice | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """ratio: of samples per dollar, speed_ratio: of samples/s, to the baseline's, at Holm's level."""
+
+    ratio: Interval | None
+    speed_ratio: Interval | None
+    verdict: str
+    reasons: tuple[str, ...]
+    comparable_as: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """A row beside its baseline. log_ratio: of what the verdict is on, dollars where both have a price."""
+
+    row: PricedPool
+    base: PricedPool
+    log_speed_ratio: float | None
+    log_ratio: float | None
+    arms: tuple[Arm, Arm] | None
+    other_machines: bool
+    error: Uncertainty | None
+    level: float = 0.0
+
+    @property
+    def is_priced(self) -> bool:
+        return self.row.price is not None and self.base.price is not None
+
+
+def judge(items: Sequence[PricedPool], base: PricedPool, spread: Spread) -> list[Judgement]:
+    """A judgement for each of `items`, of which `base` is one; the verdicts are Holm-corrected together."""
+    pairs = [_pair(item, base, spread) for item in items if item is not base]
+    tested = [pair for pair in pairs if pair.error is not None]
+    levels = holm_levels(
+        [p_value(pair.log_ratio, pair.error) for pair in tested if pair.log_ratio is not None and pair.error]
+    )
+    leveled = iter([replace(pair, level=level) for pair, level in zip(tested, levels, strict=True)])
+    judged = iter([_judgement(next(leveled) if pair.error else pair, spread) for pair in pairs])
+    return [next(judged) if item is not base else _of_baseline(base) for item in items]
+
+
+def _pair(row: PricedPool, base: PricedPool, spread: Spread) -> _Pair:
+    speed = log_speed_ratio(row.pool, base.pool)
+    ratio = speed
+    if speed is not None and row.price is not None and base.price is not None:
+        ratio = speed + math.log(_usd_per_hour(base, base.price) / _usd_per_hour(row, row.price))
+    ours, theirs = arm_of(row.pool), arm_of(base.pool)
+    arms = (ours, theirs) if ours and theirs and ratio is not None else None
+    other_machines = _type_of(row.pool) != _type_of(base.pool)
+    return _Pair(
+        row=row,
+        base=base,
+        log_speed_ratio=speed,
+        log_ratio=ratio,
+        arms=arms,
+        other_machines=other_machines,
+        error=uncertainty(arms, spread, other_machines=other_machines) if arms else None,
+    )
+
+
+def _usd_per_hour(item: PricedPool, price: RowPrice) -> float:
+    return price.usd_per_hour * item.pool.first.num_nodes
+
+
+def _type_of(pool: Pool) -> str | None:
+    return pool.first.instance or pool.first.device_name
+
+
+def _judgement(pair: _Pair, spread: Spread) -> Judgement:
+    half_width = pair.error.half_width(pair.level) if pair.error else None
+    trains = global_batch(pair.row.pool.first) == global_batch(pair.base.pool.first)
+    said, why = _verdict(pair, half_width, spread)
+    return Judgement(
+        ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
+        speed_ratio=_ratio(pair.log_speed_ratio, half_width),
+        verdict=said,
+        reasons=(*why, *_qualifications(pair), *_of_runs(pair.row.pool)),
+        comparable_as=TRAINING if trains else THROUGHPUT,
+    )
+
+
+def _of_baseline(base: PricedPool) -> Judgement:
+    """The baseline beside itself: the ratios are 1 exactly."""
+    one = Interval(value=1.0, low=1.0, high=1.0)
+    timed = log_speed_ratio(base.pool, base.pool) is not None
+    why = [] if arm_of(base.pool) else [_why_no_interval(base.pool)]
+    return Judgement(
+        ratio=one if timed and base.price is not None else None,
+        speed_ratio=one if timed else None,
+        verdict=BASELINE,
+        reasons=(*why, *_of_runs(base.pool)),
+        comparable_as=TRAINING,
+    )
+
+
+def _ratio(log_ratio: float | None, half_width: float | None) -> Interval | None:
+    if log_ratio is None:
+        return None
+    if half_width is None:
+        return Interval(value=exp(log_ratio))
+    return Interval(value=exp(log_ratio), low=exp(log_ratio - half_width), high=exp(log_ratio + half_width))
+
+
+def exp(logarithm: float) -> float:
+    """e to the power, held back from overflowing: absurd numbers in a foreign file are no bug of ours."""
+    return math.exp(min(logarithm, 700.0))
+
+
+def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str, list[str]]:
+    """The verdict, and why it is no better one."""
+    if not pair.row.pool.is_steady:
+        return NOT_STEADY, []
+    if pair.log_ratio is None:
+        return NO_INTERVAL, ["no speed that compares with the baseline's is known"]
+    if half_width is None or pair.arms is None:
+        if arm_of(pair.row.pool) is None:
+            return NO_INTERVAL, [_why_no_interval(pair.row.pool)]
+        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.pool)}"]
+    said = verdict(pair.log_ratio, half_width)
+    why = []
+    if said == UNRESOLVED:
+        more = more_runs(
+            pair.log_ratio, pair.arms, spread, level=pair.level, other_machines=pair.other_machines
+        )
+        if more is not None:
+            why.append(f"about {more} more run{'' if more == 1 else 's'} of each")
+        elif pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
+            why.append("runs on a second machine of each type are needed")
+        else:
+            why.append(f"more than {MOST_RUNS_PROPOSED} more runs of each")
+    if any(arm.num_runs == 1 for arm in pair.arms):
+        why.append(f"{ASSUMED:.0%} between runs is assumed where there is one run")
+    if pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
+        why.append(f"{MACHINE:.0%} is allowed for each machine that stands alone for its type")
+    return said, why
+
+
+def _why_no_interval(pool: Pool) -> str:
+    first = pool.first
+    if not pool.is_steady:
+        return "its step time did not settle"
+    if not pool.log_times:
+        return "no time or speed is known"
+    if first.kind == "published":
+        return "published, without repeats"
+    return f"one run of {first.num_retained_steps} steps that count, too few for an interval"
+
+
+def _qualifications(pair: _Pair) -> Iterator[str]:
+    """In what the row differs from its baseline besides what its columns say."""
+    row, base = pair.row.pool.first, pair.base.pool.first
+    ours, theirs = global_batch(row), global_batch(base)
+    if ours != theirs:
+        yield f"throughput, not training progress: global batch {ours} against {theirs}"
+    if pair.log_ratio is not None and not pair.is_priced:
+        yield "by speed: no price is known"
+    if row.data != base.data:
+        yield f"data {row.data} against {base.data}"
+    if row.fingerprint and base.fingerprint:
+        differing = [
+            f"{name} ({row.fingerprint.get(name, 'none')} against {base.fingerprint.get(name, 'none')})"
+            for name in dict.fromkeys((*base.fingerprint, *row.fingerprint))
+            if name not in _OF_THE_MACHINE and row.fingerprint.get(name) != base.fingerprint.get(name)
+        ]
+        if differing:
+            yield f"differs from the baseline in {', '.join(differing)}"
+    elif bool(row.fingerprint) != bool(base.fingerprint):
+        yield "measured here against published: versions may differ"
+
+
+def _of_runs(pool: Pool) -> Iterator[str]:
+    """What to know of the row's own runs."""
+    num_unsteady = len(pool.unsteady)
+    if not pool.is_steady:
+        yield f"the step time of {_num_runs(num_unsteady)} did not settle"
+    elif num_unsteady:
+        yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
+    if pool.first.derived:
+        yield "derived from published percentages"
+
+
+def _num_runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"

@@ -1,0 +1,192 @@
+"""Student's t, the pooled deviation between runs, Holm's correction and the verdict on a ratio.
+
+The run is the unit: two runs of one recipe differ by about 1%, many times the interval within a run. All
+sizes are of logarithms, so 0.01 is 1%. The constants were checked by simulation.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+#: The deviation between runs is not taken for smaller than this, however close a few runs happen to lie.
+FLOOR = 0.005
+#: The deviation between runs that is assumed for a row of one run.
+ASSUMED = 0.01
+#: What one machine of an instance type may differ from another.
+MACHINE = 0.01
+#: Two-sided level of all verdicts of a comparison together.
+LEVEL = 0.05
+TIE_LOW, TIE_HIGH = 0.98, 1.02
+#: 97.5% point of Student's t with 5 degrees of freedom: what a run's own interval was made with.
+T_WITHIN_RUN = 2.571
+#: More runs than this are not worth proposing.
+MOST_RUNS_PROPOSED = 100
+
+BETTER, WORSE, TIE, UNRESOLVED = "better", "worse", "tie", "unresolved"
+
+
+def t_survival(t: float, dof: float) -> float:
+    """Probability that Student's t with `dof` degrees of freedom (infinite: the normal) exceeds t >= 0."""
+    if math.isinf(dof):
+        return NormalDist().cdf(-t)
+    return 0.5 * regularised_beta(dof / (dof + t * t), dof / 2, 0.5)
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(p: float, dof: float) -> float:
+    """The point that Student's t stays below with probability p, 0.5 <= p < 1."""
+    assert 0.5 <= p < 1 and dof > 0
+    if math.isinf(dof):
+        return NormalDist().inv_cdf(p)
+    low, high = 0.0, 2.0
+    while t_survival(high, dof) > 1 - p:
+        low, high = high, 2 * high
+    while high - low > 1e-13 * high:
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if t_survival(middle, dof) > 1 - p else (low, middle)
+    return 0.5 * (low + high)
+
+
+def regularised_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction (modified Lentz)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    # The fraction converges quickly on this side only.
+    if x > (a + 1) / (a + b + 2):
+        return 1 - regularised_beta(1 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    value = d
+    for m in range(1, 10_000):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / ((1 + numerator * d) or tiny)
+            c = (1 + numerator / c) or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return front * value / a
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Standard deviation of log run means between runs of one row, and its degrees of freedom.
+
+    Without any row of two runs nothing is known: `deviation` is 0 and `dof` 0.
+    """
+
+    deviation: float
+    dof: int
+
+
+def pooled_spread(rows: Sequence[Sequence[float]]) -> Spread:
+    """The deviation pooled over the rows of two runs or more, at least FLOOR. rows: log times by row."""
+    sum_of_squares, dof = 0.0, 0
+    for row in rows:
+        if len(row) >= 2:
+            mean = sum(row) / len(row)
+            sum_of_squares += sum((value - mean) ** 2 for value in row)
+            dof += len(row) - 1
+    if dof == 0:
+        return Spread(deviation=0.0, dof=0)
+    return Spread(deviation=max(FLOOR, math.sqrt(sum_of_squares / dof)), dof=dof)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The log time of one row. within: of a single run, the standard error of its own interval, relative."""
+
+    log_time: float
+    num_runs: int
+    within: float = 0.0
+    num_machines: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertainty:
+    """Standard error of a log, with the degrees of freedom of Student's t for it."""
+
+    error: float
+    dof: float
+
+    def half_width(self, level: float = LEVEL) -> float:
+        """Half of the two-sided interval at `level`."""
+        return self.error * t_quantile(1 - level / 2, self.dof)
+
+
+def uncertainty(arms: Sequence[Arm], spread: Spread, *, other_machines: bool = False) -> Uncertainty:
+    """Of one row's log time, or of the difference of two.
+
+    Rows of several runs share the pooled deviation; a row of one run takes ASSUMED (the pooled one if that is
+    larger) and its own error within the run, as known. other_machines: the rows are of different instance
+    types, so each without two machines of its own may be off by MACHINE.
+    """
+    pooled = spread.deviation**2 * sum(1 / arm.num_runs for arm in arms if arm.num_runs >= 2)
+    known = sum(
+        max(ASSUMED, spread.deviation) ** 2 + arm.within**2 for arm in arms if arm.num_runs == 1
+    ) + sum(MACHINE**2 for arm in arms if other_machines and arm.num_machines < 2)
+    # Welch-Satterthwaite; what is known has infinite degrees of freedom and adds nothing below the line.
+    dof = math.inf if pooled == 0 else (pooled + known) ** 2 / (pooled**2 / spread.dof)
+    return Uncertainty(error=math.sqrt(pooled + known), dof=dof)
+
+
+def p_value(log_ratio: float, of: Uncertainty) -> float:
+    """Two-sided probability of a log ratio as far from 0 as this, were there no difference."""
+    return 2 * t_survival(abs(log_ratio) / of.error, of.dof)
+
+
+def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
+    """The level for each of `p_values` in Holm's step-down: it is rejected exactly if it is not above that.
+
+    From the smallest on the levels are level/m, level/(m-1), ...; from the first that is not rejected on, all
+    keep the level of that one.
+    """
+    levels = [level] * len(p_values)
+    stopped_at = None
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        levels[index] = stopped_at or level / (len(p_values) - rank)
+        if stopped_at is None and p_values[index] > levels[index]:
+            stopped_at = levels[index]
+    return levels
+
+
+def verdict(log_ratio: float, half_width: float) -> str:
+    """What the interval of a ratio (more is better) says: better, worse, tie or unresolved."""
+    low, high = log_ratio - half_width, log_ratio + half_width
+    if low > 0:
+        return BETTER
+    if high < 0:
+        return WORSE
+    return TIE if low >= math.log(TIE_LOW) and high <= math.log(TIE_HIGH) else UNRESOLVED
+
+
+def more_runs(
+    log_ratio: float, arms: tuple[Arm, Arm], spread: Spread, *, level: float, other_machines: bool
+) -> int | None:
+    """How many more runs of each row would settle this ratio if it stayed as it is; None if too many would.
+
+    Runs of one row are taken to spread as those seen so far; ASSUMED before there are any.
+    """
+    deviation = max(FLOOR, spread.deviation) if spread.dof else ASSUMED
+    machines = MACHINE**2 * sum(other_machines and arm.num_machines < 2 for arm in arms)
+    for more in range(1, MOST_RUNS_PROPOSED + 1):
+        num_runs = [arm.num_runs + more for arm in arms]
+        pooled = deviation**2 * sum(1 / number for number in num_runs)
+        dof = spread.dof + sum(
+            more if arm.num_runs >= 2 else number - 1 for arm, number in zip(arms, num_runs, strict=True)
+        )
+        then = Uncertainty(
+            error=math.sqrt(pooled + machines), dof=(pooled + machines) ** 2 / (pooled**2 / dof)
+        )
+        if verdict(log_ratio, then.half_width(level)) != UNRESOLVED:
+            return more
+    return None

@@ -1,0 +1,198 @@
+"""`fastlaunch compare`: what a dollar bought, by the runs in the ledger."""
+
+import datetime
+import shlex
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.cli.options import DATE, next_command, output_option
+from fastlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest
+    from fastlaunch.runs import Run
+    from fastlaunch.settings import Settings
+
+MOST_WARNINGS = 8
+
+
+@click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
+@click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
+@click.option(
+    "--baseline", metavar="RUN|RECIPE", help="What to compare with.  [default: bf16, else the first row]"
+)
+@click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
+@click.option("--price-as", metavar="INSTANCE", help="Charge every run as a whole instance of this type.")
+@click.option("--price-share", metavar="SHARE", help="Of that instance, such as 1/8: a hypothetical price.")
+@click.option("--usd-per-hour", type=float, metavar="X", help="What an hour of a machine costs you.")
+@click.option(
+    "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
+)
+@click.option("--all", "all_runs", is_flag=True, help="Every run there is.")
+@output_option
+def compare(
+    selectors: tuple[str, ...],
+    baseline: str | None,
+    prices_as_of: datetime.date | None,
+    price_as: str | None,
+    price_share: str | None,
+    usd_per_hour: float | None,
+    price_file: Path | None,
+    all_runs: bool,
+    output: str,
+) -> None:
+    """What a dollar bought: runs side by side, with intervals and verdicts.
+
+    Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
+    last part of it; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe, instance, state,
+    submission or backend. Runs that are repeats of each other become one row. A run is priced as it was
+    billed, else by the price of its instance today.
+    """
+    from fastlaunch.settings import load_settings
+
+    settings = load_settings()
+    request = price_request(
+        settings,
+        prices_as_of=prices_as_of,
+        price_as=price_as,
+        price_share=price_share,
+        usd_per_hour=usd_per_hour,
+    )
+    runs = _stored_runs(settings, selectors, all_runs=all_runs)
+    comparison = compared(runs, request, baseline=baseline, prices=price_file or settings.prices)
+    tell_warnings(comparison.warnings)
+    show(comparison, output)
+    next_command(_next(comparison, [*selectors, *(["--all"] if all_runs else [])]))
+
+
+def price_request(
+    settings: "Settings",
+    *,
+    prices_as_of: datetime.date | None,
+    price_as: str | None,
+    price_share: str | None,
+    usd_per_hour: float | None,
+) -> "PriceRequest":
+    """The request that the options make. Raises UserError where they contradict each other."""
+    from fastlaunch.analysis.compare import PriceRequest
+
+    return PriceRequest(
+        today=datetime.date.today(),
+        as_of=prices_as_of,
+        price_as=price_as,
+        share=None if price_share is None else parse_share(price_share),
+        usd_per_hour=usd_per_hour,
+        region=settings.region,
+    )
+
+
+def parse_share(text: str) -> Fraction:
+    """`1/8` or `0.125`. Raises UserError for other text; the bounds are the request's business."""
+    try:
+        if len(text) <= 20:
+            return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise UserError(f"--price-share: {text[:40]!r} is no share", "give one such as 1/8 or 0.125")
+
+
+def compared(
+    runs: Sequence["Run"], request: "PriceRequest", *, baseline: str | None, prices: Path | None
+) -> "Comparison":
+    """The comparison of the runs that have measured something; what is left out is among the warnings.
+
+    Raises UserError if there is nothing to compare.
+    """
+    from dataclasses import replace
+
+    from fastlaunch.analysis.compare import compare as compare_candidates
+    from fastlaunch.prices import load_catalogue
+
+    if not runs:
+        raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --repeats 3")
+    candidates = [candidate for run in runs if (candidate := _candidate(run, request.region))]
+    comparison = compare_candidates(
+        candidates, catalogue=load_catalogue(prices), prices=request, baseline=baseline
+    )
+    unmeasured = [_unmeasured(run) for run in runs if run.summary is None]
+    warnings = (*unmeasured, *comparison.warnings)
+    if not comparison.rows:
+        tell_warnings(warnings)
+        raise UserError(
+            "there is nothing to compare: no run has a step time", "`fastlaunch runs list` shows why"
+        )
+    return replace(comparison, warnings=warnings)
+
+
+def show(comparison: "Comparison", output: str) -> None:
+    """Print the comparison on stdout; a table ends with the answer in a sentence."""
+    if output == "table":
+        from fastlaunch.report.sentence import answer
+        from fastlaunch.report.table import as_table
+
+        click.echo(f"{as_table(comparison)}\n\n{answer(comparison)}")
+        return
+    from fastlaunch.report.data import as_csv, as_json
+
+    click.echo(as_json(comparison) if output == "json" else as_csv(comparison))
+
+
+def tell_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings on stderr, the first few of many."""
+    for warning in warnings[:MOST_WARNINGS]:
+        click.echo(f"warning: {warning}", err=True)
+    if len(warnings) > MOST_WARNINGS:
+        click.echo(f"warning: and {len(warnings) - MOST_WARNINGS} more of these", err=True)
+
+
+def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bool) -> list["Run"]:
+    from fastlaunch.runs import open_ledger
+
+    if all_runs and selectors:
+        raise UserError("--all is every run, and some are named", "leave out --all, or the names")
+    with open_ledger(settings) as ledger:
+        runs = ledger.fetch_comparable(selectors, all_runs=all_runs)
+    if selectors and not runs:
+        raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")
+    return runs
+
+
+def _candidate(run: "Run", region: str) -> "Candidate | None":
+    from fastlaunch.analysis.compare import Candidate
+
+    if run.summary is None:
+        return None
+    return Candidate(run_id=run.id, summary=run.summary, price=run.price, region=region)
+
+
+def _unmeasured(run: "Run") -> str:
+    why = f": {run.reason}" if run.reason else ""
+    return f"{run.id} ({run.recipe}) is left out: it is {run.state} and has measured nothing{why}"
+
+
+def _next(comparison: "Comparison", selection: Sequence[str]) -> str:
+    """The next command worth typing: more runs where a verdict waits for them, else a price."""
+    rows = comparison.rows
+    for row in rows:
+        if row.verdict == "unresolved" and row.instance is None:
+            name, *overrides = row.recipe.split()
+            words = [
+                "--workload",
+                row.workload,
+                "--recipe",
+                name,
+                "--batch-size",
+                str(row.batch_size_per_gpu),
+            ]
+            words += [word for override in overrides for word in ("--set", override)]
+            return f"fastlaunch submit --local {shlex.join(words)} --repeats 3"
+    if any(row.price is None and row.kind == "records" for row in rows):
+        return shlex.join(["fastlaunch", "compare", *selection, "--usd-per-hour", "1.50"])
+    instance = next((row.instance for row in rows if row.instance and row.price), None)
+    if instance:
+        return f"fastlaunch prices --instance {instance} --all"
+    return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])

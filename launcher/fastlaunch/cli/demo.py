@@ -1,0 +1,124 @@
+"""`fastlaunch demo`: a published experiment at two days' prices, and what the shipped records say."""
+
+import datetime
+import json
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.cli.options import next_command
+from fastlaunch.errors import BadFile
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Comparison, Row
+    from fastlaunch.metrics import RunSummary
+    from fastlaunch.prices import Catalogue
+
+#: The day that stands for the experiment's publication, and the file with its figures.
+THEN = datetime.date(2023, 11, 15)
+FIGURES = "fp8-experiment.csv"
+#: The two rows that differ in nothing but the instance.
+OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
+#: What the shipped records, of one H200, are charged as.
+CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
+SUMMARIES = "summaries.json"
+
+
+@click.command(short_help="The published experiment and shipped measurements, compared in a second.")
+def demo() -> None:
+    """The published experiment and shipped measurements, compared in a second.
+
+    Training a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of November 2023 and of
+    today; then the measurements that come with fastlaunch.
+    """
+    from fastlaunch.prices import load_catalogue
+    from fastlaunch.report.table import as_table
+
+    catalogue, today = load_catalogue(), datetime.date.today()
+    then, now = published(catalogue, THEN), published(catalogue, today)
+    click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
+    click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
+    told = what_changed(then, now)
+    measured = measurements(catalogue, today)
+    if measured is None:
+        click.echo(told)
+    else:
+        from fastlaunch.report.sentence import answer
+
+        click.echo(f"{told}\n\nMeasured on one H200, charged hypothetically as {SHARE} of {CHARGED_AS}\n")
+        click.echo(f"{as_table(measured)}\n")
+        click.echo(answer(measured))
+    next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
+
+
+def published(catalogue: "Catalogue", day: datetime.date) -> "Comparison":
+    """The experiment's rows, priced as of `day`."""
+    from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+    from fastlaunch.published import read_published, shipped_figures
+
+    (path,) = (path for path in shipped_figures() if path.name == FIGURES)
+    candidates = [
+        Candidate(run_id=f"{path.stem}-{number}", summary=summary)
+        for number, summary in enumerate(read_published(path), start=1)
+    ]
+    return compare(candidates, catalogue=catalogue, prices=PriceRequest(today=day, as_of=day))
+
+
+def what_changed(then: "Comparison", now: "Comparison") -> str:
+    """What the prices did to the two rows that differ in the instance only, in a sentence."""
+    (old, new), (old_now, new_now) = _pair(then), _pair(now)
+    return (
+        f"With {RECIPE} a dollar on {NEW} bought {_fewer(new, old)} fewer images than on {OLD} at the prices"
+        f" of {then.prices_as_of} ({_per_usd(new)} against {_per_usd(old)}), and buys"
+        f" {_fewer(new_now, old_now)} fewer at those of {now.prices_as_of} ({_per_usd(new_now)} against"
+        f" {_per_usd(old_now)}): the order holds, the margin does not, so a price has a date."
+    )
+
+
+def measurements(catalogue: "Catalogue", today: datetime.date) -> "Comparison | None":
+    """The shipped records of one H200, charged as an eighth of an instance; None if none are shipped."""
+    from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+
+    summaries = shipped_summaries()
+    if not summaries:
+        return None
+    return compare(
+        [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
+        catalogue=catalogue,
+        prices=PriceRequest(today=today, price_as=CHARGED_AS, share=SHARE),
+    )
+
+
+def shipped_summaries() -> "dict[str, RunSummary]":
+    """Summaries of the shipped records by run id, in order; empty if there are none.
+
+    They lie in measurements/summaries.json beside the records: an object of run id -> summary. Made once,
+    since reading the records themselves takes seconds. Raises BadFile if the file is damaged.
+    """
+    from fastlaunch.metrics import RunSummary
+    from fastlaunch.shipped import shipped
+
+    path = shipped("measurements") / SUMMARIES
+    try:
+        data = json.loads(path.read_bytes())
+        return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
+
+
+def _pair(comparison: "Comparison") -> "tuple[Row, Row]":
+    found = {row.instance: row for row in comparison.rows if row.recipe == RECIPE}
+    return found[OLD], found[NEW]
+
+
+def _per_usd(row: "Row") -> str:
+    assert row.samples_per_usd is not None
+    return f"{row.samples_per_usd.value:,.0f}"
+
+
+def _fewer(row: "Row", other: "Row") -> str:
+    assert row.samples_per_usd is not None and other.samples_per_usd is not None
+    return f"{100 * (1 - row.samples_per_usd.value / other.samples_per_usd.value):.1f}%"

@@ -1,0 +1,1 @@
+"""A comparison for people and for programs: as a table, JSON or CSV."""

@@ -1,0 +1,262 @@
+"""A comparison as a table for people: a section for each workload, what the columns leave out underneath."""
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+
+from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
+from fastlaunch.metrics import Interval
+
+WIDTH = 120
+UNKNOWN = "n/a"
+#: A reason that the section's own line gives already.
+_TOLD_BY_THE_SECTION = "throughput, not training progress"
+_PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
+
+Cell = Callable[[Row], str | None]
+
+
+def as_table(comparison: Comparison) -> str:
+    """The comparison as text of up to WIDTH columns, without the sentence that answers it."""
+    workloads = list(dict.fromkeys(row.workload for row in comparison.rows))
+    return "\n\n".join(
+        _section([row for row in comparison.rows if row.workload == workload]) for workload in workloads
+    )
+
+
+def _section(rows: Sequence[Row]) -> str:
+    """One workload: rows that train alike, then those that do not, then everything that needs words."""
+    shared = _shared(rows)
+    parts = [_heading(rows, shared)]
+    columns = {name: cell for name, cell in _columns(rows).items() if name not in shared}
+    columns = {name: cell for name, cell in columns.items() if any(cell(row) is not None for row in rows)}
+    trains = [row for row in rows if row.comparable_as == TRAINING]
+    others = [row for row in rows if row.comparable_as == THROUGHPUT]
+    if trains:
+        parts.append(_grid(trains, columns))
+    if others:
+        parts.append("throughput, not training progress (another global batch than the baseline's):")
+        parts.append(_grid(others, columns))
+    parts += [_before(rows), _notes(rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _shared(rows: Sequence[Row]) -> dict[str, str]:
+    """Columns that say the same of every row, by name: they go into the heading."""
+    told: dict[str, Cell] = {
+        "instance": lambda row: row.place,
+        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "GPUs": _gpus,
+        "data": lambda row: row.data,
+        "runs": lambda row: str(row.num_runs),
+    }
+    values = {name: {cell(row) for row in rows} for name, cell in told.items()}
+    return {name: str(next(iter(found))) for name, found in values.items() if len(found) == 1}
+
+
+def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
+    words = [rows[0].workload]
+    if "instance" in shared and shared["instance"] != "unknown":
+        words.append(f"on {shared['instance']}")
+    details = []
+    if "GPUs" in shared:
+        details.append(f"{shared['GPUs']} {'process' if _on_cpu(rows) else 'GPU'}{_s(shared['GPUs'])}")
+    if "batch/GPU" in shared:
+        details.append(f"batch {shared['batch/GPU']} each")
+    if "data" in shared:
+        details.append(f"data {shared['data']}")
+    if "runs" in shared:
+        details.append(f"{shared['runs']} run{_s(shared['runs'])} a row")
+    return f"{' '.join(words)}: {', '.join(details)}" if details else " ".join(words)
+
+
+def _on_cpu(rows: Sequence[Row]) -> bool:
+    return all(
+        row.instance is None and row.device_name is not None and "NVIDIA" not in row.device_name
+        for row in rows
+    )
+
+
+def _s(number: str) -> str:
+    return "" if number == "1" else "s"
+
+
+def _gpus(row: Row) -> str:
+    per_node = row.num_gpus // row.num_nodes
+    return f"{row.num_nodes} x {per_node}" if row.num_nodes > 1 else str(row.num_gpus)
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
+    """Heading -> cell, in order. A column without a known cell is not shown."""
+    unit = rows[0].sample_unit
+    tokens = any(row.tokens_per_s for row in rows)
+    hypothetical = any(row.price and row.price.hypothetical for row in rows)
+    # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
+    return {
+        "instance": lambda row: row.place,
+        "recipe": lambda row: row.recipe,
+        "GPUs": _gpus,
+        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "data": lambda row: row.data,
+        "runs": lambda row: str(row.num_runs),
+        "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
+        f"{unit}/s": lambda row: _number(row.samples_per_s),
+        **({"tokens/s": lambda row: _number(row.tokens_per_s)} if tokens and unit != "tokens" else {}),
+        "TFLOP/s": lambda row: _number(row.tflops_per_gpu),
+        "% peak": _percent_of_peak,
+        "% fp8 peak": lambda row: _number(row.percent_of_fp8_peak),
+        **{("hyp. $/h" if hypothetical else "$/h"): _usd_per_hour},
+        f"$/M {unit}": lambda row: _with_bounds(row.usd_per_million_samples, say=dollars),
+        **(
+            {"$/B tokens": lambda row: _with_bounds(row.usd_per_billion_tokens, say=dollars)}
+            if tokens
+            else {}
+        ),
+        "x per $": lambda row: _ratio(row.ratio_to_baseline),
+        "x speed": lambda row: _ratio(
+            row.speed_ratio_to_baseline, bounds=not any(other.ratio_to_baseline for other in rows)
+        ),
+        "verdict": lambda row: row.verdict,
+    }
+
+
+def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
+    from tabulate import tabulate
+
+    cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    rule = ["-" * width for width in widths]
+    left = ("instance", "recipe", "data", "verdict")
+    alignment = ["left" if name in left else "right" for name in columns]
+    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
+    lines = [list(columns), rule, *cells]
+    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _before(rows: Sequence[Row]) -> str:
+    """Seconds before the steps that count: building, compiling, warming up."""
+    columns: dict[str, Cell] = {
+        "instance": lambda row: row.place,
+        "recipe": lambda row: row.recipe,
+        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "build s": lambda row: _seconds(row.build_s),
+        "compile s": lambda row: _seconds(row.compile_s),
+        "warm-up s": lambda row: _seconds(row.warmup_s),
+    }
+    timed = [row for row in rows if (row.build_s, row.compile_s, row.warmup_s) != (None, None, None)]
+    if not timed:
+        return ""
+    shared = _shared(rows)
+    shown = {
+        name: cell
+        for name, cell in columns.items()
+        if name not in shared and any(cell(row) is not None for row in timed)
+    }
+    return "before the steps that count, in no figure above:\n" + _grid(timed, shown)
+
+
+def _notes(rows: Sequence[Row]) -> str:
+    """Prices with their dates, then the reasons; one that holds for every row that can have it comes once."""
+    notes = _price_notes(rows)
+    by_reason: dict[str, list[Row]] = {}
+    for row in rows:
+        for reason in row.reasons:
+            if reason.startswith(_TOLD_BY_THE_SECTION):
+                continue
+            by_reason.setdefault(reason, []).append(row)
+    compared = [row for row in rows if not row.is_baseline]
+    for reason, concerned in by_reason.items():
+        if compared and all(row in concerned for row in compared):
+            notes.append(reason)
+        else:
+            names = dict.fromkeys(_name(row, rows) for row in concerned)
+            notes.append(f"{', '.join(names)}: {reason}")
+    return "\n".join(
+        textwrap.fill(note, WIDTH, initial_indent="* ", subsequent_indent="  ") for note in notes
+    )
+
+
+def _price_notes(rows: Sequence[Row]) -> list[str]:
+    notes: dict[str, None] = {}
+    for row in rows:
+        price = row.price
+        if price is None:
+            continue
+        what = price.hypothetical or row.instance or "each row"
+        hypothetical = "hypothetical price, nobody sells this: " if price.hypothetical else ""
+        dated = f"as of {price.as_of} ({price.source})" if price.as_of else "as given"
+        inferred = ", inferred" if price.inferred else ""
+        notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated}{inferred}"] = None
+    return list(notes)
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """The row's recipe, with as much more as tells it from the others."""
+    alike = [other for other in rows if other.recipe == row.recipe]
+    name = row.recipe
+    if len({other.place for other in alike}) > 1:
+        name += f" on {row.place}"
+    if len({other.batch_size_per_gpu for other in alike if other.place == row.place}) > 1:
+        name += f" at batch {row.batch_size_per_gpu}"
+    return name
+
+
+def _percent_of_peak(row: Row) -> str | None:
+    """Of the recipe's own precision where it is wider than bf16, else of bf16; FP8 has a column besides."""
+    if row.precision in _PRECISIONS_OF_THEIR_OWN:
+        own = _number(row.percent_of_peak)
+        return own and f"{own} ({row.precision})"
+    return _number(row.percent_of_bf16_peak)
+
+
+def _usd_per_hour(row: Row) -> str | None:
+    if row.price is None:
+        return None
+    inferred = "~" if row.price.inferred else ""
+    nodes = f"{row.num_nodes} x " if row.num_nodes > 1 else ""
+    return f"{inferred}{nodes}{row.price.usd_per_hour:.2f}"
+
+
+def _with_bounds(
+    quantity: Interval | None, factor: float = 1.0, *, say: Callable[[float], str] | None = None
+) -> str | None:
+    """`12.3 ±0.8%`: half the interval, in percent of the value."""
+    if quantity is None or not math.isfinite(quantity.value * factor):
+        return None
+    text = (say or number)(quantity.value * factor)
+    if quantity.low is None or quantity.high is None:
+        return text
+    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+
+
+def _ratio(quantity: Interval | None, *, bounds: bool = True) -> str | None:
+    if quantity is None:
+        return None
+    text = f"{quantity.value:.3f}" if quantity.value < 99.5 else f"{quantity.value:.0f}"
+    if not bounds or quantity.low is None or quantity.high is None or quantity.low == quantity.high:
+        return text
+    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+
+
+def _number(quantity: Interval | None, factor: float = 1.0) -> str | None:
+    return _with_bounds(quantity and Interval(value=quantity.value), factor)
+
+
+def dollars(value: float) -> str:
+    """`1,062`, `10.62`, `7.29`, `0.0123`."""
+    return f"{value:,.2f}" if 0.9995 <= value < 999.5 else number(value)
+
+
+def number(value: float) -> str:
+    """Three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`."""
+    if value >= 99.95:
+        return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f}"
