@@ -1,6 +1,7 @@
 """The ledger's file: opened, read and written by several processes at once."""
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from fastlaunch.runs_schema import MIGRATIONS, MOVE_ASIDE, migrate
 
 #: How long one launcher waits for another's transaction; theirs last milliseconds.
 BUSY_TIMEOUT_S = 30.0
+_RETRY_INTERVAL_S = 0.01
 
 
 class LedgerFile:
@@ -28,8 +30,8 @@ class LedgerFile:
                 # What is committed survives a power cut: it may be all that is known of a rented machine.
                 self._database.execute("PRAGMA synchronous = FULL")
                 migrate(self._database, path, migrations)
-                # Readers do not wait for a writer. After migrating, so that a foreign file stays as it is.
-                self._database.execute("PRAGMA journal_mode = WAL")
+                # After migrating, so that a foreign file stays as it is.
+                self._let_readers_go_on()
             except BaseException:
                 self._database.close()
                 raise
@@ -52,6 +54,19 @@ class LedgerFile:
             except BaseException:
                 self._roll_back()
                 raise
+
+    def _let_readers_go_on(self) -> None:
+        """Switch the file to write-ahead logging, where readers do not wait for a writer. It stays so."""
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._database.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                # For this statement SQLite does not wait by itself when another process makes the ledger too.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_RETRY_INTERVAL_S)
 
     def _roll_back(self) -> None:
         # SQLite has done so by itself after some errors, such as a full disk.

@@ -84,8 +84,13 @@ def migrate(
 
     Raises BadFile for an SQLite file that is no ledger, UserError for a ledger of a newer fastlaunch.
     """
-    if _version(database, path, migrations) == len(migrations):
-        return
+    # One transaction, so that what is read is of one moment: another launcher may be making the tables.
+    database.execute("BEGIN")
+    try:
+        if _version(database, path, migrations) == len(migrations):
+            return
+    finally:
+        _roll_back(database)
     database.execute("BEGIN IMMEDIATE")
     try:
         # Looked up again: another launcher may have migrated it while this one waited for its turn.
@@ -96,8 +101,14 @@ def migrate(
         database.execute(f"PRAGMA user_version = {len(migrations)}")
         database.execute("COMMIT")
     except BaseException:
-        database.execute("ROLLBACK")
+        _roll_back(database)
         raise
+
+
+def _roll_back(database: sqlite3.Connection) -> None:
+    # SQLite has done so by itself after some errors.
+    if database.in_transaction:
+        database.execute("ROLLBACK")
 
 
 def _version(database: sqlite3.Connection, path: Path, migrations: tuple[tuple[str, ...], ...]) -> int:

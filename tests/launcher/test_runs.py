@@ -508,6 +508,29 @@ def test_readers_do_not_wait_for_writers(path: Path) -> None:
 
 # Several processes
 
+
+def at_once(code: str, *arguments: list[str]) -> None:
+    """Run `code` in a process for each of `arguments`; each says `ready` and waits for the others."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in arguments
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate()[1] for process in processes] == [""] * len(processes)
+    assert [process.returncode for process in processes] == [0] * len(processes)
+
+
 WRITER = """
 import sys
 import threading
@@ -529,38 +552,28 @@ with Ledger(Path(sys.argv[1])) as ledger:
 def test_two_launchers_do_not_disturb_each_other(path: Path) -> None:
     with Ledger(path) as ledger:
         add_run(ledger, ledger.add_submission("x"), "shared")
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("one", "two")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        assert writer.communicate()[1] == ""
-        assert writer.returncode == 0
+    at_once(WRITER, [str(path), "one"], [str(path), "two"])
     with Ledger(path) as ledger:
         assert len(ledger.select(["state=running"])) == 50
         assert [attempt.n for attempt in ledger.attempts_of("shared")] == list(range(1, 51))
 
 
-def test_two_launchers_may_make_the_ledger_at_the_same_time(path: Path) -> None:
-    code = (
-        f"from fastlaunch.runs import Ledger; from pathlib import Path; Ledger(Path({str(path)!r})).close()"
-    )
-    makers = [
-        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    assert [maker.communicate()[1] for maker in makers] == [""] * 3
+MAKER = """
+import sys
+from pathlib import Path
+from fastlaunch.runs import Ledger
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(25):
+    Ledger(Path(sys.argv[1], f"{number}.sqlite")).close()
+"""
+
+
+def test_launchers_may_make_the_ledger_at_the_same_time(tmp_path: Path) -> None:
+    at_once(MAKER, *[[str(tmp_path)]] * 3)
+    for number in range(25):
+        with Ledger(tmp_path / f"{number}.sqlite") as ledger:
+            assert ledger.select() == []
 
 
 HALF_WAY = """
