@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.pooling import Pool
 from fastlaunch.errors import UserError
-from fastlaunch.hardware import Accelerator
+from fastlaunch.hardware import Accelerator, check_positive
 from fastlaunch.metrics import RunSummary
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class PriceRequest:
     region: str = "us-east-1"
 
     def __post_init__(self) -> None:
-        if self.usd_per_hour is not None and self.usd_per_hour <= 0:
-            raise UserError(f"--usd-per-hour is {self.usd_per_hour:g}", "give more than 0")
+        if self.usd_per_hour is not None:
+            check_positive("--usd-per-hour", self.usd_per_hour)
         if self.usd_per_hour is not None and (self.price_as is not None or self.as_of is not None):
             raise UserError(
                 "--usd-per-hour says the price itself", "leave out --price-as and --prices-as-of, or it"

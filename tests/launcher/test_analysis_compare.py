@@ -1,0 +1,413 @@
+"""Rows, verdicts and ratios of constructed runs, and the published experiment at two days' prices."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import write_run
+
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
+from fastlaunch.errors import UnknownName
+from fastlaunch.metrics import Interval, RunSummary, summarize
+from fastlaunch.prices import load_catalogue
+from fastlaunch.published import read_published, shipped_figures
+from fastlaunch_train.records import read_record
+
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
+THEN = datetime.date(2023, 11, 15)
+
+PLAIN = RunSummary(
+    kind="records",
+    workload="vit-huge",
+    sample_unit="images",
+    flops_per_sample=763_504_000_000,
+    recipe="bf16",
+    precision="bf16",
+    data="synthetic",
+    batch_size_per_gpu=64,
+    num_nodes=1,
+    num_gpus=1,
+    seed=0,
+    status="completed",
+    instance=None,
+    device_name="NVIDIA H200",
+    host_id="host-a",
+    measured_on="2026-11-01",
+    source=None,
+    steady=True,
+    step_time_s=Interval(value=0.1, low=0.0999, high=0.1001),
+    num_steps=200,
+    num_retained_steps=190,
+    samples_per_step=64.0,
+    fingerprint={"device_name": "NVIDIA H200", "torch": "2.13.0"},
+)
+
+
+def timed(value: float, *, within: float | None = 0.001) -> Interval:
+    if within is None:
+        return Interval(value=value)
+    return Interval(value=value, low=value * (1 - within), high=value * (1 + within))
+
+
+def runs(recipe: str, times_s: Sequence[float], **changes: Any) -> list[Candidate]:
+    """A run for each time, repeats of each other."""
+    return [
+        Candidate(
+            run_id=f"{recipe}-{changes.get('instance', 'here')}-{number}",
+            summary=replace(PLAIN, **{"recipe": recipe, "step_time_s": timed(time_s), **changes}),
+        )
+        for number, time_s in enumerate(times_s, start=1)
+    ]
+
+
+def compared(candidates: Sequence[Candidate], *, baseline: str | None = None, **prices: Any) -> Comparison:
+    return compare(
+        candidates, catalogue=CATALOGUE, prices=PriceRequest(today=TODAY, **prices), baseline=baseline
+    )
+
+
+def published(day: datetime.date) -> dict[tuple[str | None, str], Row]:
+    (path,) = (path for path in shipped_figures() if path.name == "fp8-experiment.csv")
+    candidates = [Candidate(run_id=str(n), summary=s) for n, s in enumerate(read_published(path))]
+    return {(row.instance, row.recipe): row for row in compared(candidates, as_of=day).rows}
+
+
+def value(quantity: Interval | None) -> float:
+    assert quantity is not None
+    return quantity.value
+
+
+@pytest.mark.parametrize(
+    ("day", "p4d", "p5", "fewer", "usd"),
+    [
+        (THEN, 137_176, 94_206, 31.3, {"p4d": 7.29, "p5": 10.62, "p4d-te": 5.90, "p5-te": 7.22, "fp8": 5.77}),
+        (
+            TODAY,
+            204_740,
+            168_283,
+            17.8,
+            {"p4d": 4.88, "p5": 5.94, "p4d-te": 3.96, "p5-te": 4.04, "fp8": 3.23},
+        ),
+    ],
+)
+def test_the_published_experiment(
+    day: datetime.date, p4d: int, p5: int, fewer: float, usd: dict[str, float]
+) -> None:
+    rows = published(day)
+    old, new = rows["p4d.24xlarge", "bf16"], rows["p5.48xlarge", "bf16"]
+    assert round(value(old.samples_per_usd)) == p4d
+    assert round(value(new.samples_per_usd)) == p5
+    assert round(100 * (1 - value(new.ratio_to_baseline)), 1) == fewer
+    assert value(new.speed_ratio_to_baseline) == pytest.approx(0.41 / 0.199)
+    te_old, te_new = rows["p4d.24xlarge", "te-article"], rows["p5.48xlarge", "te-article"]
+    fp8 = rows["p5.48xlarge", "te-article-fp8"]
+    names = ("p4d", "p5", "p4d-te", "p5-te", "fp8")
+    found = [round(value(row.usd_per_million_samples), 2) for row in (old, new, te_old, te_new, fp8)]
+    assert dict(zip(names, found, strict=True)) == usd
+    assert [round(value(row.percent_of_bf16_peak), 1) for row in (old, new, te_old, te_new, fp8)] == [
+        *(38.2, 24.8, 47.2, 36.5, 45.6)
+    ]
+    # Nothing published is without doubt, and a doubled batch is no training progress.
+    assert old.verdict == "baseline"
+    for row in (new, te_old, te_new, fp8):
+        assert row.verdict == "no interval"
+        assert row.ratio_to_baseline is not None and row.ratio_to_baseline.low is None
+        assert row.step_time_s is not None and row.step_time_s.low is None
+    assert [row.comparable_as for row in (new, te_old, te_new, fp8)] == [
+        *("training", "training", "throughput", "throughput")
+    ]
+    assert "derived from published percentages" in fp8.reasons
+    assert "throughput, not training progress: global batch 1024 against 512" in fp8.reasons
+
+
+def test_from_records_to_rates(tmp_path: Path) -> None:
+    """Constant 0.1 s at batch 2 are 20 samples/s; eight ranks sum; the slowest of them sets the time."""
+
+    def row(name: str, **changes: Any) -> Row:
+        paths = write_run(tmp_path / name, batch_size=2, **changes)
+        summary = summarize([read_record(path) for path in paths])
+        (found,) = compared([Candidate(run_id=name, summary=summary)]).rows
+        return found
+
+    assert value(row("one", step_time_s=0.1).samples_per_s) == pytest.approx(20)
+    assert value(row("eight", step_time_s=0.1, world_size=8).samples_per_s) == pytest.approx(160)
+    slow = row("slow", step_time_s=lambda rank, step: 0.2 if rank == 3 else 0.1, world_size=8)
+    assert value(slow.step_time_s) == pytest.approx(0.2)
+    assert value(slow.samples_per_s) == pytest.approx(80)
+    assert value(slow.tflops_per_gpu) == pytest.approx(10 * 0.763504)
+    tokens = row("tokens", step_time_s=0.1, num_tokens=512)
+    assert value(tokens.tokens_per_s) == pytest.approx(5120)
+
+
+def test_a_row_is_the_geometric_mean_with_the_interval_between_runs() -> None:
+    times = (0.100, 0.101, 0.099)
+    (row,) = compared(runs("bf16", times)).rows
+    logs = [math.log(time) for time in times]
+    mean = sum(logs) / 3
+    deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / 2)
+    half_width = 4.302653 * deviation / math.sqrt(3)
+    step = row.step_time_s
+    assert row.num_runs == 3
+    assert step is not None and step.low is not None and step.high is not None
+    assert (step.value, step.low, step.high) == pytest.approx(
+        (math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width)), rel=1e-6
+    )
+
+
+def test_verdicts() -> None:
+    candidates = [
+        *runs("bf16", (0.1000, 0.1003, 0.0998, 0.1001)),
+        *runs("compile", (0.0801, 0.0799, 0.0800, 0.0802)),
+        *runs("fp32", (0.3000, 0.3010, 0.2990, 0.3000)),
+        *runs("tf32", (0.1001, 0.1000, 0.0999, 0.1002)),
+    ]
+    rows = {row.recipe: row for row in compared(candidates).rows}
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "bf16": "baseline",
+        "compile": "better",
+        "fp32": "worse",
+        "tf32": "tie",
+    }
+    assert rows["bf16"].speed_ratio_to_baseline == Interval(value=1.0, low=1.0, high=1.0)
+    assert value(rows["compile"].speed_ratio_to_baseline) == pytest.approx(1.25, abs=0.003)
+    assert rows["compile"].ratio_to_baseline is None
+    assert "by speed: no price is known" in rows["compile"].reasons
+
+
+def test_unresolved_says_how_many_more_runs() -> None:
+    """1.5% apart at a deviation of 1%, two runs each: three more of each, as worked out by hand elsewhere."""
+    half = math.exp(0.01 / math.sqrt(2))
+    candidates = [
+        *runs("bf16", (0.1 * half, 0.1 / half)),
+        *runs("tf32", (0.1 * math.exp(-0.015) * half, 0.1 * math.exp(-0.015) / half)),
+    ]
+    _, row = compared(candidates).rows
+    assert row.verdict == "unresolved"
+    assert row.reasons[0] == "about 3 more runs of each"
+
+
+def test_the_ratio_is_at_holms_level() -> None:
+    candidates = [
+        *runs("bf16", (0.100, 0.101)),
+        *runs("compile", (0.080, 0.0808)),
+        *runs("tf32", (0.090, 0.0909)),
+    ]
+    _, fast, middle = compared(candidates).rows
+    deviation = math.log(1.01) / math.sqrt(2)
+    # 3 degrees of freedom: 4.1765 at 2.5% for the most certain, 3.1824 at 5% for the other.
+    for row, point in ((fast, 4.17653), (middle, 3.182446)):
+        ratio = row.speed_ratio_to_baseline
+        assert ratio is not None and ratio.high is not None
+        assert math.log(ratio.high / ratio.value) == pytest.approx(point * deviation, rel=1e-5)
+
+
+def test_one_run_each_assumes_one_percent() -> None:
+    _, row = compared([*runs("bf16", (0.1,)), *runs("compile", (0.05,))]).rows
+    assert row.verdict == "better"
+    assert "1% between runs is assumed where there is one run" in row.reasons
+    step = row.step_time_s
+    assert step is not None and step.high is not None
+    error = math.hypot(0.01, 0.001 / 2.571)
+    assert math.log(step.high / step.value) == pytest.approx(1.959964 * error, rel=1e-6)
+
+
+def test_one_short_run_has_no_interval() -> None:
+    short = runs("compile", (0.05,), step_time_s=timed(0.05, within=None), num_retained_steps=40)
+    _, row = compared([*runs("bf16", (0.1,)), *short]).rows
+    assert row.verdict == "no interval"
+    assert row.step_time_s == Interval(value=pytest.approx(0.05))
+    assert row.speed_ratio_to_baseline == Interval(value=pytest.approx(2.0))
+    assert row.reasons[0] == "one run of 40 steps that count, too few for an interval"
+
+
+def test_a_baseline_without_an_interval_leaves_the_others_without_a_verdict() -> None:
+    short = runs("bf16", (0.1,), step_time_s=timed(0.1, within=None), num_retained_steps=40)
+    _, row = compared([*short, *runs("compile", (0.05, 0.05))]).rows
+    assert row.verdict == "no interval"
+    assert row.reasons[0].startswith("the baseline has no interval: one run of 40 steps")
+    assert row.step_time_s is not None and row.step_time_s.low is not None
+
+
+def test_published_repeats_count_as_runs() -> None:
+    changes: dict[str, Any] = {"kind": "published", "steady": None, "fingerprint": {}, "device_name": None}
+    candidates = [*runs("bf16", (0.1, 0.101), **changes), *runs("compile", (0.05, 0.0505), **changes)]
+    _, row = compared(candidates).rows
+    assert (row.num_runs, row.verdict) == (2, "better")
+
+
+def test_unsteady_runs_are_left_out_or_get_no_verdict() -> None:
+    mixed = [*runs("compile", (0.05, 0.0501)), *runs("compile", (0.5,), steady=False)]
+    unsteady = runs("fp32", (0.2, 0.2), steady=False)
+    rows = {row.recipe: row for row in compared([*runs("bf16", (0.1, 0.1001)), *mixed, *unsteady]).rows}
+    assert rows["compile"].verdict == "better"
+    assert (rows["compile"].num_runs, rows["compile"].num_unsteady) == (2, 1)
+    assert "1 run left out: the step time did not settle" in rows["compile"].reasons
+    assert rows["fp32"].verdict == "not steady"
+    assert rows["fp32"].step_time_s == Interval(value=pytest.approx(0.2))
+    assert rows["fp32"].speed_ratio_to_baseline == Interval(value=pytest.approx(0.5, rel=1e-3))
+
+
+def test_runs_with_problems_are_named_and_never_used() -> None:
+    failed = runs("bf16", (0.001,), problems=("ended as nan_loss",))
+    comparison = compared([*runs("bf16", (0.1,)), *failed])
+    (row,) = comparison.rows
+    assert row.num_runs == 1
+    assert value(row.step_time_s) == pytest.approx(0.1)
+    assert comparison.warnings == ("bf16-here-1 (bf16) is left out: ended as nan_loss",)
+    assert compared(failed).rows == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": "vit-tiny"},
+        {"num_nodes": 2, "num_gpus": 2},
+        {"num_gpus": 2},
+        {"recipe": "compile"},
+        {"batch_size_per_gpu": 65},
+        {"data": "loader"},
+        {"fingerprint": {"device_name": "NVIDIA H200", "torch": "2.12.0"}},
+        {"instance": "p5en.48xlarge"},
+        {"kind": "published"},
+        {"step_time_s": None, "total_time_s": 10.0, "num_samples": 100},
+    ],
+)
+def test_what_does_not_pool(changes: dict[str, Any]) -> None:
+    one, other = runs("bf16", (0.1, 0.1))
+    changed = replace(other, summary=replace(other.summary, **changes))
+    assert len(compared([one, other]).rows) == 1
+    assert len(compared([one, changed]).rows) == 2
+
+
+def test_what_pools_all_the_same() -> None:
+    one, other = runs("bf16", (0.1, 0.1))
+    alike = replace(other.summary, seed=7, host_id="host-b", measured_on="2026-11-02", final_loss=1.0)
+    (row,) = compared([one, replace(other, summary=alike)]).rows
+    assert (row.num_runs, row.num_machines) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "differing", [{"service": "sagemaker"}, {"region": "us-west-2"}, {"purchase": "spot"}]
+)
+def test_another_offer_is_another_row(differing: dict[str, str]) -> None:
+    one, other = runs("bf16", (0.1, 0.1))
+    assert len(compared([one, replace(other, **differing)]).rows) == 2  # type: ignore[arg-type]
+
+
+def test_what_differs_from_the_baseline_is_named() -> None:
+    fingerprint = {"device_name": "NVIDIA A100-SXM4-40GB", "torch": "2.12.0", "num_gpus_per_node": "8"}
+    other = runs("compile", (0.09, 0.09), fingerprint=fingerprint, data="loader")
+    _, row = compared([*runs("bf16", (0.1, 0.1)), *other]).rows
+    assert "differs from the baseline in torch (2.12.0 against 2.13.0)" in row.reasons
+    assert "data loader against synthetic" in row.reasons
+
+
+def test_another_instance_type_adds_the_machines() -> None:
+    def error(hosts: tuple[str, str]) -> float:
+        new = [
+            replace(run, summary=replace(run.summary, host_id=host))
+            for run, host in zip(
+                runs("bf16", (0.05, 0.0505), instance="p5.48xlarge", device_name=None), hosts, strict=True
+            )
+        ]
+        old = runs("bf16", (0.1, 0.101), instance="p4d.24xlarge", device_name=None)
+        _, row = compared([*old, *new]).rows
+        ratio = row.ratio_to_baseline
+        assert ratio is not None and ratio.high is not None
+        assert "1% is allowed for each machine that stands alone for its type" in row.reasons
+        return math.log(ratio.high / ratio.value)
+
+    assert error(("a", "b")) < error(("a", "a"))
+
+
+def test_baselines() -> None:
+    candidates = [
+        *runs("fp32", (0.2,)),
+        *runs("bf16", (0.1,)),
+        *runs("compile", (0.05,), workload="vit-tiny"),
+        *runs("fp32", (0.07,), workload="vit-tiny"),
+    ]
+    assert compared(candidates).baselines == {"vit-huge": "bf16", "vit-tiny": "compile"}
+    assert compared(candidates, baseline="fp32").baselines == {"vit-huge": "fp32", "vit-tiny": "fp32"}
+    assert compared(candidates, baseline="fp32-here-1").baselines["vit-huge"] == "fp32"
+    for row in compared(candidates).rows:
+        assert (row.verdict == "baseline") == (
+            row.recipe == ("bf16" if row.workload == "vit-huge" else "compile")
+        )
+    with pytest.raises(UnknownName, match="unknown baseline 'bf61'") as raised:
+        compared(candidates, baseline="bf61")
+    assert raised.value.hint is not None and "did you mean bf16?" in raised.value.hint
+
+
+def test_totals_and_relative_figures() -> None:
+    changes: dict[str, Any] = {
+        **{"kind": "published", "steady": None, "step_time_s": None, "samples_per_step": None},
+        **{"device_name": None, "flops_per_sample": None, "fingerprint": {}},
+    }
+    known = [
+        *runs("eager", (0,), total_time_s=100.0, num_samples=5000, **changes),
+        *runs("compile", (0,), total_time_s=50.0, num_samples=5000, **changes),
+    ]
+    base, row = compared(known).rows
+    assert value(base.samples_per_s) == pytest.approx(50)
+    assert value(row.speed_ratio_to_baseline) == pytest.approx(2)
+    assert row.step_time_s is None
+
+    unknown = [
+        *runs("eager", (0,), total_time_s=1059.0, **changes),
+        *runs("compile", (0,), total_time_s=497.9, **changes),
+    ]
+    _, row = compared(unknown).rows
+    assert row.samples_per_s is None
+    assert value(row.speed_ratio_to_baseline) == pytest.approx(1059.0 / 497.9)
+
+    relative = [
+        *runs("eager", (0,), metric="relative_throughput", metric_value=1.0, **changes),
+        *runs("ort", (0,), metric="relative_throughput", metric_value=1.37, **changes),
+        *runs("other", (0,), metric="test_accuracy", metric_value=0.9, **changes),
+    ]
+    _, row, other = compared(relative).rows
+    assert value(row.speed_ratio_to_baseline) == pytest.approx(1.37)
+    assert (other.speed_ratio_to_baseline, other.verdict) == (None, "no interval")
+    assert other.reasons[0] == "no speed that compares with the baseline's is known"
+
+
+def test_shares_of_peak_by_precision() -> None:
+    def row(precision: str | None, **changes: Any) -> Row:
+        (found,) = compared(runs("r", (0.1,), precision=precision, **changes)).rows
+        return found
+
+    tflops = 640 * 0.763504
+    bf16, fp8, tf32, unknown = row("bf16"), row("fp8"), row("tf32"), row(None)
+    assert value(bf16.percent_of_bf16_peak) == value(bf16.percent_of_peak) == pytest.approx(tflops / 9.894)
+    assert value(fp8.percent_of_fp8_peak) == pytest.approx(tflops / 19.789)
+    assert value(fp8.percent_of_bf16_peak) == pytest.approx(tflops / 9.894)
+    assert value(tf32.percent_of_peak) == pytest.approx(tflops / 4.947)
+    assert (bf16.percent_of_fp8_peak, unknown.percent_of_peak) == (None, None)
+    assert row("bf16", device_name="AMD EPYC").percent_of_peak is None
+    # The device that was really used counts more than the instance's name.
+    assert row("bf16", device_name="AMD EPYC", instance="p5.48xlarge").percent_of_peak is None
+    assert value(row("bf16", device_name=None, instance="p4d.24xlarge").percent_of_peak) == pytest.approx(
+        tflops / 3.12
+    )
+    assert row("bf16", flops_per_sample=None).tflops_per_gpu is None
+
+
+def test_language_is_priced_by_the_token() -> None:
+    (row,) = compared(runs("bf16", (0.1,), tokens_per_step=2048.0), usd_per_hour=3.6).rows
+    assert value(row.tokens_per_s) == pytest.approx(20480)
+    assert value(row.usd_per_billion_tokens) == pytest.approx(0.001 / 20480 * 1e9)
+    (row,) = compared(runs("bf16", (0.1,), sample_unit="tokens"), usd_per_hour=3.6).rows
+    assert value(row.tokens_per_s) == pytest.approx(640)
+
+
+def test_time_before_the_steps_is_kept_apart() -> None:
+    first, second = runs("compile", (0.1, 0.1), build_s=2.0, warmup_s=3.0)
+    second = replace(second, summary=replace(second.summary, compile_s=10.0, build_s=4.0))
+    (row,) = compared([first, second]).rows
+    assert (row.build_s, row.compile_s, row.warmup_s) == (3.0, 10.0, 3.0)
