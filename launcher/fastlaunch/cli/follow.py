@@ -124,7 +124,9 @@ def _current(ledger: "Ledger") -> "list[Run]":
 
 
 def _last_started(ledger: "Ledger") -> "Run":
-    started = [run for run in ledger.select() if run.directory and (run.directory / LOG).is_file()]
+    started = [
+        run for run in ledger.select(["backend=local"]) if run.directory and (run.directory / LOG).is_file()
+    ]
     if not started:
         raise UserError("no run was started here yet", "type: fastlaunch submit --local")
     return started[-1]

@@ -29,7 +29,7 @@ def row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
         "state": str(run.state),
         "step_time": duration(step_time.value) if step_time else None,
         "samples_per_s": _rounded(_rate(summary)) if summary and step_time else None,
-        "note": note or run.reason or (summary.problems[0] if summary and summary.problems else None),
+        "note": note or run.reason or (_shortcoming(summary) if summary else None),
     }
 
 
@@ -48,12 +48,15 @@ def to_json(run: "Run") -> dict[str, Any]:
 
 
 def answer(runs: Sequence["Run"]) -> str:
-    """What the runs say, in a sentence: the step time of a recipe, or which recipe is the fastest."""
+    """What the runs say, in a sentence: the step time of a recipe, or which recipe is the fastest.
+
+    The fastest is one whose slowest run beats the others' fastest; `compare` judges by more than that.
+    """
     measured: dict[str, list[RunSummary]] = {}
     for run in runs:
         # What was stopped half-way was measured as well, up to there.
         stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
-        if stood and run.summary and run.summary.step_time_s and not run.summary.problems:
+        if stood and run.summary and run.summary.step_time_s and not _shortcoming(run.summary):
             measured.setdefault(run.recipe, []).append(run.summary)
     if not measured:
         return f"No step time: {_why_not(runs)}."
@@ -62,7 +65,8 @@ def answer(runs: Sequence["Run"]) -> str:
     first = summaries[0]
     times = _over_runs(summaries)
     interval = f" ({_between(times.low, times.high)})" if times.low and times.high else ""
-    leads = f"{recipe} is the fastest" if slower else recipe
+    apart = all(_is_below(times, _over_runs(of)) for _, of in slower)
+    leads = f"{recipe} is the fastest" if slower and apart else recipe
     num_runs = f" over {len(summaries)} runs" if len(summaries) > 1 else ""
     rest = "".join(f", {name} {duration(_over_runs(of).value)}" for name, of in slower)
     missing = len(runs) - sum(len(of) for of in measured.values())
@@ -70,6 +74,7 @@ def answer(runs: Sequence["Run"]) -> str:
         f"{leads} on {first.workload}, batch {first.batch_size_per_gpu}: {duration(times.value)} per step"
         f"{interval}, {_rounded(_rate(first, times.value))} {first.sample_unit}/s{num_runs}"
         + (f";{rest[1:]} per step" if rest else "")
+        + (", too close to tell apart" if rest and not apart else "")
         + (f"; {missing} of {len(runs)} runs gave no step time" if missing else "")
         + "."
     )
@@ -90,6 +95,17 @@ def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
     return Interval(value=sum(values) / len(values), low=min(values), high=max(values))
 
 
+def _is_below(one: Interval, other: Interval) -> bool:
+    return one.high is not None and other.low is not None and one.high < other.low
+
+
+def _shortcoming(summary: RunSummary) -> str | None:
+    """Why the step time of a run is not to be used."""
+    if summary.problems:
+        return summary.problems[0]
+    return "its step time did not settle" if summary.steady is False else None
+
+
 def _between(low: float, high: float) -> str:
     (low_text, low_unit), (high_text, high_unit) = duration(low).split(), duration(high).split()
     return f"{low_text} to {high_text}" if low_unit == high_unit else f"{duration(low)} to {duration(high)}"
@@ -107,8 +123,8 @@ def _why_not(runs: Sequence["Run"]) -> str:
         if run.reason:
             return run.reason
     for run in runs:
-        if run.summary and run.summary.problems:
-            return run.summary.problems[0]
+        if run.summary and (shortcoming := _shortcoming(run.summary)):
+            return shortcoming
     return "no run has ended" if runs else "there are no runs"
 
 

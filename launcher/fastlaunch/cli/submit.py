@@ -90,6 +90,8 @@ def submit(
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
     """
     around = surroundings()
+    if local and backend not in (None, "local"):
+        raise UserError(f"--local is short for --backend local, not {backend}", "give one of the two")
     chosen = _backend(around, "local" if local else backend)
     jobs = _jobs(around, region, options)
     for line in _rehearsal(options["instance"], jobs):
