@@ -1,5 +1,7 @@
 """Seconds into rates, and rates into dollars. Every function carries an interval through, if there is one."""
 
+import math
+
 from fastlaunch.metrics import Interval
 
 SECONDS_PER_HOUR = 3600.0
@@ -19,10 +21,15 @@ def scaled(quantity: Interval, factor: float) -> Interval:
 def reciprocal(quantity: Interval, numerator: float = 1.0) -> Interval:
     """`numerator` / `quantity`, both above 0: the longest time is the lowest rate."""
     return Interval(
-        value=numerator / quantity.value,
-        low=None if quantity.high is None else numerator / quantity.high,
-        high=None if quantity.low is None else numerator / quantity.low,
+        value=_divided(numerator, quantity.value),
+        low=None if quantity.high is None else _divided(numerator, quantity.high),
+        high=None if quantity.low is None else _divided(numerator, quantity.low),
     )
+
+
+def _divided(numerator: float, denominator: float) -> float:
+    """Infinite where an absurd record has let the denominator fall to 0; a report shows that as unknown."""
+    return numerator / denominator if denominator else math.inf
 
 
 def samples_per_s(step_time_s: Interval, samples_per_step: float) -> Interval:

@@ -2,7 +2,9 @@
 
 import datetime
 import json
+from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -40,12 +42,13 @@ def demo() -> None:
     click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
     click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
     told = what_changed(then, now)
-    measured = measurements(catalogue, today)
-    if measured is None:
+    summaries = shipped_summaries()
+    if not summaries:
         click.echo(told)
     else:
         from fastlaunch.report.sentence import answer
 
+        measured = compared_measurements(summaries, catalogue, today)
         click.echo(f"{told}\n\nMeasured on one H200, charged hypothetically as {SHARE} of {CHARGED_AS}\n")
         click.echo(f"{as_table(measured)}\n")
         click.echo(answer(measured))
@@ -76,36 +79,42 @@ def what_changed(then: "Comparison", now: "Comparison") -> str:
     )
 
 
-def measurements(catalogue: "Catalogue", today: datetime.date) -> "Comparison | None":
-    """The shipped records of one H200, charged as an eighth of an instance; None if none are shipped."""
+def compared_measurements(
+    summaries: "Mapping[str, RunSummary]", catalogue: "Catalogue", today: datetime.date | None = None
+) -> "Comparison":
+    """Measurements of one H200, by run id, charged as an eighth of an instance: nobody sells that."""
     from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
 
-    summaries = shipped_summaries()
-    if not summaries:
-        return None
     return compare(
         [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
         catalogue=catalogue,
-        prices=PriceRequest(today=today, price_as=CHARGED_AS, share=SHARE),
+        prices=PriceRequest(today=today or datetime.date.today(), price_as=CHARGED_AS, share=SHARE),
     )
 
 
 def shipped_summaries() -> "dict[str, RunSummary]":
-    """Summaries of the shipped records by run id, in order; empty if there are none.
+    """Summaries of the records that come with fastlaunch, by run id; empty if there are none.
 
-    They lie in measurements/summaries.json beside the records: an object of run id -> summary. Made once,
-    since reading the records themselves takes seconds. Raises BadFile if the file is damaged.
+    They lie in measurements/summaries.json beside the records, since reading those takes seconds.
     """
-    from fastlaunch.metrics import RunSummary
     from fastlaunch.shipped import shipped
 
-    path = shipped("measurements") / SUMMARIES
+    return read_summaries(shipped("measurements") / SUMMARIES)
+
+
+def read_summaries(path: Path) -> "dict[str, RunSummary]":
+    """The summaries in a JSON object of run id -> `RunSummary.to_json()`, in order; empty without the file.
+
+    Raises BadFile for a file that is something else.
+    """
+    from fastlaunch.metrics import RunSummary
+
     try:
         data = json.loads(path.read_bytes())
         return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 
 

@@ -113,7 +113,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 def _quantity(quantity: Interval | None) -> dict[str, float | None] | None:
     """A quantity, null where it is unknown or, from an absurd record, beyond numbers."""
-    if quantity is None or not math.isfinite(quantity.value):
+    if quantity is None or not 0 < quantity.value < math.inf:
         return None
     known = all(bound is not None and math.isfinite(bound) for bound in (quantity.low, quantity.high))
     return {

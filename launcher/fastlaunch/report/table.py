@@ -46,7 +46,7 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
     """Columns that say the same of every row, by name: they go into the heading."""
     told: dict[str, Cell] = {
         "instance": lambda row: row.place,
-        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "batch": lambda row: str(row.batch_size_per_gpu),
         "GPUs": _gpus,
         "data": lambda row: row.data,
         "runs": lambda row: str(row.num_runs),
@@ -62,8 +62,8 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
     details = []
     if "GPUs" in shared:
         details.append(f"{shared['GPUs']} {'process' if _on_cpu(rows) else 'GPU'}{_s(shared['GPUs'])}")
-    if "batch/GPU" in shared:
-        details.append(f"batch {shared['batch/GPU']} each")
+    if "batch" in shared:
+        details.append(f"batch {shared['batch']} each")
     if "data" in shared:
         details.append(f"data {shared['data']}")
     if "runs" in shared:
@@ -97,7 +97,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         "instance": lambda row: row.place,
         "recipe": lambda row: row.recipe,
         "GPUs": _gpus,
-        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "batch": lambda row: str(row.batch_size_per_gpu),
         "data": lambda row: row.data,
         "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
@@ -140,7 +140,7 @@ def _before(rows: Sequence[Row]) -> str:
     columns: dict[str, Cell] = {
         "instance": lambda row: row.place,
         "recipe": lambda row: row.recipe,
-        "batch/GPU": lambda row: str(row.batch_size_per_gpu),
+        "batch": lambda row: str(row.batch_size_per_gpu),
         "build s": lambda row: _seconds(row.build_s),
         "compile s": lambda row: _seconds(row.compile_s),
         "warm-up s": lambda row: _seconds(row.warmup_s),
@@ -223,7 +223,7 @@ def _with_bounds(
     quantity: Interval | None, factor: float = 1.0, *, say: Callable[[float], str] | None = None
 ) -> str | None:
     """`12.3 ±0.8%`: half the interval, in percent of the value."""
-    if quantity is None or not math.isfinite(quantity.value * factor):
+    if quantity is None or not 0 < quantity.value * factor < math.inf:
         return None
     text = (say or number)(quantity.value * factor)
     if quantity.low is None or quantity.high is None:

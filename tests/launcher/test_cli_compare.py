@@ -1,0 +1,187 @@
+"""`fastlaunch compare` on runs in a ledger: what it takes, what it says, what it refuses."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from fake_records import write_run
+
+from fastlaunch.cli import COMMANDS, run
+from fastlaunch.cli.compare import compare, parse_share
+from fastlaunch.errors import UserError
+from fastlaunch.published import shipped_figures
+
+(FIGURES,) = (path for path in shipped_figures() if path.stem == "fp8-experiment")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of `fastlaunch compare`."""
+    capsys.readouterr()
+    assert run(["compare", *argv]) == code
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
+    out, _ = answer(capsys, *argv, "--output", "json")
+    found: list[dict[str, Any]] = json.loads(out)["rows"]
+    return found
+
+
+def record(folder: Path, recipe: str, step_time_s: float, number: int = 1, **changes: Any) -> None:
+    """Records of a run under `folder`, to be imported."""
+    name = f"{recipe}-{number}"
+    write_run(folder / name, recipe=recipe, step_time_s=step_time_s, batch_size=64, run_id=name, **changes)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> None:
+    """Three runs of bf16 and of compile in the ledger, and before them an older submission."""
+    assert run(["runs", "import", str(FIGURES)]) == 0
+    for number, factor in enumerate((0.999, 1.0, 1.001), start=1):
+        record(tmp_path / "records", "bf16", 0.1 * factor, number)
+        record(tmp_path / "records", "compile", 0.08 * factor, number)
+    assert run(["runs", "import", str(tmp_path / "records")]) == 0
+
+
+def test_the_line_of_help_is_that_of_the_group() -> None:
+    assert isinstance(compare, click.Command)
+    assert compare.get_short_help_str(200) == COMMANDS["compare"][1]
+
+
+def test_the_published_dollars_in_a_process_of_its_own() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+    def fastlaunch(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fastlaunch", *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+
+    assert fastlaunch("runs", "import", str(FIGURES)).returncode == 0
+    done = fastlaunch("compare", "--prices-as-of", "2023-11-15")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "bf16 on p4d.24xlarge gives 137,176 images per dollar, 45.6% more than on p5.48xlarge,"
+        " by figures without an interval."
+    )
+    assert done.stderr.splitlines()[-1].startswith("next: fastlaunch ")
+
+
+@pytest.mark.usefixtures("measured")
+def test_without_arguments_it_is_the_last_submission(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row["recipe"]: row for row in rows(capsys)}
+    assert {name: row["verdict"] for name, row in found.items()} == {"bf16": "baseline", "compile": "better"}
+    assert found["compile"]["num_runs"] == 3
+    assert found["compile"]["speed_ratio_to_baseline"]["value"] == pytest.approx(1.25)
+    out, err = answer(capsys)
+    assert out.splitlines()[-1].startswith("compile gives 800 images/s, 25.0% more than bf16")
+    assert err.splitlines()[-1] == "next: fastlaunch compare --usd-per-hour 1.50"
+
+
+@pytest.mark.usefixtures("measured")
+def test_all_or_chosen_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(rows(capsys, "--all")) == 5 + 2
+    assert {row["recipe"] for row in rows(capsys, "recipe=te-*")} == {"te-article", "te-article-fp8"}
+    (name,) = rows(capsys, "recipe=compile")[0]["run_ids"][:1]
+    (row,) = rows(capsys, name)
+    assert (row["recipe"], row["num_runs"], row["verdict"]) == ("compile", 1, "baseline")
+
+
+@pytest.mark.usefixtures("measured")
+def test_baselines_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row["recipe"]: row for row in rows(capsys, "--baseline", "compile", "--usd-per-hour", "2")}
+    assert found["bf16"]["verdict"] == "worse"
+    assert found["bf16"]["ratio_to_baseline"]["value"] == pytest.approx(0.8)
+    assert found["bf16"]["usd_per_million_samples"]["value"] == pytest.approx(
+        0.1 / 64 * 1e6 * 2 / 3600, rel=1e-5
+    )
+    (row, _) = rows(
+        capsys, "--price-as", "p5en.48xlarge", "--price-share", "1/8", "--prices-as-of", "2026-11-21"
+    )
+    assert row["usd_per_hour"] == pytest.approx(63.296 / 8)
+    assert (row["price_as_of"], row["price_hypothetical"]) == ("2026-07-20", "1/8 of p5en.48xlarge")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_price_file_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "prices:\n  - {instance: p5.48xlarge, service: ec2, region: us-east-1, usd_per_hour: 40,"
+        " as_of: 2026-11-01, source: ours}\n"
+    )
+    found = rows(capsys, "instance=p5.48xlarge", "--prices", str(tmp_path / "mine.yaml"))
+    assert {row["usd_per_hour"] for row in found} == {40}
+
+
+@pytest.mark.usefixtures("measured")
+def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = answer(capsys, "--output", "csv")
+    found = list(csv.DictReader(io.StringIO(out)))
+    assert [row["recipe"] for row in found] == ["bf16", "compile"]
+    assert float(found[0]["step_time_s_low"]) < float(found[0]["step_time_s"])
+
+
+def test_runs_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    record(tmp_path, "bf16", 0.1)
+    for number in range(10):
+        record(tmp_path, "compile", 0.1, number, status="nan_loss", message="step 7")
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    out, err = answer(capsys)
+    assert "compile" not in out
+    warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert "(compile) is left out: ended as nan_loss: step 7" in warnings[0]
+    assert warnings[-1] == "warning: and 2 more of these"
+    answer(capsys, "recipe=compile", code=2)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["nope"], "unknown run 'nope'"),
+        (["recipe=nope"], "no run is like that"),
+        (["--baseline", "bf61"], "unknown baseline 'bf61'\n  did you mean bf16?"),
+        (["--usd-per-hour", "0"], "--usd-per-hour is 0"),
+        (["--usd-per-hour", "-1"], "--usd-per-hour is -1"),
+        (["--usd-per-hour", "nan"], "--usd-per-hour is nan"),
+        (["--price-as", "p5en.48xlarge"], "bf16 ran on 1 x H200; p5en.48xlarge is 8 x H200"),
+        (["--price-as", "p5n.48xlarge"], "unknown instance 'p5n.48xlarge'"),
+        (["--price-share", "1/8"], "--price-share is a share of no instance"),
+        (["--price-as", "p5en.48xlarge", "--price-share", "9/8"], "--price-share is 9/8"),
+        (["--price-as", "p5en.48xlarge", "--price-share", "1/0"], "'1/0' is no share"),
+        (["--prices-as-of", "2023-13-01"], "'2023-13-01' is not a date"),
+        (["--all", "recipe=bf16"], "--all is every run"),
+        (["--prices", "/does/not/exist.yaml"], "/does/not/exist.yaml"),
+    ],
+)
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], told: str) -> None:
+    out, err = answer(capsys, *argv, code=2)
+    assert out == ""
+    assert told in err
+
+
+def test_without_runs_it_says_how_to_make_some(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = answer(capsys, code=2)
+    assert out == ""
+    assert err == "error: there are no runs to compare\n  make some: fastlaunch submit --local --repeats 3\n"
+
+
+@pytest.mark.parametrize(("text", "share"), [("1/8", 0.125), ("0.125", 0.125), ("1", 1.0), (" 3/4 ", 0.75)])
+def test_shares(text: str, share: float) -> None:
+    assert float(parse_share(text)) == share
+
+
+@pytest.mark.parametrize("text", ["", "an eighth", "1/0", "1/2/3", "nan", "1e9999999999999999999999999"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(UserError, match="is no share"):
+        parse_share(text)

@@ -1,0 +1,86 @@
+"""`fastlaunch demo`: the published experiment at two days' prices, without torch, AWS or a ledger."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from fake_records import write_run
+
+from fastlaunch.cli import COMMANDS, run
+from fastlaunch.cli.demo import compared_measurements, demo, read_summaries
+from fastlaunch.errors import BadFile
+from fastlaunch.metrics import summarize
+from fastlaunch.prices import load_catalogue
+from fastlaunch_train.records import read_record
+
+
+def test_the_line_of_help_is_that_of_the_group() -> None:
+    assert isinstance(demo, click.Command)
+    assert demo.get_short_help_str(200) == COMMANDS["demo"][1]
+
+
+def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolated: Path) -> None:
+    assert run(["demo"]) == 0
+    out, err = capsys.readouterr()
+    assert "at the prices of 2023-11-15" in out
+    assert (
+        "31.3% fewer images than on p4d.24xlarge at the prices of 2023-11-15 (94,206 against 137,176)" in out
+    )
+    assert "17.8% fewer" in out and "(168,283 against 204,740)" in out
+    for usd in ("7.29", "10.62", "5.77", "4.88", "5.94", "3.23"):
+        assert f" {usd} " in out
+    assert err == "next: fastlaunch submit --local --recipe bf16 --repeats 3\n"
+    assert not isolated.exists()
+
+
+def test_it_needs_nothing_heavy() -> None:
+    code = (
+        "import sys; from fastlaunch.cli import run; code = run(['demo']);"
+        " print(*sorted({name.partition('.')[0] for name in sys.modules})); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "tabulate" in modules
+    assert not modules & {"torch", "boto3", "botocore", "scipy"}
+
+
+def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
+    summaries = {}
+    for recipe, step_time_s in (("bf16", 0.14), ("te-fp8", 0.09)):
+        paths = write_run(tmp_path / recipe, recipe=recipe, step_time_s=step_time_s, batch_size=64)
+        summaries[recipe] = summarize([read_record(path) for path in paths])
+    file = tmp_path / "summaries.json"
+    file.write_text(json.dumps({name: summary.to_json() for name, summary in summaries.items()}))
+    assert read_summaries(file) == summaries
+
+    comparison = compared_measurements(read_summaries(file), load_catalogue())
+    for row in comparison.rows:
+        assert row.price is not None and row.price.hypothetical == "1/8 of p5en.48xlarge"
+    assert comparison.rows[1].speed_ratio_to_baseline is not None
+    assert comparison.rows[1].speed_ratio_to_baseline.value == pytest.approx(14 / 9)
+    # A record that turned out unfit is left out, and not compared as if nothing were wrong.
+    unfit = {**summaries, "te-fp8": replace(summaries["te-fp8"], problems=("ended as failed",))}
+    assert [row.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
+
+
+def test_no_measurements_are_no_error(tmp_path: Path) -> None:
+    assert read_summaries(tmp_path / "summaries.json") == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": 1}', '{"run": {"kind": "records", "x": 1}}'])
+def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "summaries.json"
+    file.write_text(text)
+    with pytest.raises(BadFile):
+        read_summaries(file)

@@ -1,0 +1,278 @@
+"""A comparison as table, sentence, JSON and CSV; the shape of the JSON is an interface."""
+
+import csv
+import datetime
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.prices import load_catalogue
+from fastlaunch.published import read_published, shipped_figures
+from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
+from fastlaunch.report.sentence import answer
+from fastlaunch.report.table import as_table, dollars, number
+
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
+
+#: The interface of schema 1, in order. What the issue asked for comes first; a change here is a new schema.
+PROMISED = (
+    *("workload", "instance", "num_nodes", "num_gpus", "recipe", "batch_size_per_gpu", "num_runs"),
+    *("step_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "usd_per_hour", "price_as_of"),
+    *("usd_per_million_samples", "samples_per_usd", "ratio_to_baseline", "speed_ratio_to_baseline"),
+    *("verdict", "reason"),
+)
+FURTHER = (
+    *("device_name", "precision", "data", "kind", "derived", "num_unsteady_runs", "run_ids"),
+    *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),
+    *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "service", "region", "purchase"),
+    *("price_source", "price_inferred", "price_hypothetical", "usd_per_billion_tokens"),
+    *("comparable_as", "sources", "fingerprint"),
+)
+
+PLAIN = RunSummary(
+    kind="records",
+    workload="vit-huge",
+    sample_unit="images",
+    flops_per_sample=763_504_000_000,
+    recipe="bf16",
+    precision="bf16",
+    data="synthetic",
+    batch_size_per_gpu=64,
+    num_nodes=1,
+    num_gpus=1,
+    seed=0,
+    status="completed",
+    instance=None,
+    device_name="NVIDIA H200",
+    host_id="host-a",
+    measured_on="2026-11-01",
+    source=None,
+    steady=True,
+    samples_per_step=64.0,
+    build_s=1.5,
+    warmup_s=2.5,
+)
+
+
+def runs(recipe: str, *times_s: float, **changes: Any) -> list[Candidate]:
+    return [
+        Candidate(
+            run_id=f"{recipe}-{number}",
+            summary=replace(
+                PLAIN,
+                **{
+                    "recipe": recipe,
+                    "step_time_s": Interval(value=time_s, low=time_s * 0.999, high=time_s * 1.001),
+                    **changes,
+                },
+            ),
+        )
+        for number, time_s in enumerate(times_s, start=1)
+    ]
+
+
+def compared(candidates: Sequence[Candidate], **prices: Any) -> Comparison:
+    return compare(candidates, catalogue=CATALOGUE, prices=PriceRequest(today=TODAY, **prices))
+
+
+def figures(name: str, day: datetime.date = TODAY) -> Comparison:
+    (path,) = (path for path in shipped_figures() if path.stem == name)
+    candidates = [Candidate(run_id=str(n), summary=s) for n, s in enumerate(read_published(path))]
+    return compared(candidates, as_of=day)
+
+
+TWO = [*runs("bf16", 0.1, 0.1005), *runs("compile", 0.08, 0.0804, compile_s=12.0)]
+
+
+def test_the_shape_of_the_json() -> None:
+    data = json.loads(as_json(compared(TWO, usd_per_hour=2.0)))
+    assert list(data) == ["schema", "prices_as_of", "baseline", "rows", "spread_between_runs", "warnings"]
+    assert (data["schema"], data["prices_as_of"], data["baseline"]) == (1, None, "bf16")
+    for row in data["rows"]:
+        assert set(row) == {*PROMISED, *FURTHER}
+        for name in QUANTITIES:
+            assert row[name] is None or list(row[name]) == ["value", "low", "high"]
+    row = data["rows"][1]
+    assert row["usd_per_million_samples"]["value"] == pytest.approx(2 / 3600 * 0.0802 / 64 * 1e6, rel=1e-3)
+    assert row["usd_per_million_samples"]["low"] < row["usd_per_million_samples"]["value"]
+    assert row["tokens_per_s"] is None
+    assert (row["verdict"], row["reason"], row["price_as_of"]) == ("better", None, None)
+
+
+def test_the_documentation_names_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compare-json.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    top = {"schema", "prices_as_of", "baseline", "rows", "spread_between_runs", "warnings"}
+    assert documented == {*PROMISED, *FURTHER, *top}
+
+
+def test_unknown_is_null() -> None:
+    data = to_json(figures("compile-modes"))
+    assert data["baseline"] == "eager-torch-1.13"
+    for row in data["rows"]:
+        unknown = (
+            "step_time_s",
+            "samples_per_s",
+            "usd_per_hour",
+            "price_as_of",
+            "samples_per_usd",
+            "instance",
+        )
+        assert {row[name] for name in unknown} == {None}
+        assert row["ratio_to_baseline"] is None
+        assert row["speed_ratio_to_baseline"]["value"] > 0
+
+
+def test_several_workloads_have_their_baselines_by_name() -> None:
+    data = to_json(compared([*TWO, *runs("fp32", 0.1, workload="vit-tiny")]))
+    assert data["baseline"] == {"vit-huge": "bf16", "vit-tiny": "fp32"}
+
+
+def test_absurd_numbers_are_null_and_no_bug() -> None:
+    huge = runs("bf16", 1e-300, flops_per_sample=10**30, samples_per_step=1e30)
+    json.loads(as_json(compared(huge, usd_per_hour=1e-9)))
+    assert as_table(compared(huge, usd_per_hour=1e-9))
+
+
+def test_csv_is_flat() -> None:
+    comparison = compared(TWO, usd_per_hour=2.0)
+    rows = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    data = to_json(comparison)["rows"]
+    for flat, row in zip(rows, data, strict=True):
+        for name in QUANTITIES:
+            whole = row[name] or {"value": None, "low": None, "high": None}
+            cells = [flat[name], flat[f"{name}_low"], flat[f"{name}_high"]]
+            assert cells == ["" if part is None else str(part) for part in whole.values()]
+        assert flat["recipe"] == row["recipe"]
+        assert flat["run_ids"] == " ".join(row["run_ids"])
+        assert flat["derived"] == "false"
+    assert as_csv(compared([])) == ""
+
+
+def test_the_table_of_the_published_experiment() -> None:
+    text = as_table(figures("fp8-experiment", datetime.date(2023, 11, 15)))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    above, below = text.split("throughput, not training progress")
+    for cells in ("p4d.24xlarge bf16 64 410 1,249 119 38.2 32.77 7.29 1.000 1.000 baseline",
+                  "p5.48xlarge bf16 64 199 2,573 246 24.8 98.32 10.62 0.687 2.060 no interval"):  # fmt: skip
+        assert any(line.split() == cells.split() for line in above.splitlines())
+    assert "te-article-fp8" in below and "te-article-fp8" not in above
+    assert "* p5.48xlarge: $98.32/h as of 2023-08-08" in text
+    assert "* published, without repeats" in lines
+    assert not any(name in lines[2] for name in ("compile", "runs", "% fp8", "tokens"))
+
+
+def test_the_table_of_runs_here() -> None:
+    text = as_table(compared([*TWO, *runs("te-fp8", 0.06, 0.0603, precision="fp8")], usd_per_hour=2.0))
+    lines = text.splitlines()
+    assert lines[0] == "vit-huge on NVIDIA H200: 1 GPU, batch 64 each, data synthetic, 2 runs a row"
+    assert lines[2].split("  ")[0] == "recipe"
+    assert "% fp8 peak" in lines[2]
+    assert re.search(r"^compile +80\.2 ±\d\.\d% .* better$", text, re.MULTILINE)
+    before = text[text.index("before the steps that count") :]
+    assert re.search(r"^compile +1\.5 +12\.0 +2\.5$", before, re.MULTILINE)
+    assert re.search(r"^bf16 +1\.5 +n/a +2\.5$", before, re.MULTILINE)
+    assert "* each row: $2/h as given" in lines
+
+
+def test_a_hypothetical_price_is_labelled() -> None:
+    from fractions import Fraction
+
+    text = as_table(compared(TWO, price_as="p5en.48xlarge", share=Fraction(1, 8)))
+    assert "hyp. $/h" in text
+    assert "* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $7.912/h as of 2026-07-20" in text
+
+
+def test_widths_with_everything_in_the_table() -> None:
+    candidates = [
+        *runs("bf16", 0.1, 0.1005, instance="p5en.48xlarge", num_gpus=8),
+        *runs("compile-max-autotune", 0.08, 0.0803, instance="p5.48xlarge", num_gpus=8),
+        *runs("te-fp8", 0.06, 0.0603, precision="fp8", instance="p5en.48xlarge", num_gpus=8),
+    ]
+    text = as_table(compared(candidates))
+    assert max(map(len, text.splitlines())) <= 150
+    assert "1% is allowed for each machine" in text
+
+
+@pytest.mark.parametrize(
+    ("day", "told"),
+    [
+        (
+            datetime.date(2023, 11, 15),
+            "bf16 on p4d.24xlarge gives 137,176 images per dollar, 45.6% more than on p5.48xlarge,"
+            " by figures without an interval.",
+        ),
+        (
+            TODAY,
+            "bf16 on p4d.24xlarge gives 204,740 images per dollar, 21.7% more than on p5.48xlarge,"
+            " by figures without an interval.",
+        ),
+    ],
+)
+def test_the_answer_of_the_published_experiment(day: datetime.date, told: str) -> None:
+    assert answer(figures("fp8-experiment", day)) == told
+
+
+@pytest.mark.parametrize(
+    ("candidates", "told"),
+    [
+        (runs("bf16", 0.1), "bf16 gives 640 images/s."),
+        (TWO, r"compile gives 798 images/s, 25\.0% more than bf16 \(between \+\d+\.\d% and \+\d+\.\d%\)\."),
+        (
+            [*runs("bf16", 0.1, 0.1005), *runs("fp32", 0.3, 0.3005), *runs("tf32", 0.2, 0.2005)],
+            r"bf16 gives 638 images/s, 99\.\d% more than tf32, the next best\.",
+        ),
+        (
+            [*runs("bf16", *[0.1, 0.1001] * 3), *runs("tf32", *[0.1, 0.1001] * 3)],
+            r"tf32 and bf16 are within 2% of each other in images/s\.",
+        ),
+        (
+            [*runs("bf16", 0.1, 0.102), *runs("tf32", 0.1, 0.102)],
+            r"it is not settled whether tf32 gives more images/s than bf16 \(between -\d+\.\d% and"
+            r" \+\d+\.\d%\); about \d+ more runs? of each would tell\.",
+        ),
+        (
+            [*runs("bf16", 0.1), *runs("compile", 0.05, batch_size_per_gpu=128)],
+            r"bf16 gives 640 images/s; the other rows have another global batch, and are not ranked as"
+            r" training\.",
+        ),
+        (
+            [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],
+            r"vit-huge: bf16 gives 640 images/s; vit-tiny: bf16 gives 640 images/s\.",
+        ),
+    ],
+)
+def test_the_answer(candidates: list[Candidate], told: str) -> None:
+    assert re.fullmatch(told, answer(compared(candidates)))
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [
+        (1248.8, "1,249"),
+        (156.1, "156"),
+        (41.55, "41.5"),
+        (7.294, "7.29"),
+        (0.01234, "0.0123"),
+        (1e15, "1e+15"),
+    ],
+)
+def test_numbers(quantity: float, text: str) -> None:
+    assert number(quantity) == text
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"), [(10.617, "10.62"), (7.294, "7.29"), (1234.5, "1,234"), (0.00321, "0.00321")]
+)
+def test_dollars(quantity: float, text: str) -> None:
+    assert dollars(quantity) == text
