@@ -1,6 +1,5 @@
 """`fastlaunch demo`: the published experiment at two days' prices, without torch, AWS or a ledger."""
 
-import json
 import os
 import subprocess
 import sys
@@ -56,13 +55,16 @@ def test_it_needs_nothing_heavy() -> None:
 
 
 def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
-    summaries = {}
+    expected = []
     for recipe, step_time_s in (("bf16", 0.14), ("te-fp8", 0.09)):
-        paths = write_run(tmp_path / recipe, recipe=recipe, step_time_s=step_time_s, batch_size=64)
-        summaries[recipe] = summarize([read_record(path) for path in paths])
+        paths = write_run(
+            tmp_path / recipe, run_id=recipe, recipe=recipe, step_time_s=step_time_s, batch_size=64
+        )
+        expected.append(summarize([read_record(path) for path in paths]))
+    assert run(["demo", "--summarise", str(tmp_path)]) == 0
     file = tmp_path / "summaries.json"
-    file.write_text(json.dumps({name: summary.to_json() for name, summary in summaries.items()}))
-    assert read_summaries(file) == summaries
+    summaries = read_summaries(file)
+    assert list(summaries.values()) == expected
 
     comparison = compared_measurements(read_summaries(file), load_catalogue())
     for row in comparison.rows:
@@ -70,7 +72,8 @@ def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
     assert comparison.rows[1].speed_ratio_to_baseline is not None
     assert comparison.rows[1].speed_ratio_to_baseline.value == pytest.approx(14 / 9)
     # A record that turned out unfit is left out, and not compared as if nothing were wrong.
-    unfit = {**summaries, "te-fp8": replace(summaries["te-fp8"], problems=("ended as failed",))}
+    good, bad = summaries
+    unfit = {good: summaries[good], bad: replace(summaries[bad], problems=("ended as failed",))}
     assert [row.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
 
 

@@ -28,12 +28,27 @@ SUMMARIES = "summaries.json"
 
 
 @click.command(short_help="The published experiment and shipped measurements, compared in a second.")
-def demo() -> None:
+@click.option(
+    "--summarise",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    hidden=True,
+    help="Instead: write FOLDER/summaries.json from the records in FOLDER, as it is shipped.",
+)
+def demo(folder: Path | None) -> None:
     """The published experiment and shipped measurements, compared in a second.
 
     Training a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of November 2023 and of
     today; then the measurements that come with fastlaunch.
     """
+    if folder is not None:
+        click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
+        return
+    tell()
+
+
+def tell() -> None:
+    """Print the experiment at both days' prices, what changed, and the shipped measurements."""
     from fastlaunch.prices import load_catalogue
     from fastlaunch.report.table import as_table
 
@@ -95,11 +110,22 @@ def compared_measurements(
 def shipped_summaries() -> "dict[str, RunSummary]":
     """Summaries of the records that come with fastlaunch, by run id; empty if there are none.
 
-    They lie in measurements/summaries.json beside the records, since reading those takes seconds.
+    They lie in measurements/summaries.json beside the records, since reading those takes seconds;
+    `fastlaunch demo --summarise train/measurements` writes it anew.
     """
     from fastlaunch.shipped import shipped
 
     return read_summaries(shipped("measurements") / SUMMARIES)
+
+
+def write_summaries(folder: Path) -> int:
+    """Number of runs found in the records under `folder`, whose summaries are then in its summaries.json."""
+    from fastlaunch.record_import import find_runs
+
+    runs = find_runs([folder]).runs
+    text = json.dumps({run_id: run.summary.to_json() for run_id, run in runs.items()}, indent=1)
+    (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
+    return len(runs)
 
 
 def read_summaries(path: Path) -> "dict[str, RunSummary]":
