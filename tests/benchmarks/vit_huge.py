@@ -39,17 +39,15 @@ def main() -> None:
 
     asked.output.mkdir(parents=True, exist_ok=True)
     started, longest = time.monotonic(), 0.0
-    rows: list[str] = []
     with tarfile.open(asked.output / "records.tar.xz", "w:xz", preset=lzma.PRESET_EXTREME) as archive:
         for number in range(asked.first_round, asked.first_round + asked.rounds):
             for arm in asked.arms if number % 2 else reversed(asked.arms):
                 if time.monotonic() - started + longest > asked.seconds:
-                    rows.append(f"{arm} round {number}: no time left")
+                    print(f"{arm} round {number}: no time left", flush=True)
                     continue
                 began = time.monotonic()
-                rows.append(measure(asked, archive, arm, number))
+                print(measure(asked, archive, arm, number), flush=True)
                 longest = max(longest, time.monotonic() - began)
-    print("\n".join(rows))
 
 
 def measure(asked: argparse.Namespace, archive: tarfile.TarFile, arm: str, number: int) -> str:

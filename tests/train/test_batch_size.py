@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fastlaunch_train.batch_size import find_batch_size, is_out_of_memory, largest_batch, step_bytes
+from fastlaunch_train.batch_size import (
+    _largest_in_budget,
+    find_batch_size,
+    is_out_of_memory,
+    largest_batch,
+    step_bytes,
+)
 from fastlaunch_train.workloads import WorkloadError
 
 
@@ -90,6 +96,42 @@ def test_a_budget_gives_the_batch_that_fits_into_it() -> None:
     fixed = 4 * 2 * NUM_WEIGHTS
     assert find(fixed + 100 * 800) == 96
     assert find(fixed + 3 * 800) == 3
+
+
+def test_a_large_batch_is_found_with_three_trial_steps() -> None:
+    tried: list[int] = []
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch_size: int) -> None:
+        tried.append(batch_size)
+        train_step(model, optimizer, batch_size)
+
+    found = find_batch_size(
+        step,
+        device=torch.device("cpu"),
+        model=model,
+        budget_bytes=4 * 2 * NUM_WEIGHTS + 4000 * 800,
+        agree=lambda fits: fits,
+    )
+    assert (found, tried) == (4000, [8, 16, 4000])
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    per_sample=st.integers(1, 10**4),
+    curve=st.floats(0, 0.2),
+    room=st.integers(1, 3000),
+)
+def test_a_step_that_grows_faster_than_a_line_still_fits(
+    fixed: int, per_sample: int, curve: float, room: int
+) -> None:
+    def bytes_of(size: int) -> int:
+        return fixed + per_sample * size + int(curve * per_sample * size**1.5)
+
+    budget = bytes_of(room)
+    found = _largest_in_budget(bytes_of, budget_bytes=budget, agree=lambda fits: fits, granularity=8)
+    assert bytes_of(found) <= budget
 
 
 def test_the_rank_with_the_least_memory_decides() -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fastlaunch_train.failures import is_out_of_memory
 from fastlaunch_train.workloads import WorkloadError
 
-#: Sizes tried are multiples of it (FP8 needs multiples of 8), unless not even it fits.
+#: Sizes tried are multiples of it, unless not even it fits.
 GRANULARITY = 8
 #: Far above what a device holds of images: a step that takes no memory is not tried for ever.
 MAX_BATCH_SIZE = 65536
@@ -59,36 +60,69 @@ def find_batch_size(
     model: nn.Module,
     budget_bytes: int,
     agree: Callable[[bool], bool],
+    granularity: int = GRANULARITY,
 ) -> int:
     """The largest batch size per rank that fits on every rank.
 
     train_step: one whole training step of `model` at a batch size; whoever calls restores the weights.
     budget_bytes: on a CPU, the memory that counts as available. agree: whether all ranks say yes.
+    granularity: what the size is a multiple of, unless not even that fits.
     Raises WorkloadError if not even one sample fits.
     """
-    if device.type == "cuda":
-
-        def fits(batch_size: int) -> bool:
-            return agree(fits_on_cuda(train_step, batch_size, device=device, model=model))
-
-        torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
-    else:
-
-        def fits(batch_size: int) -> bool:
-            return agree(fits_in_budget(train_step, batch_size, model=model, budget_bytes=budget_bytes))
-
-    try:
-        found = largest_batch(fits, start=GRANULARITY, granularity=GRANULARITY, limit=MAX_BATCH_SIZE)
-    finally:
-        if device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
-    if found == 0:
-        if device.type == "cuda":
-            raise WorkloadError("not even one sample fits into the GPU's memory", "take a smaller workload")
-        raise WorkloadError(
-            f"not even one sample fits into {budget_bytes / 2**20:.0f} MiB", "give a larger --memory-budget"
+    if device.type != "cuda":
+        return _largest_in_budget(
+            lambda batch_size: step_bytes(lambda: train_step(batch_size), model),
+            budget_bytes=budget_bytes,
+            agree=agree,
+            granularity=granularity,
         )
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
+    try:
+        found = largest_batch(
+            lambda batch_size: agree(fits_on_cuda(train_step, batch_size, device=device, model=model)),
+            start=granularity,
+            granularity=granularity,
+            limit=MAX_BATCH_SIZE,
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    if found == 0:
+        raise WorkloadError("not even one sample fits into the GPU's memory", "take a smaller workload")
     return found
+
+
+def _largest_in_budget(
+    bytes_of: Callable[[int], int], *, budget_bytes: int, agree: Callable[[bool], bool], granularity: int
+) -> int:
+    """The largest batch size whose step takes at most `budget_bytes`, by `bytes_of` a batch size.
+
+    A trial step is slow on a CPU, and what a step takes is a line in the batch size: two trials give the
+    line, the search goes along it, and the size found is tried.
+    """
+    start = granularity
+    measured = {size: bytes_of(size) for size in (start, 2 * start)}
+    per_sample = (measured[2 * start] - measured[start]) / start
+
+    def fits(batch_size: int) -> bool:
+        predicted = measured[start] + per_sample * (batch_size - start)
+        return agree(measured.get(batch_size, predicted) <= budget_bytes)
+
+    found = 0
+    while True:
+        found = largest_batch(fits, start=start, granularity=start, limit=MAX_BATCH_SIZE)
+        if found == 0:
+            raise WorkloadError(
+                f"not even one sample fits into {budget_bytes / 2**20:.0f} MiB",
+                "give a larger --memory-budget",
+            )
+        if found in measured:
+            return found
+        measured[found] = bytes_of(found)
+        if fits(found):
+            return found
+        # Not quite a line: a steeper one, through what was seen.
+        seen = abs(measured[found] - measured[start]) / max(1, abs(found - start))
+        per_sample = max(1.01 * per_sample, seen)
 
 
 def fits_on_cuda(
@@ -110,22 +144,6 @@ def fits_on_cuda(
     gc.collect()
     torch.cuda.empty_cache()
     return fits
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device's memory was too small: torch says so by type, libraries below it in words."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in text
-        for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-    )
-
-
-def fits_in_budget(
-    train_step: Callable[[int], None], batch_size: int, *, model: nn.Module, budget_bytes: int
-) -> bool:
-    """Whether a training step stays within `budget_bytes` by `step_bytes`."""
-    return step_bytes(lambda: train_step(batch_size), model) <= budget_bytes
 
 
 def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:

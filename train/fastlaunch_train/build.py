@@ -1,10 +1,12 @@
 """What a session trains with: model, optimizer, and the largest batch that fits."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from fastlaunch_train.parallel import Process, agree
-from fastlaunch_train.precision import Precision
+from fastlaunch_train.precision import Precision, batch_multiple
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import DataRequest, Workload
 from fastlaunch_train.workloads import WorkloadError
@@ -30,7 +32,7 @@ def build_optimizer(workload: Workload, recipe: Recipe, model: nn.Module) -> tor
     """The optimizer that the workload names, unless the recipe names another."""
     name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
-    implementation: dict[str, bool] = {
+    implementation: dict[str, Any] = {
         "auto": {},
         "for-loop": {"foreach": False, "fused": False},
         "foreach": {"foreach": True},
@@ -77,6 +79,7 @@ def largest_batch_that_fits(
             model=model,
             budget_bytes=budget_bytes,
             agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
+            granularity=batch_multiple(recipe),
         )
     optimizer.zero_grad(set_to_none=True)
     model.load_state_dict(before)

@@ -59,7 +59,7 @@ def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": ".".join(map(str, cudnn)) if cudnn else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
+        "nccl": _nccl_version(),
     }
     for package in _PACKAGES:
         try:
@@ -125,6 +125,12 @@ def memory_gib(device: torch.device) -> tuple[float | None, float | None]:
         return None, None
     peak_kib = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), None)
     return None, round(peak_kib / 2**20, 3) if peak_kib else None
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _nvidia_smi() -> dict[str, Any]:

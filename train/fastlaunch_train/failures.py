@@ -9,6 +9,11 @@ EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss
 EXIT_BAD_REQUEST = 2
 EXIT_DISK_FULL = 28
 
+_OUT_OF_MEMORY = (
+    *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -52,10 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # The CPU allocator, and libraries that allocate by themselves, raise a plain RuntimeError.
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in text or "CUDA out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
-    )
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -60,7 +60,7 @@ def forward_backward(training: Training, batch: Batch) -> torch.Tensor:
     """The detached loss of `batch`, its gradients accumulated in the parameters."""
     if training.recipe.compile_mode in ("reduce-overhead", "max-autotune"):
         # The CUDA graphs' outputs of the step before may be overwritten from here on.
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
     with training.precision.autocast():
         loss = training.workload.loss(training.model, batch)
     scaler = training.precision.scaler

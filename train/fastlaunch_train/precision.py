@@ -110,6 +110,15 @@ def runnable_recipes(device: torch.device) -> list[str]:
     return [name for name, recipe in RECIPES.items() if missing_part(recipe, machine) is None]
 
 
+def batch_multiple(recipe: Recipe) -> int:
+    """What a batch size should be a multiple of, so that `recipe` can run at it and runs well.
+
+    FP8 products need every dimension to be a multiple of 16: those of the weight gradients include the
+    number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 there, in the backward pass.)
+    """
+    return 16 if recipe.precision == "fp8" else 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """The arithmetic of one run. `scaler` scales the loss of fp16 recipes, and is None for others."""

@@ -39,8 +39,8 @@ log = logging.getLogger("fastlaunch_train")
 
 #: Free space without which a run does not start: records of a long run, and some to spare.
 MIN_FREE_BYTES = 64 * 2**20
-#: Samples in the forward pass that finds out which attention kernel runs; FP8 needs a multiple of 8.
-PROBE_BATCH = 8
+#: Samples in the forward pass that finds out which attention kernel runs: as few as every recipe takes.
+PROBE_BATCH = 16
 
 
 @dataclass
@@ -110,8 +110,8 @@ class Session:
 
 def run(options: Options, interrupts: Interrupts) -> int:
     """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
-    process = start_process()
     try:
+        process = start_process()
         session = _open_session(options, process)
     except (RecipeError, OSError) as error:
         _tell(error)
@@ -187,10 +187,12 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     else:
         session.batch_size = options.batch_size
     assert session.batch_size is not None
-    if recipe.precision == "fp8" and session.batch_size % 8:
+    multiple = precision.batch_multiple(recipe)
+    if recipe.precision == "fp8" and session.batch_size % multiple:
         raise RecipeError(
-            f"recipe {recipe.name}: batch size {session.batch_size} is not a multiple of 8, which FP8 needs",
-            f"give --batch-size {-(-session.batch_size // 8) * 8}",
+            f"recipe {recipe.name}: batch size {session.batch_size} is not a multiple of {multiple}, "
+            "which FP8 needs",
+            f"give --batch-size {-(-session.batch_size // multiple) * multiple}",
         )
 
     probe = next(workload.batches(probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)))

@@ -56,7 +56,7 @@ class BlockTimer:
         self._losses[len(self._data_waits)].copy_(loss)
         self._data_waits.append(data_wait_s)
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events.append(event)
         else:
@@ -85,7 +85,7 @@ class BlockTimer:
     def _begin(self) -> None:
         self._data_waits = []
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events = [event]
         else:
