@@ -307,6 +307,12 @@ def test_what_differs_from_the_baseline_is_named() -> None:
     assert "data loader against synthetic" in row.reasons
 
 
+def test_measured_against_published_is_told() -> None:
+    changes: dict[str, Any] = {"kind": "published", "fingerprint": {}, "data": "published"}
+    _, row = compared([*runs("bf16", (0.1, 0.1), **changes), *runs("compile", (0.05, 0.05))]).rows
+    assert "measured against published: versions may differ" in row.reasons
+
+
 def test_another_instance_type_adds_the_machines() -> None:
     def error(hosts: tuple[str, str]) -> float:
         new = [

@@ -24,6 +24,7 @@ from fastlaunch.metrics import Interval
 
 BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
 TRAINING, THROUGHPUT = "training", "throughput"
+_KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that follow from the machine, which the row names anyway.
 _OF_THE_MACHINE = ("device_name", "num_gpus_per_node")
 
@@ -202,8 +203,8 @@ def _qualifications(pair: _Pair) -> Iterator[str]:
         ]
         if differing:
             yield f"differs from the baseline in {', '.join(differing)}"
-    elif bool(row.fingerprint) != bool(base.fingerprint):
-        yield "measured here against published: versions may differ"
+    elif row.kind != base.kind:
+        yield f"{_KINDS[row.kind]} against {_KINDS[base.kind]}: versions may differ"
 
 
 def _of_runs(pool: Pool) -> Iterator[str]:

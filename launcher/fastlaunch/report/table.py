@@ -12,6 +12,8 @@ WIDTH = 120
 UNKNOWN = "n/a"
 #: A reason that the section's own line gives already.
 _TOLD_BY_THE_SECTION = "throughput, not training progress"
+#: Columns that say which row it is.
+_TELL_APART = ("instance", "recipe", "GPUs", "batch", "data")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
 
 Cell = Callable[[Row], str | None]
@@ -34,10 +36,10 @@ def _section(rows: Sequence[Row]) -> str:
     trains = [row for row in rows if row.comparable_as == TRAINING]
     others = [row for row in rows if row.comparable_as == THROUGHPUT]
     if trains:
-        parts.append(_grid(trains, columns))
+        parts += _grids(trains, columns)
     if others:
         parts.append("throughput, not training progress (another global batch than the baseline's):")
-        parts.append(_grid(others, columns))
+        parts += _grids(others, columns)
     parts += [_before(rows), _notes(rows)]
     return "\n\n".join(part for part in parts if part)
 
@@ -119,6 +121,17 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         ),
         "verdict": lambda row: row.verdict,
     }
+
+
+def _grids(rows: Sequence[Row], columns: Mapping[str, Cell]) -> list[str]:
+    """One table, or, where that would be too wide, one of the speed and one of what it costs."""
+    text = _grid(rows, columns)
+    if max(map(len, text.splitlines())) <= WIDTH:
+        return [text]
+    of_cost = {name for name in columns if "$" in name or name in ("x speed", "verdict")}
+    speed = {name: cell for name, cell in columns.items() if name not in of_cost}
+    cost = {name: cell for name, cell in columns.items() if name in of_cost or name in _TELL_APART}
+    return [_grid(rows, speed), _grid(rows, cost)]
 
 
 def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
