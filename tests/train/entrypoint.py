@@ -1,14 +1,24 @@
-"""Runs the real entrypoint in a process of its own and reads what it recorded."""
+"""Runs the entrypoint in a process of its own and reads what it recorded.
 
+Importing torch takes longer than most of these runs: `run` and `start` fork a process that has imported it,
+and call the entrypoint's `main` there. `run_command` starts the real command line, and torchrun's.
+"""
+
+import multiprocessing
+import multiprocessing.process
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from fastlaunch_train.records import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.session"])
 
 
 def arguments(output: Path, *more: str, workload: str = f"{TINY}:build", recipe: str = "fp32") -> list[str]:
@@ -20,29 +30,72 @@ def arguments(output: Path, *more: str, workload: str = f"{TINY}:build", recipe:
     return ["--workload", workload, "--recipe", recipe, "--output", str(output), *given]
 
 
-def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT / "train"), str(ROOT / "launcher"), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+class Run:
+    """A started entrypoint."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self._log = Path(file.name)
+        self._process: multiprocessing.process.BaseProcess = _FORKS.Process(
+            target=_main, args=(argv, env, str(self._log))
+        )
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self, timeout_s: float) -> str:
+        """What it printed, after it has ended; AssertionError if it does not end in time."""
+        self._process.join(timeout_s)
+        ended = self._process.exitcode is not None
+        if not ended:
+            self._process.kill()
+            self._process.join()
+        output = self._log.read_text()
+        self._log.unlink()
+        assert ended, f"still running after {timeout_s:g} s:\n{output}"
+        return output
 
 
-def start(argv: list[str], *, nproc: int = 1, **env: str) -> subprocess.Popen[str]:
+def start(argv: list[str], **env: str) -> Run:
+    return Run(argv, env)
+
+
+def run(argv: list[str], **env: str) -> tuple[int, str]:
+    """Exit code and output of the entrypoint."""
+    started = start(argv, **env)
+    output = started.wait(timeout_s=60)
+    assert started.returncode is not None
+    return started.returncode, output
+
+
+def start_command(argv: list[str], *, nproc: int = 1) -> subprocess.Popen[str]:
+    """`python -m fastlaunch_train`, under torchrun if there are several ranks."""
     prefix = [sys.executable, "-m"]
     if nproc > 1:
         prefix += ["torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m"]
+    path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [*prefix, "fastlaunch_train", *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(**env),
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )
 
 
-def run(argv: list[str], *, nproc: int = 1, timeout_s: float = 100, **env: str) -> tuple[int, str]:
-    """Exit code and output of the entrypoint."""
-    process = start(argv, nproc=nproc, **env)
+def run_command(argv: list[str], *, nproc: int = 1) -> tuple[int, str]:
+    process = start_command(argv, nproc=nproc)
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     return process.returncode, output
@@ -50,3 +103,16 @@ def run(argv: list[str], *, nproc: int = 1, timeout_s: float = 100, **env: str) 
 
 def record(output: Path, *, rank: int = 0, attempt: int = 1) -> RankRecord:
     return read_record(output / f"rank-{rank:05d}-attempt-{attempt}.jsonl")
+
+
+def _main(argv: list[str], env: dict[str, str], log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.environ.update(env)
+    import torch
+
+    from fastlaunch_train.__main__ import main
+
+    torch.set_num_threads(1)
+    sys.exit(main(argv))

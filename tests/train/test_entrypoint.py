@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from entrypoint import TINY, arguments, record, run, start
+from entrypoint import TINY, Run, arguments, record, run, run_command, start, start_command
 
 
-def wait_for_blocks(output: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_blocks(output: Path, count: int, process: Run | subprocess.Popen[str]) -> None:
     path = output / "rank-00000-attempt-1.jsonl"
     deadline = time.monotonic() + 60
     while not path.exists() or path.read_text().count('"kind":"block"') < count:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, "ended early"
         assert time.monotonic() < deadline, "no block was written"
         time.sleep(0.02)
 
@@ -42,6 +42,15 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     assert (read.end.status, read.end.num_steps) == ("completed", 20)
 
 
+def test_the_command_line_trains(tmp_path: Path) -> None:
+    code, output = run_command(arguments(tmp_path))
+    assert code == 0, output
+    assert "step 20 of 20" in output
+    end = record(tmp_path).end
+    assert end is not None
+    assert end.status == "completed"
+
+
 def test_a_block_lasts_as_long_as_its_steps(tmp_path: Path) -> None:
     code, output = run(arguments(tmp_path, workload=f"{TINY}:slow"))
     assert code == 0, output
@@ -60,7 +69,7 @@ def test_a_signal_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals) -
     process = start(argv)
     wait_for_blocks(tmp_path, 2, process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output = process.wait(timeout_s=30)
     assert process.returncode == 130, output
     end = record(tmp_path).end
     assert end is not None
@@ -74,7 +83,7 @@ def test_a_process_that_cannot_hear_is_ended_with_its_record(tmp_path: Path) -> 
     wait_for_blocks(tmp_path, 1, process)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.wait(timeout_s=60)
     assert process.returncode == 130
     end = record(tmp_path).end
     assert end is not None
@@ -130,7 +139,7 @@ def test_an_interrupted_run_saves_a_checkpoint_to_go_on_from(tmp_path: Path) -> 
     process = start(argv)
     wait_for_blocks(tmp_path, 2, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.wait(timeout_s=30)
     done = record(tmp_path).steps[-1].step
     assert (tmp_path / "checkpoints" / f"step-{done:08d}.pt").exists()
 
@@ -217,7 +226,7 @@ def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
-    code, output = run(arguments(tmp_path, "--steps", "30"), nproc=2)
+    code, output = run_command(arguments(tmp_path, "--steps", "30"), nproc=2)
     assert code == 0, output
     first, second = record(tmp_path, rank=0), record(tmp_path, rank=1)
     assert first.header["world_size"] == second.header["world_size"] == 2
@@ -229,7 +238,8 @@ def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failing_rank_ends_the_run_with_records_that_say_so(tmp_path: Path) -> None:
-    code, output = run(arguments(tmp_path, "--steps", "100000", workload=f"{TINY}:failing_rank"), nproc=2)
+    argv = arguments(tmp_path, "--steps", "100000", workload=f"{TINY}:failing_rank")
+    code, output = run_command(argv, nproc=2)
     assert code != 0, output
     second = record(tmp_path, rank=1).end
     assert second is not None
@@ -243,7 +253,7 @@ def test_a_failing_rank_ends_the_run_with_records_that_say_so(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_signal_to_torchrun_interrupts_every_rank_at_the_same_step(tmp_path: Path) -> None:
     argv = arguments(tmp_path, "--steps", "100000", "--checkpoint-every", "100000", workload=f"{TINY}:slow")
-    process = start(argv, nproc=2)
+    process = start_command(argv, nproc=2)
     wait_for_blocks(tmp_path, 2, process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=40)
