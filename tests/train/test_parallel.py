@@ -83,6 +83,7 @@ def outputs(pair: list[subprocess.Popen[str]]) -> list[str]:
     return [out for out, _ in results]
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_train_as_one() -> None:
     found = outputs(
         start_pair(

@@ -76,6 +76,7 @@ def test_vit_tiny_builds_the_same_weights_from_the_same_seed(tiny: Workload) -> 
     assert all(value.dtype == torch.float32 for value in first.values())
 
 
+@pytest.mark.slow
 def test_vit_tiny_learns_within_200_steps(tiny: Workload) -> None:
     assert tiny.optimizer == "adamw"
     torch.manual_seed(0)
