@@ -187,7 +187,9 @@ def test_rows_have_ids_of_their_own(tmp_path: Path) -> None:
     assert list(found.runs) == published_run_ids([run.summary for run in found.runs.values()])
 
 
-@pytest.mark.parametrize("content", [b"", b"not an archive", gzip.compress(b"not a tar file")])
+@pytest.mark.parametrize(
+    "content", [b"", b"not an archive", gzip.compress(b"not a tar file")], ids=["empty", "text", "gzip"]
+)
 def test_an_archive_that_is_none(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "x.tar.gz"
     file.write_bytes(content)
