@@ -92,6 +92,16 @@ def test_run_that_ended_without_its_launcher_is_collected_by_the_next_command(
     assert [run.state for run in runs()] == [state, RunState.LOST, RunState.COMPLETED]
 
 
+def test_compare_collects_a_run_that_ended_without_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_launcher_while_training(monkeypatch)
+    (run, _) = runs()
+    assert run.directory is not None
+    os.kill(int((run.directory / "lock").read_text()), signal.SIGTERM)
+    # It has too few steps to be compared; that it ended is noted all the same.
+    wait_until(lambda: fastlaunch("compare", run.id) == 2 and runs()[0].state is not RunState.RUNNING)
+    assert runs()[0].state is RunState.INTERRUPTED
+
+
 def test_logs_show_what_the_last_run_printed(capsys: pytest.CaptureFixture[str]) -> None:
     fastlaunch("submit", "--local", "--steps", "5", "--recipe", "fp32,bf16")
     out, err = told(capsys, "logs")

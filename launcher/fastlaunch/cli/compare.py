@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.options import DATE, next_command, output_option
+from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bo
     if all_runs and selectors:
         raise UserError("--all is every run, and some are named", "leave out --all, or the names")
     with open_ledger(settings) as ledger:
+        reconcile_here(ledger)
         runs = ledger.fetch_comparable(selectors, all_runs=all_runs)
     if selectors and not runs:
         raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")

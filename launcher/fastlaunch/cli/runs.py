@@ -11,9 +11,10 @@ import click
 
 from fastlaunch.cli.listing import fitted, print_rows
 from fastlaunch.cli.options import POSITIVE_COUNT, confirm, next_command, output_option, yes_option
+from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
 from fastlaunch.run_view import as_lines, measured, run_as_json, run_as_row
-from fastlaunch.runs import IMPORT, Ledger, Run, open_ledger
+from fastlaunch.runs import IMPORT, Run, open_ledger
 from fastlaunch.settings import Settings, load_settings
 
 _HEADERS = {
@@ -181,16 +182,6 @@ def export(selectors: tuple[str, ...], destination: Path) -> None:
             click.echo(f"warning: {missing}", err=True)
     click.echo(f"Exported {_num_runs(chosen)} to {destination}.")
     next_command(f"fastlaunch runs import {shlex.quote(str(destination))}")
-
-
-def reconcile_here(ledger: Ledger) -> None:
-    """End the runs whose launcher was killed, so that none is shown as running that is not."""
-    if not ledger.fetch_comparable(["state=planned", "state=running"]):
-        return
-    from fastlaunch.cli.surroundings import surroundings
-    from fastlaunch.submission import reconcile
-
-    reconcile(ledger, surroundings().backends)
 
 
 def _cells(run: Run) -> dict[str, str | float | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from fastlaunch.backends import Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.machine import Machine, this_machine
 from fastlaunch.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from fastlaunch.runs import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,15 @@ def surroundings() -> Surroundings:
         backends=make_backends(settings, machine),
         argv=tuple(sys.argv[1:]),
     )
+
+
+def reconcile_here(ledger: "Ledger") -> None:
+    """End the runs whose launcher was killed, so that none is shown as running that is not."""
+    if not ledger.fetch_comparable(["state=planned", "state=running"]):
+        return
+    from fastlaunch.submission import reconcile
+
+    reconcile(ledger, surroundings().backends)
 
 
 def make_backends(settings: Settings, machine: Machine) -> dict[str, Backend]:
