@@ -72,7 +72,8 @@ class RecordTail:
                 self._steps = data
                 self._num_samples += data["num_samples"]
             elif kind == "phase":
-                self._phase = f"{data['name']} {data['seconds']:.1f} s"
+                detail = f": {data['detail']}" if data["detail"] else ""
+                self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
             elif kind == "block":
                 num_steps = data["last_step"] - data["first_step"] + 1
                 self._blocks.append((num_steps, self._num_samples, data["wall_s"]))

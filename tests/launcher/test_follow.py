@@ -15,6 +15,18 @@ from fastlaunch.follow import PlainLines, Progress, ProgressBar, RecordTail, des
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
 
 
+def test_a_phase_is_told_with_its_detail(tmp_path: Path) -> None:
+    (whole,) = write_run(tmp_path / "whole", steps=30, step_time_s=0.1, batch_size=2)
+    header = whole.read_bytes().splitlines(keepends=True)[0]
+    phase = {"kind": "phase", "name": "batch-size", "seconds": 6.04, "step": 0, "detail": "the largest is 48"}
+    path = tmp_path / "run" / whole.name
+    path.parent.mkdir()
+    path.write_bytes(header + json.dumps(phase).encode() + b"\n")
+    progress = RecordTail(path.parent).read()
+    assert progress is not None
+    assert describe(progress) == "before the first step (batch-size 6.0 s: the largest is 48)"
+
+
 def test_tail_reads_only_what_was_added_and_whole_lines(tmp_path: Path) -> None:
     tail = RecordTail(tmp_path / "run")
     assert tail.read() is None
