@@ -7,6 +7,7 @@ and call the entrypoint's `main` there. `run_command` starts the real command li
 import multiprocessing
 import multiprocessing.process
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,9 @@ def _main(argv: list[str], env: dict[str, str], log: str) -> None:
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.environ.update(env)
+    if "FILE_SIZE_LIMIT" in env:
+        # As a full disk: a write beyond it fails (Python ignores the signal that comes with it).
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(env["FILE_SIZE_LIMIT"]),) * 2)
     import torch
 
     from fastlaunch_train.__main__ import main

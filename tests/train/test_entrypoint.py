@@ -224,6 +224,26 @@ def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_whole_blocks(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--steps", "5000"), FILE_SIZE_LIMIT="40000")
+    assert code == 28, output
+    assert "File too large" in output
+    assert "Traceback" not in output
+    read = record(tmp_path)
+    assert not read.truncated
+    assert read.blocks[-1].last_step == read.steps[-1].step
+
+
+def test_a_checkpoint_that_does_not_fit_ends_the_run_and_says_so_in_its_record(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "20", "--checkpoint-every", "10")
+    code, output = run(argv, FILE_SIZE_LIMIT="8000")
+    assert code == 28, output
+    end = record(tmp_path).end
+    assert end is not None
+    assert (end.status, end.num_steps) == ("failed", 10)
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
 @pytest.mark.slow
 def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
     code, output = run_command(arguments(tmp_path, "--steps", "30"), nproc=2)
