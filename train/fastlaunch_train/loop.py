@@ -1,5 +1,6 @@
 """The training loop: one optimizer step after another, a record line for each, and a meeting every second."""
 
+import gc
 import logging
 import math
 import time
@@ -96,6 +97,10 @@ def train(training: Training) -> int:
     def meet() -> None:
         barrier(process)
 
+    # What is alive now stays: without this the garbage collector walks through all that the imports left,
+    # which stopped one step in about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21).
+    gc.collect()
+    gc.freeze()
     timer.restart(meet)
     while step <= training.last_step:
         num_steps = next_block_steps(
