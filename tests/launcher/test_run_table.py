@@ -72,6 +72,12 @@ def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(su
     assert answer([*close, *bf16]).endswith("; fp32 152 ms per step, too close to tell apart.")
 
 
+def test_recipes_without_intervals_are_not_called_close(summary: RunSummary) -> None:
+    short = replace(summary, step_time_s=Interval(value=0.5))
+    told = answer([replace(run(summary, recipe="fp32"), summary=short), run(summary, 0.1)])
+    assert told.endswith("; fp32 500 ms per step, from too few steps to tell how far apart.")
+
+
 def test_runs_that_did_not_settle_or_contradict_are_left_out(summary: RunSummary) -> None:
     restless = run(replace(summary, steady=False), 0.2)
     assert row(restless)["note"] == "its step time did not settle"

@@ -74,7 +74,7 @@ def answer(runs: Sequence["Run"]) -> str:
         f"{leads} on {first.workload}, batch {first.batch_size_per_gpu}: {duration(times.value)} per step"
         f"{interval}, {_rounded(_rate(first, times.value))} {first.sample_unit}/s{num_runs}"
         + (f";{rest[1:]} per step" if rest else "")
-        + (", too close to tell apart" if rest and not apart else "")
+        + (_why_not_apart([_over_runs(of) for of in measured.values()]) if rest and not apart else "")
         + (f"; {missing} of {len(runs)} runs gave no step time" if missing else "")
         + "."
     )
@@ -97,6 +97,12 @@ def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
 
 def _is_below(one: Interval, other: Interval) -> bool:
     return one.high is not None and other.low is not None and one.high < other.low
+
+
+def _why_not_apart(times: Sequence[Interval]) -> str:
+    if any(time.low is None or time.high is None for time in times):
+        return ", from too few steps to tell how far apart"
+    return ", too close to tell apart"
 
 
 def _shortcoming(summary: RunSummary) -> str | None:
