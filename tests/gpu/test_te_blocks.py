@@ -1,7 +1,9 @@
 """Transformer Engine's block against timm's in float64, on a GPU.
 
-The bounds are twice the relative errors measured on an H200 with Transformer Engine 2.20.2: output, gradient
-of the input, and the worst of the weights' gradients.
+The bounds are twice the relative errors measured on an H200 with Transformer Engine 2.20.2 (bf16: 1.6 times):
+output, gradient of the input, and the worst of the weights' gradients. The weights are as wide as a vision
+transformer's, 0.02: an FP8 product is off by some 4%, and with narrower ones, as an nn.Linear has at first, more
+of the output is the residual stream and less of it that error.
 """
 
 import copy
@@ -23,14 +25,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-WIDTH, NUM_TOKENS, BATCH = 1280, 197, 8
+# FP8 products take no batch that is not a multiple of 16.
+WIDTH, NUM_TOKENS, BATCH = 1280, 197, 16
 DEVICE = torch.device("cuda")
 
 #: Recipe and overrides: bounds on the errors of output, input gradient, worst weight gradient.
 BOUNDS = {
     "te-bf16": (6.0e-3, 6.0e-3, 1.2e-2),
-    "te-fp8": (3.6e-2, 3.6e-2, 1.8e-1),
-    "te-fp8 fp8_scaling=current": (2.2e-2, 3.6e-2, 1.9e-1),
+    "te-fp8": (5.8e-2, 9.6e-2, 2.1e-1),
+    "te-fp8 fp8_scaling=current": (5.8e-2, 9.6e-2, 2.1e-1),
 }
 
 
