@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlaunch_train.model_state import load_model_state, model_state
 from fastlaunch_train.recipes import RecipeError
 
 KEPT = 2
@@ -56,7 +57,7 @@ def save_checkpoint(
     state = {
         "step": step,
         "identity": vars(identity),
-        "model": model.state_dict(),
+        "model": model_state(model),
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict() if scaler else None,
         "random_states": random_states,
@@ -85,9 +86,11 @@ def load_checkpoint(
     scaler: torch.amp.GradScaler | None,
     rank: int,
     device: torch.device,
+    fp8_recipe: Any = None,
 ) -> int:
     """Restore everything from `path`; returns the step it was taken after.
 
+    fp8_recipe: Transformer Engine's recipe object, for a model in FP8.
     Raises RecipeError if the checkpoint is of another job, or is no checkpoint.
     """
     try:
@@ -106,7 +109,7 @@ def load_checkpoint(
             f"{path} was made with another {', '.join(different)}",
             f"resume with {as_saved}, or start without --resume",
         )
-    model.load_state_dict(state["model"])
+    load_model_state(model, state["model"], fp8_recipe=fp8_recipe)
     optimizer.load_state_dict(state["optimizer"])
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])

@@ -306,6 +306,7 @@ def _resume(
     if step == 0:
         return "no checkpoint yet: from the start"
     path = checkpoints / f"step-{step:08d}.pt"
+    recipe = session.options.recipe
     load_checkpoint(
         path,
         identity=identity,
@@ -314,6 +315,7 @@ def _resume(
         scaler=scaler,
         rank=session.process.rank,
         device=session.process.device,
+        fp8_recipe=precision.fp8_recipe(recipe) if recipe.precision == "fp8" else None,
     )
     if step >= session.options.steps:
         raise RecipeError(

@@ -1,0 +1,70 @@
+"""A checkpoint of a Transformer Engine block in FP8, on a GPU: its scales come back through the file."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastlaunch_train.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.model_state import load_model_state, model_state
+from fastlaunch_train.precision import check_runs_here, fp8_recipe, setup_precision
+from fastlaunch_train.recipes import RecipeError, resolve_recipe
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+DEVICE = torch.device("cuda")
+WIDTH = 256
+
+
+def scales(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Every scale and history in `state`, by module and name."""
+    return {
+        f"{name} {key}": value
+        for name, extra in state.items()
+        if isinstance(extra, dict)
+        for key, value in extra.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def test_scales_come_back_and_the_next_output_is_the_same(tmp_path: Path) -> None:
+    recipe = resolve_recipe("te-fp8", [])
+    try:
+        check_runs_here(recipe, DEVICE)
+    except RecipeError as error:
+        pytest.skip(error.message)
+    precision = setup_precision(recipe, DEVICE)
+    prepare_torchvision()
+    from timm.models.vision_transformer import Block
+
+    from fastlaunch_train.blocks import te_block_from_timm
+
+    torch.manual_seed(0)
+    saved: nn.Module = te_block_from_timm(Block(WIDTH, num_heads=4, qkv_bias=True).to(DEVICE))
+    restored = copy.deepcopy(saved)
+    for size in (1.0, 30.0, 3.0):  # the largest is in the history alone by the end
+        x = size * torch.randn(16, 20, WIDTH, device=DEVICE)
+        with precision.autocast():
+            output = saved(x)
+        output.float().square().mean().backward()
+    torch.save(model_state(saved), tmp_path / "state.pt")
+
+    with torch.no_grad(), precision.autocast():  # as the probe of the attention does before a run resumes
+        restored(x)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = scales(state)
+    assert expected
+    load_model_state(restored, state, fp8_recipe=fp8_recipe(recipe))
+    found = scales(model_state(restored))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    with torch.no_grad(), precision.autocast():
+        assert torch.equal(restored(x), saved(x))
