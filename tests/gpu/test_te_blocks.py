@@ -1,9 +1,9 @@
 """Transformer Engine's block against timm's in float64, on a GPU.
 
-The bounds are twice the relative errors measured on an H200 with Transformer Engine 2.20.2 (bf16: 1.6 times):
-output, gradient of the input, and the worst of the weights' gradients. The weights are as wide as a vision
-transformer's, 0.02: an FP8 product is off by some 4%, and with narrower ones, as an nn.Linear has at first, more
-of the output is the residual stream and less of it that error.
+The bounds are twice the relative errors measured on an H200 with Transformer Engine 2.20.2 (1.6 times in
+bf16): output, gradient of the input, and the worst of the weights' gradients. The weights are as wide as a
+vision transformer's, 0.02. An FP8 product is off by some 4%; with narrower weights, such as an nn.Linear's
+first ones, more of the output is the residual stream and less of it that error.
 """
 
 import copy
