@@ -224,6 +224,19 @@ def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+def test_the_batch_that_fits_trains_as_if_it_had_been_given(tmp_path: Path) -> None:
+    found, given = tmp_path / "found", tmp_path / "given"
+    code, output = run(arguments(found, "--batch-size", "auto", "--memory-budget", "60kB"))
+    assert code == 0, output
+    searched = record(found)
+    batch_size = searched.header["batch_size_per_gpu"]
+    assert batch_size % 8 == 0
+    assert searched.phases[0].detail == f"the largest batch that fits is {batch_size}"
+    assert f"the largest batch that fits is {batch_size}" in output
+    assert run(arguments(given, "--batch-size", str(batch_size)))[0] == 0
+    assert [step.loss for step in searched.steps] == [step.loss for step in record(given).steps]
+
+
 def test_a_disk_that_fills_up_ends_the_run_and_leaves_whole_blocks(tmp_path: Path) -> None:
     code, output = run(arguments(tmp_path, "--steps", "5000"), FILE_SIZE_LIMIT="40000")
     assert code == 28, output

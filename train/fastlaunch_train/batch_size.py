@@ -64,7 +64,7 @@ def find_batch_size(
 ) -> int:
     """The largest batch size per rank that fits on every rank.
 
-    train_step: one whole training step of `model` at a batch size; whoever calls restores the weights.
+    train_step: one whole training step of `model` at a batch size.
     budget_bytes: on a CPU, the memory that counts as available. agree: whether all ranks say yes.
     granularity: what the size is a multiple of, unless not even that fits.
     Raises WorkloadError if not even one sample fits.

@@ -1,5 +1,6 @@
 """What a session trains with: model, optimizer, and the largest batch that fits."""
 
+import gc
 from typing import Any
 
 import torch
@@ -48,20 +49,37 @@ def build_optimizer(workload: Workload, recipe: Recipe, model: nn.Module) -> tor
 def largest_batch_that_fits(
     workload: Workload,
     recipe: Recipe,
-    model: nn.Module,
     precision: Precision,
     process: Process,
     *,
     seed: int,
     budget_bytes: int,
 ) -> int:
-    """Samples per rank that the rank with the least memory can take; the model is left as it was.
+    """Samples per rank that the rank with the least memory can take, found on a model that is then let go.
 
     budget_bytes: what may be used on a machine without a GPU.
     """
+    found = _try_batches(workload, recipe, precision, process, seed=seed, budget_bytes=budget_bytes)
+    gc.collect()
+    if process.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
+    return found
+
+
+def _try_batches(
+    workload: Workload,
+    recipe: Recipe,
+    precision: Precision,
+    process: Process,
+    *,
+    seed: int,
+    budget_bytes: int,
+) -> int:
     from fastlaunch_train.batch_size import find_batch_size
 
-    before = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    # Of its own: Transformer Engine's modules would remember the trial steps in their FP8 scales.
+    model = build_model(workload, recipe, seed, process)
     optimizer = build_optimizer(workload, recipe, model)
 
     def step(batch_size: int) -> None:
@@ -72,21 +90,14 @@ def largest_batch_that_fits(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    with torch.random.fork_rng(devices=[process.device] if process.device.type == "cuda" else []):
-        found = find_batch_size(
-            step,
-            device=process.device,
-            model=model,
-            budget_bytes=budget_bytes,
-            agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
-            granularity=batch_multiple(recipe),
-        )
-    optimizer.zero_grad(set_to_none=True)
-    model.load_state_dict(before)
-    if process.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(process.device)
-    return found
+    return find_batch_size(
+        step,
+        device=process.device,
+        model=model,
+        budget_bytes=budget_bytes,
+        agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
+        granularity=batch_multiple(recipe),
+    )
 
 
 def probe_request(process: Process, *, seed: int, batch_size: int) -> DataRequest:

@@ -1,6 +1,7 @@
 """What ended a run, as the status in its record and the exit code of the process."""
 
 import errno
+import textwrap
 from dataclasses import dataclass
 
 import torch
@@ -70,4 +71,4 @@ def is_disk_full(error: BaseException) -> bool:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:500] if lines else type(error).__name__
+    return textwrap.shorten(lines[0], 240, placeholder=" ...") if lines else type(error).__name__

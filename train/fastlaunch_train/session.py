@@ -177,13 +177,8 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     workload = session.workload = load_workload(options.workload)
     arithmetic = precision.setup_precision(recipe, process.device)
 
-    built: list[nn.Module] = []
-    phase("build", lambda: built.append(build_model(workload, recipe, options.seed, process)))
-    model = built.pop()
-    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-
     if options.batch_size is None:
-        phase("batch-size", lambda: _find_batch_size(session, workload, model, arithmetic))
+        phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
     else:
         session.batch_size = options.batch_size
     assert session.batch_size is not None
@@ -194,6 +189,10 @@ def _train(session: Session, interrupts: Interrupts) -> int:
             "which FP8 needs",
             f"give --batch-size {-(-session.batch_size // multiple) * multiple}",
         )
+    built: list[nn.Module] = []
+    phase("build", lambda: built.append(build_model(workload, recipe, options.seed, process)))
+    model = built.pop()
+    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
 
     probe = next(workload.batches(probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)))
     session.attention_backend = attention.attention_backend(model, probe, arithmetic)
@@ -266,11 +265,10 @@ def _data_request(session: Session) -> DataRequest:
     )
 
 
-def _find_batch_size(session: Session, workload: Workload, model: nn.Module, arithmetic: Precision) -> str:
+def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision) -> str:
     session.batch_size = largest_batch_that_fits(
         workload,
         session.options.recipe,
-        model,
         arithmetic,
         session.process,
         seed=session.options.seed,
