@@ -1,0 +1,47 @@
+"""The measurements that ship with fastlaunch: sound, and what the demo says of them is what they say."""
+
+import datetime
+
+import pytest
+
+from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+from fastlaunch.cli.demo import shipped_summaries
+from fastlaunch.metrics import RunSummary
+from fastlaunch.prices import load_catalogue
+from fastlaunch.record_import import find_runs
+from fastlaunch.shipped import shipped
+
+#: Images/s of the published experiment's arm on one H200, eager bf16 at batch 64, as measured before
+#: fastlaunch was written.
+ARTICLES_ARM = 458
+
+
+@pytest.fixture(scope="module")
+def summaries() -> dict[str, RunSummary]:
+    return shipped_summaries()
+
+
+def test_the_summaries_are_those_of_the_records(summaries: dict[str, RunSummary]) -> None:
+    found = find_runs([shipped("measurements")])
+    assert not found.skipped
+    assert {run_id: run.summary for run_id, run in found.runs.items()} == summaries
+
+
+def test_every_run_is_fit_to_compare(summaries: dict[str, RunSummary]) -> None:
+    assert len(summaries) >= 4
+    assert not [run_id for run_id, summary in summaries.items() if summary.problems]
+
+
+def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str, RunSummary]) -> None:
+    comparison = compare(
+        [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
+        catalogue=load_catalogue(),
+        prices=PriceRequest(today=datetime.date(2026, 11, 21)),
+    )
+    rows = {(row.recipe, row.batch_size_per_gpu): row for row in comparison.rows}
+    assert {recipe for recipe, _ in rows} >= {"bf16", "compile", "te-bf16", "te-fp8"}
+    speed = rows["bf16", 64].samples_per_s
+    assert speed is not None
+    assert abs(speed.value / ARTICLES_ARM - 1) < 0.05
+    for row in rows.values():
+        assert row.device_name == "NVIDIA H200"
