@@ -1,6 +1,5 @@
 """The training entrypoint as a process: what it records, how it ends, what it refuses."""
 
-import math
 import signal
 import subprocess
 import time
@@ -57,9 +56,8 @@ def test_a_block_lasts_as_long_as_its_steps(tmp_path: Path) -> None:
     read = record(tmp_path)
     for block in read.blocks:
         steps = read.steps[block.first_step - 1 : block.last_step]
-        assert math.isclose(
-            sum(step.step_time_s for step in steps), block.wall_s, rel_tol=0.05, abs_tol=0.005
-        )
+        # The wall time is until the ranks have met; float sums differ in the last bits.
+        assert sum(step.step_time_s for step in steps) <= block.wall_s + 1e-9
         assert block.wall_s >= 0.02 * len(steps)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 
 import pytest
 import torch
@@ -10,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, BlockTimer, next_block_steps
+
+CPU = torch.device("cpu")
 
 
 def blocks(*, first: int = 1, last: int, step_time_s: float, every: int = 0) -> list[tuple[int, int]]:
@@ -64,44 +65,69 @@ def test_blocks_cover_every_step_once(first: int, count: int, step_time_s: float
     assert any(end == min(first + WARMUP_STEPS - 1, last) for _, end in found)
 
 
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def step(
+    timer: BlockTimer, clock: Clock, seconds: float, loss: float = 0.0, data_wait_s: float = 0.0
+) -> None:
+    clock.now_s += seconds
+    timer.step_done(torch.tensor(loss), data_wait_s)
+
+
 def test_the_timer_gives_each_step_its_time_and_loss() -> None:
-    timer = BlockTimer(torch.device("cpu"))
-    met: list[None] = []
-    timer.restart(lambda: met.append(None))
-    for number in (1, 2):
-        time.sleep(0.01 * number)
-        timer.step_done(torch.tensor(float(number)), data_wait_s=0.001 * number)
-    closed = timer.close(lambda: met.append(None))
-    assert closed.losses == [1.0, 2.0]
-    assert closed.data_waits_s == [0.001, 0.002]
-    assert closed.step_times_s[0] >= 0.01
-    assert closed.step_times_s[1] >= 0.02
-    assert math.isclose(sum(closed.step_times_s), closed.wall_s, abs_tol=0.005)
-    assert len(met) == 2
+    clock = Clock()
+    timer = BlockTimer(CPU, clock)
+    met: list[float] = []
+
+    def meet() -> None:
+        # The others come half a second later.
+        clock.now_s += 0.5
+        met.append(clock.now_s)
+
+    timer.restart(meet)
+    step(timer, clock, 1.0, loss=1.5, data_wait_s=0.25)
+    step(timer, clock, 2.0, loss=2.5, data_wait_s=0.125)
+    closed = timer.close(meet)
+    assert closed.losses == [1.5, 2.5]
+    assert closed.data_waits_s == [0.25, 0.125]
+    assert closed.step_times_s == [1.0, 2.0]
+    assert closed.wall_s == 3.5, "until the slowest rank has come"
+    assert met == [100.5, 104.0]
 
 
 def test_what_happens_between_two_blocks_belongs_to_the_second() -> None:
-    timer = BlockTimer(torch.device("cpu"))
+    clock = Clock()
+    timer = BlockTimer(CPU, clock)
     timer.restart(lambda: None)
-    timer.step_done(torch.tensor(0.0), 0.0)
+    step(timer, clock, 1.0)
     timer.close(lambda: None)
-    time.sleep(0.05)
-    timer.step_done(torch.tensor(0.0), 0.0)
-    assert timer.close(lambda: None).wall_s >= 0.05
+    clock.now_s += 0.25  # bookkeeping
+    step(timer, clock, 1.0)
+    closed = timer.close(lambda: None)
+    assert (closed.wall_s, closed.step_times_s) == (1.25, [1.25])
 
 
 def test_work_that_is_no_step_is_left_out_by_a_restart() -> None:
-    timer = BlockTimer(torch.device("cpu"))
+    clock = Clock()
+    timer = BlockTimer(CPU, clock)
     timer.restart(lambda: None)
-    time.sleep(0.5)
+    clock.now_s += 5.0  # a checkpoint
     timer.restart(lambda: None)
-    timer.step_done(torch.tensor(0.0), 0.0)
-    assert timer.close(lambda: None).wall_s < 0.5
+    step(timer, clock, 1.0)
+    assert timer.close(lambda: None).wall_s == 1.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_comes_back_as_it_was(value: float) -> None:
-    timer = BlockTimer(torch.device("cpu"))
+    timer = BlockTimer(CPU)
     timer.restart(lambda: None)
     timer.step_done(torch.tensor(value), 0.0)
     assert not math.isfinite(timer.close(lambda: None).losses[0])

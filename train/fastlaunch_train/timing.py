@@ -35,8 +35,9 @@ class BlockTimer:
     Call `restart` once, then `step_done` after each step's work was queued, and `close` at a block's end.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
+        self._clock = clock
         self._cuda = device.type == "cuda"
         self._losses = torch.zeros(MAX_BLOCK_STEPS, device=device, dtype=torch.float32)
         self._events: list[torch.cuda.Event] = []
@@ -48,7 +49,7 @@ class BlockTimer:
         """Begin a block now: at the start, and after work that is not a step (a checkpoint)."""
         self._synchronise()
         meet()
-        self._block_started = time.perf_counter()
+        self._block_started = self._clock()
         self._begin()
 
     def step_done(self, loss: torch.Tensor, data_wait_s: float) -> None:
@@ -60,13 +61,13 @@ class BlockTimer:
             event.record()
             self._events.append(event)
         else:
-            self._times.append(time.perf_counter())
+            self._times.append(self._clock())
 
     def close(self, meet: Callable[[], None]) -> ClosedBlock:
         """Wait for the device and the other ranks (`meet`) and return the block; the next begins at once."""
         self._synchronise()
         meet()
-        now = time.perf_counter()
+        now = self._clock()
         marks = (
             [0.001 * self._events[0].elapsed_time(event) for event in self._events]
             if self._cuda
