@@ -86,7 +86,28 @@ def test_without_arguments_it_is_the_last_submission(capsys: pytest.CaptureFixtu
     assert found["compile"]["speed_ratio_to_baseline"]["value"] == pytest.approx(1.25)
     out, err = answer(capsys)
     assert out.splitlines()[-1].startswith("compile gives 800 images/s, 25.0% more than bf16")
-    assert err.splitlines()[-1] == "next: fastlaunch compare --usd-per-hour 1.50"
+    assert err.splitlines()[-1] == "next: fastlaunch compare --price-as p5en.48xlarge --price-share 1/8"
+
+
+@pytest.mark.parametrize(
+    ("device_name", "world_size", "charged"),
+    [
+        ("NVIDIA H100 80GB HBM3", 1, "--price-as p5.4xlarge"),
+        ("NVIDIA H100 80GB HBM3", 8, "--price-as p5.48xlarge"),
+        ("NVIDIA H100 80GB HBM3", 2, "--price-as p5.48xlarge --price-share 1/4"),
+        ("NVIDIA A100-SXM4-40GB", 8, "--price-as p4d.24xlarge"),
+        ("AMD EPYC", 1, "--output json"),
+        ("NVIDIA H200", 16, "--output json"),
+    ],
+)
+def test_runs_without_a_price_are_next_charged_as_an_instance_with_their_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device_name: str, world_size: int, charged: str
+) -> None:
+    write_run(tmp_path, device_name=device_name, world_size=world_size)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    _, err = answer(capsys)
+    assert err.splitlines()[-1] == f"next: fastlaunch compare {charged}"
+    assert run(["compare", *charged.split()]) == 0
 
 
 @pytest.mark.usefixtures("measured")

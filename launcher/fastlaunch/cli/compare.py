@@ -14,7 +14,8 @@ from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest
+    from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row
+    from fastlaunch.prices import Catalogue
     from fastlaunch.runs import Run
     from fastlaunch.settings import Settings
 
@@ -53,6 +54,7 @@ def compare(
     submission or backend. Runs that are repeats of each other become one row. A run is priced as it was
     billed, else by the price of its instance today.
     """
+    from fastlaunch.prices import load_catalogue
     from fastlaunch.settings import load_settings
 
     settings = load_settings()
@@ -64,10 +66,11 @@ def compare(
         usd_per_hour=usd_per_hour,
     )
     runs = _stored_runs(settings, selectors, all_runs=all_runs)
-    comparison = compared(runs, request, baseline=baseline, prices=price_file or settings.prices)
+    catalogue = load_catalogue(price_file or settings.prices)
+    comparison = compared(runs, request, catalogue, baseline=baseline)
     tell_warnings(comparison.warnings)
     show(comparison, output)
-    next_command(_next(comparison, [*selectors, *(["--all"] if all_runs else [])]))
+    next_command(_next(comparison, request, catalogue, [*selectors, *(["--all"] if all_runs else [])]))
 
 
 def price_request(
@@ -102,7 +105,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def compared(
-    runs: Sequence["Run"], request: "PriceRequest", *, baseline: str | None, prices: Path | None
+    runs: Sequence["Run"], request: "PriceRequest", catalogue: "Catalogue", *, baseline: str | None
 ) -> "Comparison":
     """The comparison of the runs that have measured something; what is left out is among the warnings.
 
@@ -111,14 +114,11 @@ def compared(
     from dataclasses import replace
 
     from fastlaunch.analysis.compare import compare as compare_candidates
-    from fastlaunch.prices import load_catalogue
 
     if not runs:
         raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --repeats 3")
     candidates = [candidate for run in runs if (candidate := _candidate(run, request.region))]
-    comparison = compare_candidates(
-        candidates, catalogue=load_catalogue(prices), prices=request, baseline=baseline
-    )
+    comparison = compare_candidates(candidates, catalogue=catalogue, prices=request, baseline=baseline)
     unmeasured = [_unmeasured(run) for run in runs if run.summary is None]
     warnings = (*unmeasured, *comparison.warnings)
     if not comparison.rows:
@@ -176,7 +176,9 @@ def _unmeasured(run: "Run") -> str:
     return f"{run.id} ({run.recipe}) is left out: it is {run.state} and has measured nothing{why}"
 
 
-def _next(comparison: "Comparison", selection: Sequence[str]) -> str:
+def _next(
+    comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", selection: Sequence[str]
+) -> str:
     """The next command worth typing: more runs where a verdict waits for them, else a price."""
     rows = comparison.rows
     for row in rows:
@@ -192,9 +194,32 @@ def _next(comparison: "Comparison", selection: Sequence[str]) -> str:
             ]
             words += [word for override in overrides for word in ("--set", override)]
             return f"fastlaunch submit --local {shlex.join(words)} --repeats 3"
-    if any(row.price is None and row.kind == "records" for row in rows):
-        return shlex.join(["fastlaunch", "compare", *selection, "--usd-per-hour", "1.50"])
+    alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
+    if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
+        return shlex.join(["fastlaunch", "compare", *selection, *charged])
     instance = next((row.instance for row in rows if row.instance and row.price), None)
     if instance:
         return f"fastlaunch prices --instance {instance} --all"
     return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])
+
+
+def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:
+    """Options that charge an unpriced row as the cheapest instance with its GPU; none if none is sold."""
+    device = catalogue.accelerator_of_device(row.device_name) if row.device_name else None
+    today = request.as_of or request.today
+    num_gpus = row.num_gpus // row.num_nodes
+    offers = []
+    for instance in catalogue.instances.values():
+        if device is None or catalogue.accelerator_of(instance.name) != device:
+            continue
+        try:
+            price = catalogue.price(instance.name, region=request.region, on=today)
+        except UserError:
+            continue
+        if instance.num_accelerators >= num_gpus:
+            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
+    if not offers:
+        return []
+    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
+    share = ["--price-share", str(Fraction(num_gpus, instance.num_accelerators))] if is_part else []
+    return ["--price-as", instance.name, *share]
