@@ -1,11 +1,21 @@
 """Record files as the training entrypoint would have written them, for tests: `write_run`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastlaunch.metrics import RunSummary
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Block, End, Phase, RecordWriter, Step, record_path
+from fastlaunch_train.records import (
+    Block,
+    End,
+    Phase,
+    RankRecord,
+    RecordWriter,
+    Step,
+    read_record,
+    record_path,
+)
 from fastlaunch_train.workloads import workload_info
 
 VERSIONS = {
@@ -152,3 +162,12 @@ def write_run(
         writer.close()
         paths.append(path)
     return paths
+
+
+def read_all(paths: Iterable[Path]) -> list[RankRecord]:
+    return [read_record(path) for path in paths]
+
+
+def step_time_s(summary: RunSummary) -> float:
+    assert summary.step_time_s is not None
+    return summary.step_time_s.value

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
+from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
 from fastlaunch.errors import UnknownName
-from fastlaunch.metrics import Interval, RunSummary, summarize
+from fastlaunch.metrics import Interval, summarize
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch_train.records import read_record
@@ -20,32 +21,6 @@ from fastlaunch_train.records import read_record
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)
 THEN = datetime.date(2023, 11, 15)
-
-PLAIN = RunSummary(
-    kind="records",
-    workload="vit-huge",
-    sample_unit="images",
-    flops_per_sample=763_504_000_000,
-    recipe="bf16",
-    precision="bf16",
-    data="synthetic",
-    batch_size_per_gpu=64,
-    num_nodes=1,
-    num_gpus=1,
-    seed=0,
-    status="completed",
-    instance=None,
-    device_name="NVIDIA H200",
-    host_id="host-a",
-    measured_on="2026-11-01",
-    source=None,
-    steady=True,
-    step_time_s=Interval(value=0.1, low=0.0999, high=0.1001),
-    num_steps=200,
-    num_retained_steps=190,
-    samples_per_step=64.0,
-    fingerprint={"device_name": "NVIDIA H200", "torch": "2.13.0"},
-)
 
 
 def timed(value: float, *, within: float | None = 0.001) -> Interval:

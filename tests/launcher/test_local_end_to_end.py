@@ -3,14 +3,10 @@
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_train.processes import is_training, runs, wait_until
+from fake_train.processes import is_training, real_launcher, runs, wait_until
 
 from fastlaunch.backends import RunState
 from fastlaunch_train.records import read_record
@@ -21,26 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def fastlaunch(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """`fastlaunch ARGV` in a process of its own that sees no GPU; killed at the end if it still lives."""
-    path = os.pathsep.join(path for path in sys.path if path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastlaunch", *argv],
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def told(*argv: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
-    with fastlaunch(*argv) as process:
+    with real_launcher(*argv) as process:
         out, err = process.communicate(timeout=110)
         return process.returncode, out, err
 
@@ -104,7 +83,7 @@ def test_two_ranks_leave_a_record_each() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
-    with fastlaunch("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
+    with real_launcher("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
         wait_until(is_training)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=100)
@@ -117,7 +96,7 @@ def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
 
 @pytest.mark.slow
 def test_cancel_while_it_is_starting_is_no_failure() -> None:
-    with fastlaunch("submit", "--local", "--steps", "100000") as process:
+    with real_launcher("submit", "--local", "--steps", "100000") as process:
         wait_until(lambda: bool(runs()) and runs()[0].state is RunState.RUNNING)
         code, out, err = told("cancel", runs()[0].id)
         assert code == 0, err
@@ -129,7 +108,7 @@ def test_cancel_while_it_is_starting_is_no_failure() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_ranks_that_outlive_launcher_and_torchrun_are_seen_and_stopped() -> None:
-    with fastlaunch("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
+    with real_launcher("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
         wait_until(is_training)
         process.kill()
     (run,) = runs()

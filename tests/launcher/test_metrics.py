@@ -2,13 +2,13 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_records import write_run
+from fake_records import read_all, step_time_s, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,24 +22,15 @@ def run(tmp_path: Path) -> Callable[..., RunSummary]:
 
     def write(**options: Any) -> RunSummary:
         write_run(tmp_path, **options)
-        return summarize(_records(sorted(tmp_path.iterdir(), reverse=True)))
+        return summarize(read_all(sorted(tmp_path.iterdir(), reverse=True)))
 
     return write
 
 
-def _records(paths: Iterable[Path]) -> list[RankRecord]:
-    return [read_record(path) for path in paths]
-
-
-def _step_time_s(summary: RunSummary) -> float:
-    assert summary.step_time_s is not None
-    return summary.step_time_s.value
-
-
 def test_constant_steps_of_a_tenth_of_a_second_at_batch_2_are_20_samples_per_second(run) -> None:
     summary = run(steps=200, step_time_s=0.1, batch_size=2)
-    assert _step_time_s(summary) == pytest.approx(0.1)
-    assert summary.samples_per_step / _step_time_s(summary) == pytest.approx(20.0)
+    assert step_time_s(summary) == pytest.approx(0.1)
+    assert summary.samples_per_step / step_time_s(summary) == pytest.approx(20.0)
     assert (summary.num_steps, summary.num_retained_steps, summary.steady) == (200, 190, True)
     assert summary.warmup_s == pytest.approx(1.0)
     assert summary.step_time_s.low == pytest.approx(0.1) and summary.step_time_s.high == pytest.approx(0.1)
@@ -49,7 +40,7 @@ def test_constant_steps_of_a_tenth_of_a_second_at_batch_2_are_20_samples_per_sec
 def test_eight_ranks_sum(run) -> None:
     summary = run(world_size=8, num_nodes=2, batch_size=64, step_time_s=0.5, num_tokens=640, host_id="h")
     assert (summary.samples_per_step, summary.tokens_per_step) == (8 * 64, 8 * 640)
-    assert summary.samples_per_step / _step_time_s(summary) == pytest.approx(1024.0)
+    assert summary.samples_per_step / step_time_s(summary) == pytest.approx(1024.0)
     assert (summary.num_gpus, summary.num_nodes, summary.batch_size_per_gpu) == (8, 2, 64)
     assert summary.fingerprint["num_gpus_per_node"] == "4"
 
@@ -59,14 +50,14 @@ def test_the_slowest_rank_sets_the_time(run) -> None:
     summary = run(
         world_size=2, step_time_s=lambda rank, step: 0.12 if rank == 1 else 0.15 if step % 10 == 0 else 0.1
     )
-    assert _step_time_s(summary) == pytest.approx(0.12)
+    assert step_time_s(summary) == pytest.approx(0.12)
     assert summary.median_step_time_s == pytest.approx(0.12)
     assert summary.p95_step_time_s == pytest.approx(0.15)  # per step the greatest over ranks
 
 
 def test_the_headline_is_wall_time_and_the_percentiles_are_device_time(run) -> None:
     summary = run(step_time_s=0.1, wall_ratio=1.25, data_wait_s=0.025)
-    assert _step_time_s(summary) == pytest.approx(0.125)
+    assert step_time_s(summary) == pytest.approx(0.125)
     assert summary.median_step_time_s == pytest.approx(0.1)
     assert summary.data_wait_fraction == pytest.approx(0.2)
 
@@ -80,14 +71,14 @@ def test_a_cut_inside_a_block_shares_its_wall_time_by_device_time(run) -> None:
         step_time_s=lambda rank, step: 0.1 if step <= 10 else 0.2,
     )
     assert summary.num_retained_steps == 65
-    assert _step_time_s(summary) == pytest.approx(0.4)
+    assert step_time_s(summary) == pytest.approx(0.4)
     assert summary.warmup_s == pytest.approx(10 * 0.1 * 2)
 
 
 def test_steps_without_device_time_share_their_block_equally(tmp_path: Path) -> None:
-    (record,) = _records(write_run(tmp_path, steps=30, steps_per_block=30))
+    (record,) = read_all(write_run(tmp_path, steps=30, steps_per_block=30))
     steps = tuple(replace(step, step_time_s=0.0) for step in record.steps)
-    assert _step_time_s(summarize([replace(record, steps=steps)])) == pytest.approx(0.1)
+    assert step_time_s(summarize([replace(record, steps=steps)])) == pytest.approx(0.1)
 
 
 # --- what a run may lack ---------------------------------------------------------------------------------
@@ -113,13 +104,13 @@ def test_absurd_times_are_refused(run) -> None:
 
 
 def test_a_killed_run_is_timed_up_to_its_last_block(run) -> None:
-    def step_time_s(rank: int, step: int) -> float:
+    def slow_at_the_end(rank: int, step: int) -> float:
         return 9.0 if step > 95 else 0.1
 
-    summary = run(steps=100, status=None, num_unsynchronised=5, step_time_s=step_time_s)
+    summary = run(steps=100, status=None, num_unsynchronised=5, step_time_s=slow_at_the_end)
     assert (summary.status, summary.problems, summary.warnings) == ("killed", (), ("ended as killed",))
     assert (summary.num_steps, summary.num_retained_steps) == (100, 85)
-    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.peak_memory_gib is None
 
 
@@ -145,11 +136,11 @@ def test_an_interrupted_run_with_enough_steps_is_used(run) -> None:
 def test_a_failure_is_a_problem_even_with_enough_steps(run, status: str) -> None:
     summary = run(steps=100, status=status, message="at step 100")
     assert summary.problems == (f"ended as {status}: at step 100",)
-    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert step_time_s(summary) == pytest.approx(0.1)
 
 
 def test_of_several_ranks_the_status_that_tells_the_cause_counts(tmp_path: Path) -> None:
-    records = _records(write_run(tmp_path, world_size=3, steps=50))
+    records = read_all(write_run(tmp_path, world_size=3, steps=50))
     ends = [("failed", "peer gone"), ("out_of_memory", "rank 1"), ("interrupted", None)]
     records = [
         replace(record, end=replace(record.end, status=status, message=message))
@@ -161,7 +152,7 @@ def test_of_several_ranks_the_status_that_tells_the_cause_counts(tmp_path: Path)
 
 def test_missing_ranks_are_told(tmp_path: Path) -> None:
     paths = write_run(tmp_path, world_size=4)
-    summary = summarize(_records([paths[0], paths[2]]))
+    summary = summarize(read_all([paths[0], paths[2]]))
     assert summary.problems == ("attempt 1: no record of rank 1, 3 of 4",)
 
 
@@ -189,19 +180,19 @@ def test_one_rank_twice_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_differ_are_told(tmp_path: Path, key: str, value: object) -> None:
-    first, second = _records(write_run(tmp_path, world_size=2))
+    first, second = read_all(write_run(tmp_path, world_size=2))
     second.header[key] = value
     assert summarize([first, second]).problems == (f"attempt 1: ranks differ in {key}",)
 
 
 def test_ranks_on_different_devices_are_told(tmp_path: Path) -> None:
-    first, second = _records(write_run(tmp_path, world_size=2))
+    first, second = read_all(write_run(tmp_path, world_size=2))
     second.header["machine"]["device_name"] = "NVIDIA A100"
     assert summarize([first, second]).problems == ("attempt 1: ranks differ in device_name",)
 
 
 def test_no_samples_are_told(tmp_path: Path) -> None:
-    (record,) = _records(write_run(tmp_path, steps=50))
+    (record,) = read_all(write_run(tmp_path, steps=50))
     record = replace(record, steps=tuple(replace(step, num_samples=0) for step in record.steps))
     assert summarize([record]).problems == ("the steps record no samples",)
 
@@ -217,10 +208,10 @@ def test_timing_is_of_the_longest_attempt_and_loss_of_the_last(tmp_path: Path) -
     write_run(
         tmp_path, attempt=2, first_step=141, steps=60, step_time_s=0.3, loss=loss, instance="p4d.24xlarge"
     )
-    summary = summarize(_records(tmp_path.iterdir()))
+    summary = summarize(read_all(tmp_path.iterdir()))
     assert (summary.status, summary.problems) == ("completed", ())
     assert (summary.num_steps, summary.num_retained_steps) == (200, 140)
-    assert _step_time_s(summary) == pytest.approx(0.1) and summary.instance == "p5.48xlarge"
+    assert step_time_s(summary) == pytest.approx(0.1) and summary.instance == "p5.48xlarge"
     assert summary.final_loss == pytest.approx(1.0)
 
 
@@ -228,16 +219,16 @@ def test_a_later_attempt_is_timed_when_it_is_longer(tmp_path: Path) -> None:
     write_run(tmp_path, attempt=1, steps=40, step_time_s=0.1, status="interrupted", header={"steps": 200})
     phases = (Phase(name="build", seconds=1.0, step=0), Phase(name="compile", seconds=9.0, step=60))
     write_run(tmp_path, attempt=2, first_step=41, steps=160, step_time_s=0.2, phases=phases)
-    summary = summarize(_records(tmp_path.iterdir()))
+    summary = summarize(read_all(tmp_path.iterdir()))
     # The compile phase after step 60 is 20 steps into the second attempt.
-    assert summary.num_retained_steps == 140 and _step_time_s(summary) == pytest.approx(0.2)
+    assert summary.num_retained_steps == 140 and step_time_s(summary) == pytest.approx(0.2)
 
 
 def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, attempt=1, steps=100, status="interrupted", header={"steps": 200})
     early = {"steps": 200, "batch_size_per_gpu": 1}  # not known yet
     write_run(tmp_path, attempt=2, steps=0, status="interrupted", header=early, phases=())
-    summary = summarize(_records(tmp_path.iterdir()))
+    summary = summarize(read_all(tmp_path.iterdir()))
     assert (summary.problems, summary.status) == ((), "interrupted")
     assert (summary.batch_size_per_gpu, summary.num_retained_steps) == (2, 90)
     assert summary.final_loss is not None
@@ -246,7 +237,7 @@ def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path:
 def test_attempts_of_different_things_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, attempt=1, steps=100)
     write_run(tmp_path, attempt=2, first_step=101, steps=100, batch_size=4)
-    summary = summarize(_records(tmp_path.iterdir()))
+    summary = summarize(read_all(tmp_path.iterdir()))
     assert summary.problems == ("attempt 2 differs from the first in batch_size_per_gpu",)
 
 

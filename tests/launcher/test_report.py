@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_summaries
 import pytest
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.metrics import Interval
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
@@ -38,26 +39,12 @@ FURTHER = (
     *("comparable_as", "sources", "fingerprint"),
 )
 
-PLAIN = RunSummary(
-    kind="records",
-    workload="vit-huge",
-    sample_unit="images",
-    flops_per_sample=763_504_000_000,
-    recipe="bf16",
-    precision="bf16",
-    data="synthetic",
-    batch_size_per_gpu=64,
-    num_nodes=1,
-    num_gpus=1,
-    seed=0,
-    status="completed",
-    instance=None,
-    device_name="NVIDIA H200",
-    host_id="host-a",
-    measured_on="2026-11-01",
-    source=None,
-    steady=True,
-    samples_per_step=64.0,
+PLAIN = replace(
+    fake_summaries.PLAIN,
+    step_time_s=None,
+    num_steps=0,
+    num_retained_steps=0,
+    fingerprint={},
     build_s=1.5,
     warmup_s=2.5,
 )

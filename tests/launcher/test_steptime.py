@@ -1,16 +1,16 @@
 """What of a run is warm-up, what is retained, and its interval: known answers through `summarize`."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_records import write_run
+from fake_records import read_all, step_time_s, write_run
 
 from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch_train.records import Phase, RankRecord, read_record
+from fastlaunch_train.records import Phase
 
 
 @pytest.fixture
@@ -19,18 +19,9 @@ def run(tmp_path: Path) -> Callable[..., RunSummary]:
 
     def write(**options: Any) -> RunSummary:
         write_run(tmp_path, **options)
-        return summarize(_records(sorted(tmp_path.iterdir(), reverse=True)))
+        return summarize(read_all(sorted(tmp_path.iterdir(), reverse=True)))
 
     return write
-
-
-def _records(paths: Iterable[Path]) -> list[RankRecord]:
-    return [read_record(path) for path in paths]
-
-
-def _step_time_s(summary: RunSummary) -> float:
-    assert summary.step_time_s is not None
-    return summary.step_time_s.value
 
 
 # --- warm-up ---------------------------------------------------------------------------------------------
@@ -41,7 +32,7 @@ def test_slow_first_steps_are_cut_in_tenths(run) -> None:
     # (With one tenth cut, 10 of the first fifth's 36 steps are slow, 28% more than the last half.)
     summary = run(steps=210, step_time_s=lambda rank, step: 0.2 if step <= 40 else 0.1)
     assert (summary.num_retained_steps, summary.steady) == (160, True)
-    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.warmup_s == pytest.approx(40 * 0.2 + 10 * 0.1)
 
 
@@ -74,7 +65,7 @@ def test_settling_exactly_at_half_is_steady_and_later_is_not(tmp_path: Path) -> 
             steps=210,
             step_time_s=lambda rank, step, slow=slow_steps: 0.2 if step <= slow else 0.1,
         )
-        assert summarize(_records(paths)).steady is steady
+        assert summarize(read_all(paths)).steady is steady
 
 
 def test_everything_through_the_last_compile_is_cut(run) -> None:
@@ -89,7 +80,7 @@ def test_everything_through_allocator_growth_is_cut_and_shrinking_is_none(run) -
 
 
 def test_any_rank_may_set_the_warm_up(tmp_path: Path) -> None:
-    records = _records(write_run(tmp_path, steps=100, world_size=2))
+    records = read_all(write_run(tmp_path, steps=100, world_size=2))
     grown = [*records[1].blocks[:3], *(replace(block, num_compiles=1) for block in records[1].blocks[3:])]
     assert summarize([records[0], replace(records[1], blocks=tuple(grown))]).num_retained_steps == 60
 
@@ -106,7 +97,7 @@ def test_first_compiled_block_is_warm_up_even_when_it_is_long(run) -> None:
 
 
 def test_the_rank_that_waits_and_builds_longest_counts(tmp_path: Path) -> None:
-    first, second = _records(write_run(tmp_path, world_size=2, data_wait_s=0.01))
+    first, second = read_all(write_run(tmp_path, world_size=2, data_wait_s=0.01))
     waiting = tuple(replace(step, data_wait_s=0.03) for step in second.steps)
     phases = (Phase(name="build", seconds=4.0, step=0), Phase(name="build", seconds=1.0, step=0))
     summary = summarize([first, replace(second, steps=waiting, phases=phases)])
@@ -117,7 +108,7 @@ def test_the_rank_that_waits_and_builds_longest_counts(tmp_path: Path) -> None:
 def test_phases_between_steps_are_no_step_time(run) -> None:
     phases = [Phase(name="checkpoint", seconds=60.0, step=step) for step in (50, 100, 150)]
     summary = run(phases=[Phase(name="build", seconds=2.5, step=0), *phases])
-    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert step_time_s(summary) == pytest.approx(0.1)
     assert (summary.build_s, summary.compile_s) == (2.5, None)
 
 
@@ -130,7 +121,7 @@ def test_interval_is_of_six_contiguous_batch_means(run) -> None:
     summary = run(steps=70, step_time_s=lambda rank, step: means[max(0, step - 11) // 10])
     half_width = 2.571 * 0.001 * math.sqrt((1 + 1 + 0.16 + 0.16) / 5) / math.sqrt(6)
     assert summary.num_retained_steps == 60
-    assert _step_time_s(summary) == pytest.approx(0.1)
+    assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.step_time_s.low == pytest.approx(0.1 - half_width, rel=1e-9)
     assert summary.step_time_s.high == pytest.approx(0.1 + half_width, rel=1e-9)
 
@@ -145,7 +136,7 @@ def test_an_interval_that_would_reach_zero_is_none(run) -> None:
     # One stall holds nearly all the time; it lies in neither the first fifth nor the last half.
     summary = run(steps=210, step_time_s=lambda rank, step: 1000.0 if step == 80 else 0.1)
     assert (summary.num_retained_steps, summary.steady) == (200, True)
-    assert _step_time_s(summary) == pytest.approx((1000 + 199 * 0.1) / 200)  # untrimmed: the stall is billed
+    assert step_time_s(summary) == pytest.approx((1000 + 199 * 0.1) / 200)  # untrimmed: the stall is billed
     assert summary.step_time_s.low is None and summary.step_time_s.high is None
 
 

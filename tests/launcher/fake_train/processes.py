@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from fastlaunch.runs import Run, open_ledger
@@ -14,12 +14,21 @@ from fastlaunch.settings import load_settings
 LAUNCHER = Path(__file__).parent / "launcher.py"
 
 
+def launcher(*argv: str, **environment: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """`fastlaunch ARGV`, training with the fake, in a process of its own; killed at the end if it lives."""
+    return started([sys.executable, str(LAUNCHER), *argv], **environment)
+
+
+def real_launcher(*argv: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """`fastlaunch ARGV`, training for real, in a process of its own that sees no GPU."""
+    return started([sys.executable, "-m", "fastlaunch", *argv], CUDA_VISIBLE_DEVICES="")
+
+
 @contextmanager
-def launcher(*argv: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """`fastlaunch ARGV` in a process of its own; killed at the end if it still lives."""
+def started(command: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
     path = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(
-        [sys.executable, str(LAUNCHER), *argv],
+        command,
         env={**os.environ, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
