@@ -18,6 +18,9 @@ from fastlaunch_train.records import RankRecord, read_record
 ROOT = Path(__file__).resolve().parents[2]
 TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
 
+#: These tests are of the CPU, also on a machine that has more; tests/gpu has those of the GPU.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.session"])
 
@@ -89,7 +92,7 @@ def start_command(argv: list[str], *, nproc: int = 1) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **NO_GPU, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -110,7 +113,7 @@ def _main(argv: list[str], env: dict[str, str], log: str) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    os.environ.update(env)
+    os.environ.update(NO_GPU | env)
     if "FILE_SIZE_LIMIT" in env:
         # As a full disk: a write beyond it fails (Python ignores the signal that comes with it).
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(env["FILE_SIZE_LIMIT"]),) * 2)
