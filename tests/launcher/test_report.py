@@ -172,6 +172,13 @@ def test_the_table_of_runs_here() -> None:
     assert "* each row: $2/h as given" in lines
 
 
+def test_the_heading_of_processes_on_two_machines_that_did_not_settle() -> None:
+    (restless,) = runs("bf16", 0.1, num_nodes=2, num_gpus=2, device_name="AMD EPYC", steady=False)
+    text = as_table(compared([restless]))
+    assert text.splitlines()[0] == ("vit-huge on AMD EPYC: 2 x 1 processes, batch 64 each, data synthetic")
+    assert text.count("did not settle") == 1
+
+
 def test_a_hypothetical_price_is_labelled() -> None:
     from fractions import Fraction
 

@@ -122,7 +122,8 @@ def _of_baseline(base: PricedPool) -> Judgement:
     """The baseline beside itself: the ratios are 1 exactly."""
     one = Interval(value=1.0, low=1.0, high=1.0)
     timed = log_speed_ratio(base.pool, base.pool) is not None
-    why = [] if arm_of(base.pool) else [_why_no_interval(base.pool)]
+    # That it did not settle is said of its runs below.
+    why = [_why_no_interval(base.pool)] if base.pool.is_steady and not arm_of(base.pool) else []
     return Judgement(
         ratio=one if timed and base.price is not None else None,
         speed_ratio=one if timed else None,

@@ -63,12 +63,13 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
         words.append(f"on {shared['instance']}")
     details = []
     if "GPUs" in shared:
-        details.append(f"{shared['GPUs']} {'process' if _on_cpu(rows) else 'GPU'}{_s(shared['GPUs'])}")
+        one, more = ("process", "processes") if _on_cpu(rows) else ("GPU", "GPUs")
+        details.append(f"{shared['GPUs']} {one if shared['GPUs'] == '1' else more}")
     if "batch" in shared:
         details.append(f"batch {shared['batch']} each")
     if "data" in shared:
         details.append(f"data {shared['data']}")
-    if "runs" in shared:
+    if "runs" in shared and shared["runs"] != "0":
         details.append(f"{shared['runs']} run{_s(shared['runs'])} a row")
     return f"{' '.join(words)}: {', '.join(details)}" if details else " ".join(words)
 
