@@ -81,11 +81,13 @@ def run(argv: list[str], **env: str) -> tuple[int, str]:
     return started.returncode, output
 
 
-def start_command(argv: list[str], *, nproc: int = 1) -> subprocess.Popen[str]:
-    """`python -m fastlaunch_train`, under torchrun if there are several ranks."""
+def start_command(
+    argv: list[str], *, nproc: int = 1, rendezvous: tuple[str, ...] = ("--standalone",)
+) -> subprocess.Popen[str]:
+    """`python -m fastlaunch_train`, under torchrun if there are several ranks or nodes."""
     prefix = [sys.executable, "-m"]
-    if nproc > 1:
-        prefix += ["torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m"]
+    if nproc > 1 or rendezvous != ("--standalone",):
+        prefix += ["torch.distributed.run", *rendezvous, f"--nproc-per-node={nproc}", "-m"]
     path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [*prefix, "fastlaunch_train", *argv],

@@ -1,6 +1,7 @@
 """The training entrypoint as a process: what it records, how it ends, what it refuses."""
 
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -265,6 +266,29 @@ def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
         (b.first_step, b.last_step) for b in second.blocks
     ]
     assert [s.loss for s in first.steps] != [s.loss for s in second.steps], "each rank has its own data"
+
+
+@pytest.mark.slow
+def test_two_nodes_train_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [
+        start_command(
+            arguments(tmp_path),
+            rendezvous=(
+                "--nnodes=2",
+                f"--node-rank={rank}",
+                "--master-addr=127.0.0.1",
+                f"--master-port={port}",
+            ),
+        )
+        for rank in range(2)
+    ]
+    outputs = [node.communicate(timeout=100)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    headers = [record(tmp_path, rank=rank).header for rank in range(2)]
+    assert [(header["world_size"], header["num_nodes"]) for header in headers] == [(2, 2), (2, 2)]
 
 
 @pytest.mark.slow
