@@ -82,6 +82,14 @@ def test_workers_change_nothing(every_arm: list[str]) -> None:
         assert all(map(same, batches(arm, 3), batches(arm, 3, num_workers=1)))
 
 
+def test_images_leave_the_default_generator_alone(every_arm: list[str]) -> None:
+    # What a model draws from it, as for dropout, is the same whether or not the run was resumed.
+    for arm in every_arm:
+        before = torch.get_rng_state()
+        batches(arm, 2)
+        assert torch.equal(torch.get_rng_state(), before), arm
+
+
 def test_images_are_their_class_in_unit_noise() -> None:
     patterns = class_patterns(4, torch.device("cpu"))
     images, labels = make_images(patterns, 4000, 16, torch.Generator().manual_seed(1))

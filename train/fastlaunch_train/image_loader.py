@@ -144,6 +144,8 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
         num_workers=request.num_workers,
         collate_fn=_collate,
         pin_memory=on_gpu,
+        # Else it draws from the default one, once more after a resume than without a stop.
+        generator=torch.Generator(),
         worker_init_fn=_prepare_worker if request.num_workers else None,
     )
     for batch in loader:
