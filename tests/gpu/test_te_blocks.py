@@ -152,7 +152,7 @@ def probe(label: str) -> str:
         num_workers=0,
         first_step=1,
     )
-    return attention_backend(model, next(workload.batches(request)), precision)
+    return attention_backend(model, next(workload.batches(request)), precision, workload.loss)
 
 
 def test_the_attention_that_runs_is_named() -> None:

@@ -39,31 +39,49 @@ def bf16() -> Precision:
     return setup_precision(RECIPES["bf16"], CPU)
 
 
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    output: torch.Tensor = model(batch[0]).mean()
+    return output
+
+
 def batch() -> Batch:
     return torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(8)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("sdpa", "flash_cpu"), ("by hand", "math"), ("without", "none")])
 def test_the_kernel_that_ran_is_named(bf16: Precision, kind: str, name: str) -> None:
-    assert attention_backend(Attention(kind), batch(), bf16) == name
+    assert attention_backend(Attention(kind), batch(), bf16, loss) == name
 
 
 def test_torchs_math_kernel_is_named(bf16: Precision) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(SDPBackend.MATH):
-        assert attention_backend(Attention("sdpa"), batch(), bf16) == "math"
+        assert attention_backend(Attention("sdpa"), batch(), bf16, loss) == "math"
 
 
 def test_the_probe_leaves_everything_as_it_was(bf16: Precision) -> None:
     model = Attention("sdpa").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    attention_backend(model, batch(), bf16)
+    attention_backend(model, batch(), bf16, loss)
     assert model.training
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_the_model_takes_of_a_batch_is_the_workloads_business(bf16: Precision) -> None:
+    class WithTarget(Attention):
+        def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+            assert target is not None
+            return super().forward(x)
+
+    def with_target(model: nn.Module, batch: Batch) -> torch.Tensor:
+        output: torch.Tensor = model(batch[0], target=batch[1]).mean()
+        return output
+
+    assert attention_backend(WithTarget("sdpa"), batch(), bf16, with_target) == "flash_cpu"
 
 
 def test_several_kernels_are_all_named() -> None:

@@ -149,6 +149,25 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -
     assert record(tmp_path).steps[0].step == 1
 
 
+def test_a_finished_run_that_is_resumed_stays_completed(tmp_path: Path) -> None:
+    # As when a job is killed between its last checkpoint and its end line, and started again.
+    argv = arguments(tmp_path, "--steps", "20", "--checkpoint-every", "10")
+    assert run(argv)[0] == 0
+    code, output = run([*argv, "--resume"])
+    assert code == 0, output
+    again = record(tmp_path, attempt=2)
+    assert again.steps == ()
+    assert again.end is not None
+    assert (again.end.status, again.end.num_steps) == ("completed", 20)
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path, "--steps", "10", "--checkpoint-every", "10"))[0] == 0
+    code, output = run(arguments(tmp_path, "--steps", "5", "--checkpoint-every", "10", "--resume"))
+    assert code == 2
+    assert "give more --steps" in output
+
+
 def test_resuming_another_job_is_refused(tmp_path: Path) -> None:
     assert run(arguments(tmp_path, "--steps", "10", "--checkpoint-every", "10"))[0] == 0
     code, output = run(arguments(tmp_path, "--checkpoint-every", "10", "--resume", "--seed", "5"))
@@ -172,6 +191,7 @@ def test_a_used_output_folder_is_refused(tmp_path: Path) -> None:
         (["--batch-size", "0"], "less than 1"),
         (["--steps", "-1"], "less than 1"),
         (["--steps", "ten"], "not a whole number"),
+        (["--seed", str(2**63)], "more than"),
         (["--data", "disk"], "synthetic, loader or folder"),
         (["--set", "precison=fp16"], "precision"),
         (["--memory-budget", "much"], "2GiB"),
@@ -202,6 +222,28 @@ def test_an_unknown_name_names_what_exists(tmp_path: Path, workload: str, recipe
     assert code == 2
     assert word in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("function", "word"),
+    [
+        ("fractional_flops", "flops_per_sample is 1500000000.0"),
+        ("ending_batches", "its batches have ended"),
+        ("no_parameters", "nothing to train"),
+        ("loss_of_each_sample", "its loss is a tensor of shape (4,)"),
+    ],
+)
+def test_a_workload_that_cannot_be_trained_says_why_and_leaves_a_record(
+    tmp_path: Path, function: str, word: str
+) -> None:
+    code, output = run(arguments(tmp_path, workload=f"{TINY}:{function}"))
+    assert code == 2, output
+    assert word in output
+    assert "Traceback" not in output
+    end = record(tmp_path).end
+    assert end is not None
+    assert end.status == "failed"
+    assert word in (end.message or "")
 
 
 def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(tmp_path: Path) -> None:
@@ -244,6 +286,18 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_whole_blocks(tmp_path: Pat
     read = record(tmp_path)
     assert not read.truncated
     assert read.blocks[-1].last_step == read.steps[-1].step
+
+
+def test_a_run_whose_end_line_does_not_fit_does_not_pass_for_completed(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "1", tmp_path / "2"
+    assert run(arguments(whole, "--steps", "1"))[0] == 0
+    # Half of the end line fits: more than that the times of one step do not differ in digits.
+    lines = (whole / "rank-00000-attempt-1.jsonl").read_bytes().splitlines(keepends=True)
+    limit = sum(map(len, lines)) - len(lines[-1]) // 2
+    code, output = run(arguments(cut, "--steps", "1"), FILE_SIZE_LIMIT=str(limit))
+    assert code == 28, output
+    assert "could not be finished" in output
+    assert record(cut).end is None
 
 
 def test_a_checkpoint_that_does_not_fit_ends_the_run_and_says_so_in_its_record(tmp_path: Path) -> None:

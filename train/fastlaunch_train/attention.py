@@ -22,7 +22,12 @@ _KERNELS = {
 _SOFTMAX = ("_softmax", "_safe_softmax")
 
 
-def attention_backend(model: nn.Module, batch: Batch, precision: Precision) -> str:
+def attention_backend(
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    loss: Callable[[nn.Module, Batch], torch.Tensor],
+) -> str:
     """The attention kernel that runs in a forward pass of `model`, found by running one.
 
     `flash`, `cudnn`, `efficient`, `flash_cpu`: of torch's scaled_dot_product_attention. `math`: separate
@@ -34,8 +39,10 @@ def attention_backend(model: nn.Module, batch: Batch, precision: Precision) -> s
     of_transformer_engine = has_transformer_engine(model)
     # Transformer Engine's tensors are not for dispatch modes, and it tells its choice itself.
     listening = contextlib.nullcontext() if of_transformer_engine else seen
-    with _left_as_it_was(model, batch[0].device), torch.no_grad(), precision.autocast(), listening:
-        model(batch[0])
+    device = next(model.parameters()).device
+    # Through the loss: only it knows what of a batch the model takes.
+    with _left_as_it_was(model, device), torch.no_grad(), precision.autocast(), listening:
+        loss(model, batch)
     return transformer_engine_backend() if of_transformer_engine else name_kernels(seen.names)
 
 

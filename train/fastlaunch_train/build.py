@@ -9,14 +9,21 @@ from torch import nn
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.precision import Precision, batch_multiple
 from fastlaunch_train.recipes import Recipe, RecipeError
-from fastlaunch_train.workload import DataRequest, Workload
+from fastlaunch_train.workload import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
 
 def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process) -> nn.Module:
     """The workload's model on this rank's device, in training mode, with the recipe's blocks."""
     torch.manual_seed(seed)
-    model = workload.build_model().to(process.device).train()
+    model = workload.build_model()
+    if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
+        what = type(model).__name__
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model returned {what}, which has nothing to train",
+            "return a torch module with parameters",
+        )
+    model = model.to(process.device).train()
     if recipe.blocks == "te":
         from fastlaunch_train.blocks import replace_blocks
 
@@ -83,7 +90,9 @@ def _try_batches(
     optimizer = build_optimizer(workload, recipe, model)
 
     def step(batch_size: int) -> None:
-        batch = next(workload.batches(probe_request(process, seed=seed, batch_size=batch_size)))
+        batch = next_batch(
+            workload, workload.batches(probe_request(process, seed=seed, batch_size=batch_size))
+        )
         optimizer.zero_grad(set_to_none=True)
         with precision.autocast():
             loss = workload.loss(model, batch)

@@ -28,7 +28,7 @@ class Interrupts:
         self._grace_s = grace_s
         self._signal: int | None = None
         self._done = threading.Event()
-        self.on_stuck: Callable[[str], None] | None = None
+        self.on_stuck: Callable[[str], object] | None = None
 
     def install(self) -> None:
         """Catch SIGTERM and SIGINT from now on. Call it in the main thread."""
@@ -66,6 +66,7 @@ class Interrupts:
             if caught:
                 break
         self._signal = self._signal or caught[0]
-        if not self._done.wait(self._grace_s) and self.on_stuck is not None:
-            self.on_stuck(f"{self.message}; no step ended within {self._grace_s:g} s")
+        if not self._done.wait(self._grace_s):
+            if self.on_stuck is not None:
+                self.on_stuck(f"{self.message}; no step ended within {self._grace_s:g} s")
             os._exit(130)

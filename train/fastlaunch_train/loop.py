@@ -18,7 +18,8 @@ from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import Block, Phase, RecordWriter, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
-from fastlaunch_train.workload import Batch, Workload
+from fastlaunch_train.workload import Batch, Workload, next_batch
+from fastlaunch_train.workloads import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -64,6 +65,12 @@ def forward_backward(training: Training, batch: Batch) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
     with training.precision.autocast():
         loss = training.workload.loss(training.model, batch)
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+        raise WorkloadError(
+            f"workload {training.workload.name!r}: its loss is {what}",
+            "return the batch's mean, a scalar tensor",
+        )
     scaler = training.precision.scaler
     (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
@@ -137,7 +144,7 @@ def _run_block(training: Training, timer: BlockTimer, num_steps: int) -> int:
     """Queue up to `num_steps` steps; returns how many. Alone, a rank stops at once when asked to."""
     for done in range(1, num_steps + 1):
         before = time.perf_counter()
-        batch = next(training.batches)
+        batch = next_batch(training.workload, training.batches)
         data_wait_s = time.perf_counter() - before
         timer.step_done(train_step(training, batch), data_wait_s)
         if training.process.world_size == 1 and training.interrupts.requested:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fastlaunch_train.recipes import Recipe, resolve_recipe
+from fastlaunch_train.record_lines import MAX_INTEGER
 from fastlaunch_train.workloads import workload_info
 
 #: What `--batch-size auto` may use on a machine without a GPU, unless --memory-budget says otherwise.
@@ -81,6 +82,8 @@ def _at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if value > MAX_INTEGER:
+            raise argparse.ArgumentTypeError(f"{value} is more than {MAX_INTEGER}")
         return value
 
     return parse

@@ -58,7 +58,7 @@ _LEAST: Mapping[str, int] = {
 }
 
 #: SQLite's largest integer; anything above it is damage, and would not fit a float either.
-_MAX_INTEGER = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +170,12 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
         if problem:
             return problem
     for key, least in _LEAST.items():
-        if not least <= line[key] <= _MAX_INTEGER:
+        if not least <= line[key] <= MAX_INTEGER:
             return f"header: {key} is {line[key]}, it is at least {least}"
     if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
         return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"
     flops = line["workload"]["flops_per_sample"]
-    if flops is not None and not 1 <= flops <= _MAX_INTEGER:
+    if flops is not None and not 1 <= flops <= MAX_INTEGER:
         return f"header: workload: flops_per_sample is {flops}"
     if not all(isinstance(text, str) for text in line["warnings"]):
         return "header: warnings are text"
@@ -218,7 +218,7 @@ def _has_type(key: str, value: object) -> bool:
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
         return False
     if key in _INTEGERS:
         return isinstance(value, int) and value >= 0

@@ -32,7 +32,7 @@ from fastlaunch_train.parallel import Process, agree, broadcast, start_process, 
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.records import End, RecordWriter, record_path
-from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.workload import DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
@@ -93,8 +93,8 @@ class Session:
             "warnings": self.warnings,
         }
 
-    def end(self, status: str, message: str | None) -> None:
-        """Write what is pending and the end line; what the disk refuses is said and otherwise let go."""
+    def end(self, status: str, message: str | None) -> bool:
+        """Write what is pending and the end line; False, once said, if the disk refuses."""
         peak_gib = environment.memory_gib(self.process.device)[1]
         try:
             if not self.writer.header_written:
@@ -106,6 +106,8 @@ class Session:
             self.writer.flush()
         except OSError as error:
             log.error("the record could not be finished: %s", error)
+            return False
+        return True
 
 
 def run(options: Options, interrupts: Interrupts) -> int:
@@ -130,15 +132,17 @@ def run(options: Options, interrupts: Interrupts) -> int:
         else:
             log.error("%s: %s", failure.status, failure.message)
     interrupts.done()
-    session.end(failure.status, failure.message or None)
+    exit_code = failure.exit_code
+    if not session.end(failure.status, failure.message or None) and exit_code == 0:
+        exit_code = EXIT_DISK_FULL
     session.writer.close()
-    if failure.exit_code == 0:
+    if exit_code == 0:
         stop_process()
     elif process.world_size > 1:
         # Tearing down a process group whose peers are gone can hang: leave without it.
         sys.stderr.flush()
-        os._exit(failure.exit_code)
-    return failure.exit_code
+        os._exit(exit_code)
+    return exit_code
 
 
 def _open_session(options: Options, process: Process) -> Session:
@@ -194,8 +198,10 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     model = built.pop()
     session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
 
-    probe = next(workload.batches(probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)))
-    session.attention_backend = attention.attention_backend(model, probe, arithmetic)
+    probe = next_batch(
+        workload, workload.batches(probe_request(process, seed=options.seed, batch_size=PROBE_BATCH))
+    )
+    session.attention_backend = attention.attention_backend(model, probe, arithmetic, workload.loss)
     if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
         session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
 
@@ -244,7 +250,7 @@ def _train(session: Session, interrupts: Interrupts) -> int:
         num_compiles=compile.num_compiles,
     )
     if recipe.compile_mode != "none" and session.first_step <= options.steps:
-        first = next(batches)
+        first = next_batch(workload, batches)
         training = dataclasses.replace(training, batches=itertools.chain([first], batches))
         phase("compile", lambda: compile_ahead(training, first))
     return train(training)
@@ -315,10 +321,10 @@ def _resume(
         device=session.process.device,
         fp8_recipe=precision.fp8_recipe(recipe) if recipe.precision == "fp8" else None,
     )
-    if step >= session.options.steps:
+    # One killed after its last checkpoint has nothing left to do, and completes.
+    if step > session.options.steps:
         raise RecipeError(
-            f"{path} is after step {step}, and --steps is {session.options.steps}: nothing is left to do",
-            "give more --steps",
+            f"{path} is after step {step}, and --steps is {session.options.steps}", "give more --steps"
         )
     session.first_step = step + 1
     session.last_done = step

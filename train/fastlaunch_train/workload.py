@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fastlaunch_train.record_lines import MAX_INTEGER
 from fastlaunch_train.workloads import WorkloadError, workload_info
 
 #: Model inputs and their targets, on the training device.
@@ -58,6 +59,33 @@ class Workload:
     optimizer: str = "sgd"
     learning_rate: float = 1e-3
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        # What a record would refuse, before anything is trained for it.
+        for field in ("name", "sample_unit"):
+            if not isinstance(getattr(self, field), str):
+                raise WorkloadError(
+                    f"workload {self.name!r}: {field} is {getattr(self, field)!r}", "give text"
+                )
+        for field, least in (("flops_per_sample", 1), ("tokens_per_sample", 0)):
+            value = getattr(self, field)
+            if value is None and field == "flops_per_sample":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_INTEGER:
+                raise WorkloadError(
+                    f"workload {self.name!r}: {field} is {value!r}", f"give a whole number from {least} on"
+                )
+
+
+def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
+    """The next of the workload's `batches`. Raises WorkloadError if they have ended."""
+    batch = next(batches, None)
+    if batch is None:
+        raise WorkloadError(
+            f"workload {workload.name!r}: its batches have ended",
+            "start over at the end of the data, for ever",
+        )
+    return batch
 
 
 def load_workload(name: str) -> Workload:

@@ -74,7 +74,7 @@ def nan() -> Workload:
     """The loss of step 15 is not a number."""
 
     def nan_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-        nan_loss.step += 1  # type: ignore[attr-defined]
+        nan_loss.step += torch.is_grad_enabled()  # type: ignore[attr-defined]
         return loss(model, batch) * (float("nan") if nan_loss.step == 15 else 1.0)  # type: ignore[attr-defined]
 
     nan_loss.step = 0  # type: ignore[attr-defined]
@@ -111,16 +111,33 @@ def kill_itself() -> Workload:
     return workload(loss=_after(kill))
 
 
+def fractional_flops() -> Workload:
+    return workload(flops_per_sample=1.5e9)
+
+
+def ending_batches() -> Workload:
+    return workload(batches=lambda request: itertools.islice(batches(request), 3))
+
+
+def no_parameters() -> Workload:
+    return workload(build_model=nn.Identity)
+
+
+def loss_of_each_sample() -> Workload:
+    return workload(loss=lambda model, batch: loss(model, batch).expand(len(batch[1])))
+
+
 def no_workload() -> str:
     return "not a workload"
 
 
 def _after(effect):  # type: ignore[no-untyped-def]
-    """`loss`, after calling `effect` with the number of the step."""
+    """`loss`, after calling `effect` with the number of the step; a probe, without gradients, is none."""
     count = itertools.count(1)
 
     def with_effect(model: nn.Module, batch: Batch) -> torch.Tensor:
-        effect(next(count))
+        if torch.is_grad_enabled():
+            effect(next(count))
         return loss(model, batch)
 
     return with_effect
