@@ -18,7 +18,7 @@ from fastlaunch_train.checkpoint import (
 from fastlaunch_train.recipes import RecipeError
 
 CPU = torch.device("cpu")
-IDENTITY = Identity(workload="tiny", recipe="fp16", seed=1, batch_size=4, world_size=1)
+IDENTITY = Identity(workload="tiny", recipe="fp16", data="loader", seed=1, batch_size=4, world_size=1)
 
 
 class Job:
@@ -92,6 +92,17 @@ def test_a_partial_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
 
 
+def test_a_file_of_another_name_is_neither_taken_nor_removed(tmp_path: Path) -> None:
+    (tmp_path / "step-final.pt").write_bytes(b"a user's own")
+    job = Job()
+    for step in (1, 2, 3):
+        job.save(tmp_path, step)
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.name == "step-00000003.pt"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path) -> None:
     job = Job()
     job.save(tmp_path, 1)
@@ -107,7 +118,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
-@pytest.mark.parametrize("change", ["workload", "recipe", "seed", "batch_size", "world_size"])
+@pytest.mark.parametrize("change", ["workload", "recipe", "data", "seed", "batch_size", "world_size"])
 def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
     job = Job()
     path = job.save(tmp_path, 1)

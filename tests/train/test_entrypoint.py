@@ -185,6 +185,14 @@ def test_a_used_output_folder_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "rank-00000-attempt-1.jsonl").read_bytes() == before
 
 
+def test_another_runs_checkpoints_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path, "--steps", "10", "--checkpoint-every", "10"))[0] == 0
+    (tmp_path / "rank-00000-attempt-1.jsonl").unlink()
+    code, output = run(arguments(tmp_path, "--steps", "4", "--checkpoint-every", "2"))
+    assert code == 2, output
+    assert "already holds the checkpoints" in output
+
+
 @pytest.mark.parametrize(
     ("more", "word"),
     [

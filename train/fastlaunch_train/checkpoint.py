@@ -25,6 +25,7 @@ class Identity:
 
     workload: str
     recipe: str
+    data: str
     seed: int
     batch_size: int
     world_size: int
@@ -32,8 +33,13 @@ class Identity:
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """The newest complete checkpoint in `directory`, if there is one."""
-    found = sorted(directory.glob("step-*.pt"))
+    found = _complete(directory)
     return found[-1] if found else None
+
+
+def _complete(directory: Path) -> list[Path]:
+    """The complete checkpoints, oldest first; other files of a user's own are none."""
+    return sorted(path for path in directory.glob("step-*.pt") if path.stem.removeprefix("step-").isdigit())
 
 
 def save_checkpoint(
@@ -72,7 +78,7 @@ def save_checkpoint(
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-    for old in sorted(directory.glob("step-*.pt"))[:-KEPT]:
+    for old in _complete(directory)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
 
@@ -100,7 +106,8 @@ def load_checkpoint(
         raise
     except Exception as error:
         raise RecipeError(
-            f"{path} is not a checkpoint: {error}", "remove it, or start without --resume"
+            f"{path} is not a checkpoint: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            "remove it, so that the one before is taken",
         ) from None
     if saved != identity:
         different = [name for name, value in vars(identity).items() if vars(saved)[name] != value]

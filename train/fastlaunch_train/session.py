@@ -157,10 +157,13 @@ def _open_session(options: Options, process: Process) -> Session:
         for path in options.output.glob("rank-*-attempt-*.jsonl*")
         if (match := re.search(r"-attempt-(\d+)\.jsonl", path.name))
     ]
-    attempt = round(agree(process, [float(1 + max(numbers, default=0))])[0])
-    if attempt > 1 and not options.resume:
+    left = latest_checkpoint(options.output / "checkpoints")
+    newest, any_left = agree(process, [float(1 + max(numbers, default=0)), float(left is not None)])
+    attempt = round(newest)
+    # Checkpoints alone are refused too: the newest are kept, which would be those of the other run.
+    if (attempt > 1 or any_left) and not options.resume:
         raise RecipeError(
-            f"{options.output} already holds the record of a run",
+            f"{options.output} already holds the {'record' if attempt > 1 else 'checkpoints'} of a run",
             "give another --output, or --resume to go on",
         )
     return Session(
@@ -212,6 +215,7 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     identity = Identity(
         workload=options.workload,
         recipe=recipe.label,
+        data=options.data.partition(":")[0],
         seed=options.seed,
         batch_size=session.batch_size,
         world_size=process.world_size,
