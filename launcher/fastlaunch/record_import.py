@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import JobSpec
@@ -22,6 +23,7 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
+_RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ def find_runs(paths: Sequence[Path]) -> Found:
             )
         if path.is_dir():
             _add_all(folders, _walk(path, found))
+        elif not path.is_file():
+            raise UserError(f"{path} is neither a file nor a folder", "give record files or CSV files")
         elif path.name.endswith((*SUFFIXES, ".csv")):
             _add_all(folders, [path])
         elif path.name.endswith(ARCHIVE_SUFFIXES):
@@ -125,7 +129,12 @@ def _walk(folder: Path, found: Found) -> Iterator[Path]:
         subfolders.sort()
         for name in sorted(names):
             if name.endswith((*SUFFIXES, ".csv")) or name == RUN_FILE:
-                yield Path(place, name)
+                path = Path(place, name)
+                # A pipe or a device would be read for ever; a link to nothing is told of when it is opened.
+                if path.exists() and not path.is_file():
+                    found.skipped.append(BadFile(path, "is not a file"))
+                else:
+                    yield path
 
 
 def _add_all(folders: dict[Path, dict[Path, None]], files: Iterable[Path]) -> None:
@@ -179,14 +188,41 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
         told = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(told, dict) or told.get("schema") != RUN_SCHEMA:
             return {}
-        if not isinstance(told["id"], str):
+        # It becomes the name of a folder when the run is exported again.
+        if not isinstance(told["id"], str) or not _RUN_ID.fullmatch(told["id"]):
             raise BadFile(path, f"id is {told['id']!r}")
         if told["spec"] is not None:
             JobSpec.from_json(told["spec"])
         if told["summary"] is not None:
-            RunSummary.from_json(told["summary"])
+            _check_summary(RunSummary.from_json(told["summary"]))
+    except BadFile:
+        raise
     except UserError as error:
         raise BadFile(path, error.message) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFile(path, f"not a run file: {error!r}") from None
     return told
+
+
+def _check_summary(summary: RunSummary) -> None:
+    """Nothing, if every value is of its field's type and can be stored; else ValueError."""
+    for name, kind in get_type_hints(RunSummary).items():
+        value = getattr(summary, name)
+        if name in ("warnings", "problems"):
+            fits = all(isinstance(text, str) for text in value)
+        elif name == "fingerprint":
+            fits = isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+        else:
+            fits = isinstance(value, kind | int if kind in (float, float | None) else kind)
+        if not fits:
+            raise ValueError(f"{name} is {value!r}")
+    if summary.kind not in ("records", "published"):
+        raise ValueError(f"kind is {summary.kind!r}")
+    if min(summary.num_gpus, summary.num_nodes, summary.batch_size_per_gpu) < 1:
+        raise ValueError("a number of GPUs, nodes or samples is below 1")
+    step = summary.step_time_s
+    for seconds in (step.value, step.low, step.high) if step else ():
+        if seconds is not None and not (isinstance(seconds, float | int) and seconds > 0):
+            raise ValueError(f"step_time_s holds {seconds!r}")
+    # What is no number, and what is no text, can be written in JSON but not be stored.
+    json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()

@@ -1,10 +1,12 @@
 """Files become runs: rank files are put together, each run is found once, and nothing is skipped silently."""
 
 import gzip
+import json
 import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_records import write_run
@@ -240,3 +242,45 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
     found = find_runs([tmp_path])
     assert len(found.runs) == 1
     assert len(found.skipped) == (0 if content in ("[]", '{"schema": 5}') else 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "../../elsewhere"},
+        {"id": "\ud800"},
+        {"spec": {"recipe": [1]}},
+        {"summary": {"workload": [1]}},
+        {"summary": {"workload": "\ud800"}},
+        {"summary": {"kind": "other"}},
+        {"summary": {"num_gpus": 0}},
+        {"summary": {"drift": float("nan")}},
+        {"summary": {"final_loss": "2"}},
+        {"summary": {"step_time_s": {"value": "1"}}},
+        {"summary": {"step_time_s": {"value": -1.0}}},
+        {"summary": {"fingerprint": {"torch": [1]}}},
+        {"summary": {"warnings": [[1]]}},
+    ],
+)
+def test_a_run_file_with_a_wrong_value_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    summary = summarize([read_record(file) for file in write_run(tmp_path / "source", steps=40)]).to_json()
+    told = {"schema": "fastlaunch-run/1", "id": "some-run", "spec": None, "summary": summary}
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "run.json"
+    file.write_text(json.dumps(told))
+    assert list(find_runs([file.parent]).runs) == ["some-run"]
+    changed = {**changes, **({"summary": {**summary, **changes["summary"]}} if "summary" in changes else {})}
+    file.write_text(json.dumps({**told, **changed}))
+    with pytest.raises(BadFile):
+        find_runs([file.parent])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=40)
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1
+    assert [problem.path for problem in found.skipped] == [pipe]
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        find_runs([pipe])
