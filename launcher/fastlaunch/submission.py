@@ -52,9 +52,9 @@ class Launcher:
                 self._run_all(run_ids, jobs)
             finally:
                 why = f"stopped by {self.stop.by}" if self.stop.by else "its launcher could not go on"
-                for run_id in run_ids:
-                    if self.ledger.get(run_id).state is RunState.PLANNED:
-                        self.ledger.set_state(run_id, RunState.CANCELLED, why)
+                # Those that have ended may have been removed meanwhile.
+                for run in self.ledger.select(["state=planned"], submission=submission_id):
+                    self.ledger.set_state(run.id, RunState.CANCELLED, why)
         return self.ledger.select(submission=submission_id)
 
     def _run_all(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
@@ -62,6 +62,9 @@ class Launcher:
         for number, (run_id, job) in enumerate(zip(run_ids, jobs, strict=True), start=1):
             if self.stop.by:
                 return
+            if not self.ledger.existing([run_id]):
+                # Cancelled and removed by another command while its turn was to come.
+                continue
             if job in failed:
                 self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
                 continue

@@ -146,6 +146,20 @@ def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> 
     assert runs[3].reason == "an earlier run of this recipe failed"
 
 
+def test_runs_removed_while_others_run_do_not_disturb_them(backend: InstantBackend) -> None:
+    def tidy_up(seconds: float) -> None:
+        with Ledger(backend.ledger.path) as other:
+            if len(backend.calls) == 2:
+                last = other.select()[-1]
+                other.set_state(last.id, RunState.CANCELLED)
+                ended = [run.id for run in other.select() if run.state.is_final]
+                other.remove(ended)
+
+    runs = replace(launcher(backend), sleep=tidy_up).submit([JOB, OTHER, JOB], command="fastlaunch submit")
+    assert backend.calls == ["execute bf16", "execute fp32"]
+    assert [(run.recipe, run.state) for run in runs] == [("fp32", RunState.COMPLETED)]
+
+
 def test_contradicting_record_fails_the_run(backend: InstantBackend) -> None:
     backend.how = {"seed": 5}
     (run,) = launcher(backend).submit([JOB], command="")
