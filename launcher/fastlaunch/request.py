@@ -13,6 +13,8 @@ from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
 DATA_ARMS = ("synthetic", "loader", "folder:PATH")
+#: Every repeat is planned and stored before the first one starts.
+MAX_REPEATS = 1000
 _GPU_WORKLOAD, _CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
 
@@ -54,8 +56,8 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
     catalogue: needed to rehearse an instance. Raises UserError for what does not exist or is not allowed.
     """
     recipes = resolve_recipes(request.recipes, request.overrides)
-    if request.repeats < 1:
-        raise UserError(f"repeats is {request.repeats}", "give 1 or more")
+    if not 1 <= request.repeats <= MAX_REPEATS:
+        raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
     _check_data(request.data)
     instance = _instance(request, catalogue)
     workload = _workload(

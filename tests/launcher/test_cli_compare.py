@@ -202,7 +202,7 @@ def test_shares(text: str, share: float) -> None:
     assert float(parse_share(text)) == share
 
 
-@pytest.mark.parametrize("text", ["", "an eighth", "1/0", "1/2/3", "nan", "1e9999999999999999999999999"])
+@pytest.mark.parametrize("text", ["", "an eighth", "1/0", "1/2/3", "nan", "1e999999999", "1E-999999999"])
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(UserError, match="is no share"):
         parse_share(text)

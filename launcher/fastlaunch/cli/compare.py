@@ -97,7 +97,8 @@ def price_request(
 def parse_share(text: str) -> Fraction:
     """`1/8` or `0.125`. Raises UserError for other text; the bounds are the request's business."""
     try:
-        if len(text) <= 20:
+        # An exponent of a few digits makes a number of as many million.
+        if len(text) <= 20 and "e" not in text.lower():
             return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         pass
