@@ -164,6 +164,20 @@ def test_a_reader_that_stopped_reading_is_no_error(argv: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_to_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastlaunch", "recipes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the output cannot be written: ")
+
+
 def test_unflushed_output_meets_the_closed_pipe_in_time(tmp_path: Path) -> None:
     # `print` leaves its text in the buffer, which would be flushed, and fail, after the exit code is decided.
     (tmp_path / "talking.py").write_text(

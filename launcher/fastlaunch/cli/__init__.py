@@ -1,5 +1,6 @@
 """The `fastlaunch` command: a file per command group, imported when its command is called."""
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -8,7 +9,7 @@ from typing import NoReturn
 import click
 
 from fastlaunch import __version__
-from fastlaunch.errors import EXIT_BUG, EXIT_INTERRUPTED, UserError
+from fastlaunch.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
@@ -97,7 +98,10 @@ def run(argv: list[str], obj: object = None) -> int:
         # `fastlaunch runs | head`: nobody reads on, which is no error. Keep the interpreter from flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            click.echo(f"error: the output cannot be written: {error.strerror}\n  free some space", err=True)
+            return EXIT_USAGE
         import traceback
 
         traceback.print_exc()
