@@ -58,3 +58,11 @@ def test_nothing_is_forced_once_the_loop_is_done() -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "ended\n")
+
+
+def test_a_process_that_is_stuck_before_it_has_a_record_is_ended_too() -> None:
+    process = start("interrupts.on_stuck = None\ntime.sleep(30)")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output == ""
