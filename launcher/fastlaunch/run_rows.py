@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import RunState
+from fastlaunch.errors import UserError
 from fastlaunch.metrics import RunSummary
 from fastlaunch.runs_file import LedgerFile, damaged
 
@@ -81,7 +82,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
             if row[10] not in prices:
                 prices[row[10]] = _price(row[10])
             runs.append(_run(row, prices[row[10]]))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UserError) as error:
             raise damaged(file.path, f"run {row[0]}: {error}") from None
     return runs
 
@@ -119,8 +120,11 @@ def read_attempts(file: LedgerFile, run_id: str) -> list[Attempt]:
         (run_id,),
     ):
         values = dict(zip(columns, row, strict=True))
-        values["handle"] = json.loads(values["handle"]) if values["handle"] else None
-        values["state"] = RunState(values["state"])
+        try:
+            values["handle"] = json.loads(values["handle"]) if values["handle"] else None
+            values["state"] = RunState(values["state"])
+        except ValueError as error:
+            raise damaged(file.path, f"attempt {values['token']}: {error}") from None
         members = file.all(
             "SELECT run_id FROM attempt_runs WHERE attempt_id = ? ORDER BY position", (values["id"],)
         )

@@ -19,7 +19,7 @@ from fastlaunch.metrics import RunSummary
 from fastlaunch.run_ids import new_run_id, published_run_ids
 from fastlaunch.run_rows import Attempt, Event, Run, read_attempts, read_runs
 from fastlaunch.run_selectors import named_run, where
-from fastlaunch.runs_file import LedgerFile
+from fastlaunch.runs_file import LedgerFile, damaged
 from fastlaunch.settings import Settings
 
 if TYPE_CHECKING:
@@ -176,7 +176,10 @@ class Ledger:
         rows = self._file.all(
             "SELECT at, state, reason FROM run_events WHERE run_id = ? ORDER BY rowid", (run_id,)
         )
-        return [Event(at=at, state=RunState(state), reason=reason) for at, state, reason in rows]
+        try:
+            return [Event(at=at, state=RunState(state), reason=reason) for at, state, reason in rows]
+        except ValueError as error:
+            raise damaged(self.path, f"run {run_id}: {error}") from None
 
     # Attempts
 

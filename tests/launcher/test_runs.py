@@ -406,6 +406,7 @@ def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
         "state = 'no such state'",
         "summary = '{'",
         "summary = '{\"kind\": 1}'",
+        "price = '{}'",
         "workload = CAST(x'ff' AS TEXT)",
     ],
 )
@@ -417,6 +418,17 @@ def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
     for read in (filled.select, filled.fetch_comparable):
         with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged: "):
             read()
+
+
+def test_a_damaged_state_in_a_history_is_named(filled: Ledger) -> None:
+    run_id = filled.select()[0].id
+    filled.add_attempt([run_id])
+    with filled.transaction():
+        filled._file.write("UPDATE run_events SET state = 'no such state'")
+        filled._file.write("UPDATE attempts SET state = 'no such state'")
+    for read in (filled.history, filled.attempts_of):
+        with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged: "):
+            read(run_id)
 
 
 def test_a_file_that_is_no_database(path: Path) -> None:
