@@ -31,6 +31,16 @@ class Identity:
     world_size: int
 
 
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` lies."""
+    return directory / f"step-{step:08d}.pt"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which `checkpoint` was saved, by its name."""
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
 def latest_checkpoint(directory: Path) -> Path | None:
     """The newest complete checkpoint in `directory`, if there is one."""
     found = _complete(directory)
@@ -58,7 +68,7 @@ def save_checkpoint(
     was there before still is.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"step-{step:08d}.pt"
+    path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
     state = {
         "step": step,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import itertools
 import logging
 import os
@@ -19,10 +20,12 @@ from fastlaunch_train import attention, compile, environment, precision
 from fastlaunch_train.build import build_model, build_optimizer, largest_batch_that_fits, probe_request
 from fastlaunch_train.checkpoint import (
     Identity,
+    checkpoint_path,
     latest_checkpoint,
     load_checkpoint,
     random_state,
     save_checkpoint,
+    step_of,
 )
 from fastlaunch_train.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, Failure, classify
 from fastlaunch_train.interrupts import Interrupts
@@ -151,7 +154,7 @@ def _open_session(options: Options, process: Process) -> Session:
     options.output.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(options.output).free
     if free < MIN_FREE_BYTES:
-        raise OSError(28, f"only {free / 2**20:.0f} MiB are free", str(options.output))
+        raise OSError(errno.ENOSPC, f"only {free / 2**20:.0f} MiB are free", str(options.output))
     numbers = [
         int(match[1])
         for path in options.output.glob("rank-*-attempt-*.jsonl*")
@@ -294,9 +297,8 @@ def _check_space(checkpoints: Path, model: nn.Module, options: Options) -> None:
     needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
     free = shutil.disk_usage(checkpoints.parent).free
     if free < needed:
-        raise OSError(
-            28, f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free", str(checkpoints)
-        )
+        told = f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+        raise OSError(errno.ENOSPC, told, str(checkpoints))
 
 
 def _resume(
@@ -309,11 +311,11 @@ def _resume(
 ) -> str:
     """Go on after the newest checkpoint that rank 0 sees; from the start if there is none."""
     newest = latest_checkpoint(checkpoints)
-    seen = int(newest.stem.removeprefix("step-")) if newest else 0
+    seen = step_of(newest) if newest else 0
     step = round(broadcast(session.process, [float(seen)])[0])
     if step == 0:
         return "no checkpoint yet: from the start"
-    path = checkpoints / f"step-{step:08d}.pt"
+    path = checkpoint_path(checkpoints, step)
     recipe = session.options.recipe
     load_checkpoint(
         path,
