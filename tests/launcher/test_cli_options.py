@@ -16,7 +16,6 @@ from fastlaunch.cli.options import (
     SIZE,
     confirm,
     recipe_named,
-    recipe_option,
     workload_named,
 )
 from fastlaunch.errors import UserError
@@ -62,17 +61,11 @@ def test_what_is_wrong_with_a_quantity_is_said_with_the_option(
     assert error.value.hint
 
 
-def test_recipe_options_reach_the_command() -> None:
-    @click.command()
-    @recipe_option(default="bf16")
-    def command(recipe: str, overrides: tuple[str, ...]) -> str:
-        """The label of what was asked for."""
-        return recipe_named(recipe, overrides).label
-
-    words = ["--set", "optimizer=adamw", "--set", "compile-mode=default"]
-    assert command.main(words, standalone_mode=False) == "bf16 compile_mode=default optimizer=adamw"
+def test_a_recipe_with_overrides_or_a_user_error() -> None:
+    found = recipe_named("bf16", ["optimizer=adamw", "compile-mode=default"])
+    assert found.label == "bf16 compile_mode=default optimizer=adamw"
     with pytest.raises(UserError, match="a recipe has no field 'optimiser'") as error:
-        command.main(["--set", "optimiser=adamw"], standalone_mode=False)
+        recipe_named("bf16", ["optimiser=adamw"])
     assert error.value.hint is not None and "did you mean optimizer" in error.value.hint
 
 

@@ -74,31 +74,6 @@ output_option = click.option(
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
-def recipe_option(*, default: str | None = None) -> Callable[[Command], Command]:
-    """`--recipe NAME` and `--set FIELD=VALUE`, as parameters `recipe` and `overrides`; see `recipe_named`."""
-
-    def add(command: Command) -> Command:
-        overrides = click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="FIELD=VALUE",
-            help="Change a field of the recipe, such as compile_mode=max-autotune. May be repeated.",
-        )
-        recipe = click.option(
-            "--recipe",
-            default=default,
-            show_default=default is not None,
-            metavar="NAME",
-            help="How to train; `fastlaunch recipes` lists them.",
-        )
-        with_overrides: Command = overrides(command)
-        with_recipe: Command = recipe(with_overrides)
-        return with_recipe
-
-    return add
-
-
 def workload_option(*, default: str | None = None) -> Callable[[Command], Command]:
     """`--workload NAME`, as parameter `workload`; see `workload_named`."""
     return click.option(
