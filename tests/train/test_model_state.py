@@ -29,7 +29,9 @@ class ScaledLinear(nn.Linear):
     def get_extra_state(self) -> torch.Tensor:
         if not self.has_run:
             return torch.empty(0, dtype=torch.uint8)
-        state = {"recipe": self.recipe, "scale_fwd": self.scale, "extra_fp8_variables": {"num_gemms": 1}}
+        # The attention's modules list their recipes among the variables.
+        extra = {"num_gemms": 1, "local_recipes": [self.recipe]}
+        state = {"recipe": self.recipe, "scale_fwd": self.scale, "extra_fp8_variables": extra}
         return torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)
 
     def set_extra_state(self, state: torch.Tensor) -> None:

@@ -59,7 +59,27 @@ def _opened(value: Any) -> Any:
     extra = pickle.loads(value.cpu().numpy().tobytes())
     if not isinstance(extra, dict):
         return torch.empty(0, dtype=torch.uint8)
-    return {key: part for key, part in extra.items() if key != "recipe"}
+    kept: dict[str, Any] = _plain_part(extra)
+    return kept
+
+
+def _plain_part(value: Any) -> Any:
+    """`value` without the entries of its mappings that are neither plain data nor tensors.
+
+    Those are recipe objects, one of the module's own and one in a list of its attention's: every forward
+    pass sets them anew, and `torch.load` refuses a file that holds one.
+    """
+    return {
+        key: _plain_part(part) if isinstance(part, dict) else part
+        for key, part in value.items()
+        if _is_plain(part)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, dict, torch.Tensor))
 
 
 def _packed(name: str, value: Any, fp8_recipe: Any) -> torch.Tensor:
