@@ -5,6 +5,12 @@ UserError                exit 2   the request cannot be carried out as it stands
   BadFile                exit 2   a file of the user's is damaged, foreign or unreadable
 JobFailed                exit 1   the job started, and did not complete
 CloudRefused             exit 3   AWS refused, or had no capacity
+  QuotaExceeded          exit 3   the account may not run that much; no zone of the region helps
+  NoCapacity             exit 3   nothing is free there now; another zone, region or type may have it
+  NotAuthorised          exit 3   no credentials, expired ones, or a right that they lack
+  BadConfiguration       exit 3   something named in the request does not exist or does not fit
+  Throttled              exit 3   too many requests; nothing was done, the same one may be sent again
+  Unreachable            exit 3   no answer: whether the request was carried out is not known
 """
 
 from collections.abc import Iterable
@@ -64,3 +70,27 @@ class CloudRefused(UserError):
     """AWS refused the request, or had no capacity for it."""
 
     exit_code = EXIT_CLOUD_REFUSED
+
+
+class QuotaExceeded(CloudRefused):
+    """The account's quota is used up; another zone never helps, another region or a request to AWS may."""
+
+
+class NoCapacity(CloudRefused):
+    """AWS has no such instance free there now."""
+
+
+class NotAuthorised(CloudRefused):
+    """There are no credentials, they have expired, or they lack a right."""
+
+
+class BadConfiguration(CloudRefused):
+    """Something that the request names does not exist, or does not fit the rest."""
+
+
+class Throttled(CloudRefused):
+    """Too many requests: nothing was done, and the same request may be sent again."""
+
+
+class Unreachable(CloudRefused):
+    """No answer came. What was asked for may have been done; the same request with the same token is safe."""

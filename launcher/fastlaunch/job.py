@@ -19,6 +19,9 @@ class JobSpec:
     num_gpus: ranks over all nodes; on a machine without a GPU, processes.
     data: `synthetic`, `loader` or `folder:PATH`.
     checkpoint_every: steps between checkpoints, 0 for none.
+    max_minutes: what the machine may run in all, however many attempts it takes; None on this machine.
+    max_price_usd: per hour, the most that is paid for spot; None for the on-demand price.
+    image: of the container, by digest; None for this machine.
     """
 
     workload: str
@@ -35,6 +38,9 @@ class JobSpec:
     num_nodes: int = 1
     purchase: str = "on-demand"
     region: str = DEFAULT_REGION
+    max_minutes: int | None = None
+    max_price_usd: float | None = None
+    image: str | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -60,6 +66,18 @@ class JobSpec:
                 "checkpoint interval",
                 self.checkpoint_every,
                 "0 (none) or more steps",
+            ),
+            (
+                self.max_minutes is None or self.max_minutes >= 1,
+                "time limit",
+                self.max_minutes,
+                "a minute or more",
+            ),
+            (
+                self.max_price_usd is None or self.max_price_usd > 0,
+                "spot price",
+                self.max_price_usd,
+                "more than 0",
             ),
         )
         for holds, what, value, allowed in checks:

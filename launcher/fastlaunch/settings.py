@@ -3,24 +3,63 @@
     FASTLAUNCH_HOME     ledger and runs; default: the platform's user data folder
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
-The config file may hold `prices` (a price file of the user's own) and `region`.
+The config file may hold `prices` (a price file of the user's own), `region`, `discount` (the fraction of the
+list price that this account does not pay) and `aws`, which says per region where jobs may run:
+
+    aws:
+      us-east-1:
+        bucket: acme-training            # records, logs, code and checkpoints
+        instance_profile: fastlaunch-node
+        security_groups: [sg-0123]
+        subnets: {us-east-1a: subnet-0a, us-east-1b: subnet-0b}
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import DEFAULT_REGION
 
+#: SSM public parameter of the machine image: the driver, docker and the container toolkit, no framework.
+#: docs.aws.amazon.com/dlami, "Finding the ID of a DLAMI", read 2026-11.
+DEFAULT_AMI_PARAMETER = (
+    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionSettings:
+    """What jobs in one region use. Zones are tried in the order of `subnets`; without, EC2 chooses.
+
+    bucket, prefix: everything of a run lies under s3://bucket/prefix/. repository: of images built here.
+    placement_groups: by zone, for several nodes.
+    """
+
+    bucket: str | None = None
+    prefix: str = "fastlaunch"
+    instance_profile: str | None = None
+    security_groups: tuple[str, ...] = ()
+    subnets: Mapping[str, str] = field(default_factory=dict)
+    placement_groups: Mapping[str, str] = field(default_factory=dict)
+    ami_parameter: str = DEFAULT_AMI_PARAMETER
+    repository: str | None = None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """home: folder of ledger and runs. prices: the user's price file, merged over the shipped one."""
+    """home: folder of ledger and runs. prices: the user's price file, merged over the shipped one.
+
+    discount: fraction of the list price that is not paid, 0 or more and below 1. aws: by region.
+    """
 
     home: Path
     prices: Path | None = None
     region: str = DEFAULT_REGION
+    discount: float = 0.0
+    aws: Mapping[str, RegionSettings] = field(default_factory=dict)
 
 
 def load_settings() -> Settings:
@@ -47,16 +86,56 @@ def load_settings() -> Settings:
         raise BadFile(path, f"is not YAML: {error}") from None
     if config is None:
         config = {}
-    if not isinstance(config, dict) or not config.keys() <= {"prices", "region"}:
-        raise BadFile(path, "holds something else than `prices` and `region`")
-    if not all(isinstance(value, str) and value for value in config.values()):
+    if not isinstance(config, dict) or not config.keys() <= {"prices", "region", "discount", "aws"}:
+        raise BadFile(path, "holds something else than `prices`, `region`, `discount` and `aws`")
+    if not all(
+        isinstance(config.get(name, "-"), str) and config.get(name, "-") for name in ("prices", "region")
+    ):
         raise BadFile(path, "`prices` and `region` are text")
+    discount = config.get("discount", 0.0)
+    if isinstance(discount, bool) or not isinstance(discount, int | float) or not 0 <= discount < 1:
+        raise BadFile(path, f"`discount` is {discount!r}", hint="give a fraction such as 0.12 for 12%")
+    regions = config.get("aws") or {}
+    if not isinstance(regions, dict):
+        raise BadFile(path, "`aws` is not a mapping of regions")
     prices = config.get("prices")
     return Settings(
         home=home,
         prices=path.parent / _expand(prices) if prices else None,
         region=config.get("region", DEFAULT_REGION),
+        discount=float(discount),
+        aws={str(name): _region(path, f"aws.{name}", given) for name, given in regions.items()},
     )
+
+
+def _region(path: Path, where: str, given: Any) -> RegionSettings:
+    known = {entry.name for entry in fields(RegionSettings)}
+    if given is None:
+        return RegionSettings()
+    if not isinstance(given, dict) or not given.keys() <= known:
+        raise BadFile(path, f"`{where}` holds something else than {', '.join(sorted(known))}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "security_groups":
+            fits = isinstance(value, list) and all(_is_text(item) for item in value)
+            values[name] = tuple(value) if fits else None
+        elif name in ("subnets", "placement_groups"):
+            fits = isinstance(value, dict) and all(_is_text(part) for item in value.items() for part in item)
+            values[name] = value
+        else:
+            fits = _is_text(value)
+            values[name] = value
+        if not fits:
+            kind = "a list of texts" if name == "security_groups" else "text"
+            kind = "text by zone" if name in ("subnets", "placement_groups") else kind
+            raise BadFile(path, f"`{where}.{name}` is not {kind}")
+    if "prefix" in values:
+        values["prefix"] = values["prefix"].strip("/")
+    return RegionSettings(**values)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _expand(text: str) -> Path:

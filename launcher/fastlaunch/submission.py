@@ -78,7 +78,7 @@ class Launcher:
         with self.ledger.transaction():
             for job in jobs:
                 run_ids.append(self.ledger.new_run_id())
-                plan = self.backend.plan(job, run_ids[-1])
+                plan = self.backend.plan({run_ids[-1]: job})
                 self.ledger.add_run(
                     submission_id,
                     run_ids[-1],

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,17 @@ def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:
         num_cores=8,
         commit="0123456789abcdef0123456789abcdef01234567",
     )
-    plan = json.loads(json.dumps(asdict(LocalBackend(settings).plan(job, "<run-id>"))))
+    plan = json.loads(json.dumps(LocalBackend(settings).plan({"<run-id>": job}).to_json()))
     assert plan == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
 def test_planning_writes_nothing(backend: LocalBackend, tmp_path: Path) -> None:
-    assert backend.plan(JOB, "r1") == backend.plan(JOB, "r1")
+    assert backend.plan({"r1": JOB}) == backend.plan({"r1": JOB})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_completed_job_leaves_a_record_of_every_rank_and_a_log(backend: LocalBackend) -> None:
-    handle = backend.execute(backend.plan(replace(JOB, num_gpus=2), "r1"))
+    handle = backend.execute(backend.plan({"r1": replace(JOB, num_gpus=2)}))
     assert finish(backend, handle) is RunState.COMPLETED
     names = [path.name for path in backend.collect(handle)]
     assert names == ["rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl"]
@@ -104,18 +104,18 @@ def test_completed_job_leaves_a_record_of_every_rank_and_a_log(backend: LocalBac
 
 @pytest.mark.parametrize("status", ["out_of_memory", "nan_loss", "failed", "refused", "killed"])
 def test_a_job_that_failed_is_failed(backend: LocalBackend, status: str) -> None:
-    handle = backend.execute(behave(backend.plan(JOB, "r1"), FAKE_STATUS=status))
+    handle = backend.execute(behave(backend.plan({"r1": JOB}), FAKE_STATUS=status))
     assert finish(backend, handle) is RunState.FAILED
 
 
 def test_job_without_an_end_is_lost_to_those_who_did_not_start_it(backend: LocalBackend) -> None:
-    handle = backend.execute(behave(backend.plan(JOB, "r1"), FAKE_STATUS="killed"))
+    handle = backend.execute(behave(backend.plan({"r1": JOB}), FAKE_STATUS="killed"))
     finish(backend, handle)
     assert LocalBackend(backend.settings).state(handle) is RunState.LOST
 
 
 def test_another_process_sees_the_job_and_stops_it(backend: LocalBackend) -> None:
-    handle = backend.execute(behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01"))
+    handle = backend.execute(behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01"))
     wait_until(lambda: recorded_steps(handle) > 0)
     assert locks.is_held(Path(handle["directory"]) / "lock")
     other = LocalBackend(backend.settings)
@@ -139,7 +139,7 @@ def test_what_a_job_leaves_behind_does_not_keep_it_running(tmp_path: Path) -> No
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
     backend = LocalBackend(settings)
-    handle = backend.execute(backend.plan(JOB, "r1"))
+    handle = backend.execute(backend.plan({"r1": JOB}))
     try:
         assert finish(backend, handle) is RunState.COMPLETED
         backend.stop(handle)
@@ -150,14 +150,14 @@ def test_what_a_job_leaves_behind_does_not_keep_it_running(tmp_path: Path) -> No
 
 def test_job_has_a_session_of_its_own(backend: LocalBackend) -> None:
     # Ctrl-C in the terminal would otherwise reach it beside the launcher, and stop it twice.
-    handle = backend.execute(behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01"))
+    handle = backend.execute(behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01"))
     assert os.getsid(handle["pid"]) == handle["pid"] != os.getsid(0)
     backend.stop(handle)
 
 
 def test_deaf_job_is_killed(backend: LocalBackend) -> None:
     backend = LocalBackend(replace(backend.settings, stop_wait_s=0.2))
-    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01", FAKE_DEAF="1")
+    plan = behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01", FAKE_DEAF="1")
     handle = backend.execute(plan)
     wait_until(lambda: recorded_steps(handle) > 0)
     backend.stop(handle)
@@ -166,10 +166,10 @@ def test_deaf_job_is_killed(backend: LocalBackend) -> None:
 
 
 def test_job_is_found_without_its_handle(backend: LocalBackend) -> None:
-    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01")
+    plan = behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01")
     handle = backend.execute(plan)
     assert backend.find(plan) == handle
-    assert backend.find(backend.plan(JOB, "r2")) is None
+    assert backend.find(backend.plan({"r2": JOB})) is None
     backend.stop(handle)
     assert backend.find(plan) == handle
 
@@ -188,7 +188,7 @@ def test_process_that_outlives_its_leader_still_runs_and_can_be_stopped(tmp_path
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
     backend = LocalBackend(settings)
-    plan = behave(backend.plan(replace(JOB, steps=100_000), "r1"), FAKE_STEP_S="0.01")
+    plan = behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01")
     handle = backend.execute(plan)
     wait_until(lambda: recorded_steps(handle) > 0)
     os.kill(handle["pid"], signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_home_that_cannot_be_written_is_an_error_before_anything_starts(
     (tmp_path / "file").touch()
     blocked = LocalBackend(replace(backend.settings, home=tmp_path / "file"))
     with pytest.raises(UserError, match="cannot be written"):
-        blocked.execute(blocked.plan(JOB, "r1"))
+        blocked.execute(blocked.plan({"r1": JOB}))
 
 
 def test_lock_is_released_by_any_end_of_its_holder(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class InstantBackend:
     alive: dict[str, int] = field(default_factory=dict)
     name: str = "local"
 
-    def plan(self, job: JobSpec, run_id: str) -> Plan:
+    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+        ((run_id, job),) = jobs.items()
         request = {"directory": str(self.home / run_id), "recipe": job.recipe.label}
         return Plan(backend=self.name, operation="exec", request=request)
 
@@ -67,6 +68,9 @@ class InstantBackend:
             self.alive[handle["directory"]] -= 1
             return RunState.RUNNING
         return outcome_of(read_records(self.collect(handle))[0]).state
+
+    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
+        return [self.state(handle) for handle in handles]
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         return tuple(Path(handle["directory"]).glob("*.jsonl"))
@@ -105,7 +109,7 @@ def planned(backend: InstantBackend) -> str:
     """Id of a row that a launcher left behind in state `planned`."""
     submission_id = backend.ledger.add_submission("fastlaunch submit")
     run_id = backend.ledger.new_run_id()
-    plan = backend.plan(JOB, run_id)
+    plan = backend.plan({run_id: JOB})
     backend.ledger.add_run(
         submission_id,
         run_id,
@@ -131,7 +135,7 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
     summaries = [run.summary for run in runs]
     assert all(summary and summary.step_time_s and summary.step_time_s.low for summary in summaries)
     assert JobSpec.from_json(runs[0].spec or {}) == JOB
-    assert Plan.from_json(runs[0].plan or {}) == backend.plan(JOB, runs[0].id)
+    assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: JOB})
     assert json.dumps(runs[0].spec)
 
 

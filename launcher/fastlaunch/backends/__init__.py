@@ -1,6 +1,6 @@
 """`Plan`, `RunState` and the `Backend` protocol. Backends know neither each other nor the ledger."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +31,7 @@ class Plan:
 
     placeholders: names of what is not known offline and stands in `request` as `<name>`.
     max_cost_usd: the most this plan can cost; None where nothing is billed.
+    region: where the request goes; None for this machine.
     """
 
     backend: str
@@ -40,10 +41,14 @@ class Plan:
     max_cost_usd: float | None = None
     usd_per_hour: float | None = None
     price_as_of: str | None = None
+    region: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` turns back into an equal plan."""
-        return {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
+        data = {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
+        if self.region is None:
+            del data["region"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
@@ -56,8 +61,11 @@ class Backend(Protocol):
 
     name: str
 
-    def plan(self, job: JobSpec, run_id: str) -> Plan:
-        """The plan of `job`. Pure: no network, credentials, clock or randomness."""
+    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+        """The plan that carries out `jobs`, by run id, one after another on one machine.
+
+        Pure: no network, credentials, clock or randomness. attempt: which one of these runs it is, from 1.
+        """
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         """Send the plan's request; returns the handle."""
@@ -67,6 +75,9 @@ class Backend(Protocol):
 
     def state(self, handle: Mapping[str, Any]) -> RunState:
         """What the backend says of the job now."""
+
+    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
+        """`state` of many jobs, in few requests."""
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         """The job's record files of every rank, brought to this machine."""

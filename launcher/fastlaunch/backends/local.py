@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,9 @@ class LocalBackend:
         self.settings = settings
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def plan(self, job: JobSpec, run_id: str) -> Plan:
-        """The command line of `job`, what it adds to the environment, and the directory it writes to."""
+    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+        """The command line of the one job, what it adds to the environment, and where it writes to."""
+        ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
         argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
         argv += ["--workload", job.workload, "--recipe", job.recipe.name]
@@ -150,6 +151,9 @@ class LocalBackend:
         if child and exit_code is None:
             exit_code = child.wait()
         return outcome_of(read_records(self.collect(handle))[0], exit_code=exit_code).state
+
+    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
+        return [self.state(handle) for handle in handles]
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         return tuple(sorted(Path(handle["directory"]).glob("rank-*.jsonl")))

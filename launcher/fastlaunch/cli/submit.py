@@ -97,7 +97,7 @@ def submit(
     for line in _rehearsal(options["instance"], jobs):
         click.echo(line, err=True)
     if dry_run:
-        plans = [chosen.plan(job, _RUN_ID) for job in jobs.specs]
+        plans = [chosen.plan({_RUN_ID: job}) for job in jobs.specs]
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, jobs.specs))
         return EXIT_DONE
     return _run(around, chosen, jobs.specs, output=output)
