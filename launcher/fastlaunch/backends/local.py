@@ -12,6 +12,7 @@ from typing import Any
 
 from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
+from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
@@ -67,24 +68,7 @@ class LocalBackend:
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
         argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
-        argv += ["--workload", job.workload, "--recipe", job.recipe.name]
-        for field, value in job.recipe.overrides:
-            argv += ["--set", f"{field}={value}"]
-        argv += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
-        argv += [
-            "--steps",
-            str(job.steps),
-            "--output",
-            directory,
-            "--seed",
-            str(job.seed),
-            "--data",
-            job.data,
-        ]
-        if job.data != "synthetic":
-            argv += ["--num-workers", str(job.num_workers)]
-        if job.checkpoint_every:
-            argv += ["--checkpoint-every", str(job.checkpoint_every)]
+        argv += [*entrypoint_arguments(job), "--output", directory]
         # Unbuffered, so that `logs -f` shows what is printed when it is printed.
         env = {"FASTLAUNCH_RUN_ID": run_id, _DIRECTORY_VARIABLE: directory, "PYTHONUNBUFFERED": "1"}
         if self.settings.commit:
