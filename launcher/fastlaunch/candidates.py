@@ -1,6 +1,6 @@
 """Where a job may run, in the order in which it is tried. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastlaunch.hardware import InstanceType
@@ -33,7 +33,8 @@ def candidates(
     found = []
     for instance in instances:
         for region in regions:
-            subnets: dict[str | None, str | None] = dict(settings.aws.get(region, RegionSettings()).subnets)
-            for zone, subnet in (subnets or {None: None}).items():
+            subnets = settings.aws.get(region, RegionSettings()).subnets
+            places: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
+            for zone, subnet in places:
                 found.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
     return tuple(found)

@@ -60,7 +60,7 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
         raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
     _check_data(request.data)
     instance = _instance(request, catalogue)
-    workload = _workload(
+    workload = known_workload(
         request.workload or (_GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
     )
     stand_in = workload
@@ -85,8 +85,7 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
         # Two recipes may have the same stand-in; it is rehearsed once.
         for recipe in dict.fromkeys(run_as)
     ]
-    rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(request.repeats))
-    ordered = tuple(spec for round_ in rounds for spec in round_)
+    ordered = interleaved(specs, request.repeats)
     if not instance:
         return Jobs(specs=ordered)
     assert catalogue is not None
@@ -104,6 +103,12 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
         ],
     )
     return Jobs(specs=ordered, left_out=left_out)
+
+
+def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
+    """The jobs as often as asked: A B, then B A, and so on, so that what drifts with time meets all alike."""
+    rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(repeats))
+    return tuple(spec for round_ in rounds for spec in round_)
 
 
 def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Recipe]:
@@ -155,7 +160,8 @@ def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | N
     return catalogue.instance(request.instance)
 
 
-def _workload(name: str) -> WorkloadInfo:
+def known_workload(name: str) -> WorkloadInfo:
+    """What is known of the workload. Raises UserError where there is none such, or no such file."""
     try:
         info = workload_info(name)
     except WorkloadError as error:

@@ -1,0 +1,270 @@
+"""What a user asked to train on AWS -> the jobs for each instance type, and where they would run as far as
+that can be told without asking AWS. Everything that is wrong with a request by itself is found here.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fastlaunch.backends.ec2_plan import ROOT_GIB
+from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.candidates import Candidate
+from fastlaunch.cost_ceiling import HourlyRate
+from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.hardware import InstanceType
+from fastlaunch.job import JobSpec
+from fastlaunch.prices import Catalogue
+from fastlaunch.request import MAX_REPEATS, Request, interleaved, known_workload, resolve_recipes
+from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.workloads import WorkloadInfo
+
+DEFAULT_WORKLOAD = "vit-huge"
+#: Booting, pulling the image and the six minutes that the node keeps for saving and uploading.
+MIN_MINUTES = 15
+MAX_MINUTES = 30 * 24 * 60
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+")
+_IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudRequest:
+    """What to train, and where and how it may be bought: checked as far as that needs no AWS.
+
+    batch_size: None to let the entrypoint find the largest. instances, regions: in the order they are tried.
+    max_price_usd: the most paid per hour of spot, None for the on-demand price. image: a container image by
+    digest that holds the training code; None for AWS's own with a code bundle, of tag `base_image` if given.
+    """
+
+    recipes: tuple[Recipe, ...]
+    workload: WorkloadInfo
+    batch_size: int | None
+    steps: int
+    repeats: int
+    seed: int
+    data: str
+    num_workers: int
+    checkpoint_every: int
+    instances: tuple[InstanceType, ...]
+    regions: tuple[str, ...]
+    purchase: str
+    max_price_usd: float | None
+    max_minutes: int
+    image: str | None = None
+    base_image: str | None = None
+
+    @property
+    def user_file(self) -> Path | None:
+        """The user's own workload file, which travels in the code bundle; None for any other workload."""
+        path, separator, _ = self.workload.name.rpartition(".py:")
+        return Path(f"{path}.py") if separator else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudTerms:
+    """Where a job may run and how it is bought, as typed; see CloudRequest."""
+
+    instances: tuple[str, ...]
+    regions: tuple[str, ...]
+    purchase: str = "on-demand"
+    max_price_usd: float | None = None
+    max_minutes: int = 120
+    image: str | None = None
+    base_image: str | None = None
+
+
+def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catalogue) -> CloudRequest:
+    """The checked request. Raises UserError for what does not exist, cannot be trained or is not sold."""
+    recipes = resolve_recipes(request.recipes, request.overrides)
+    workload = known_workload(request.workload or DEFAULT_WORKLOAD)
+    instances = [catalogue.instance(name) for name in _once("instance type", terms.instances)]
+    _check_terms(terms)
+    _check_training(request, workload, terms)
+    for instance in instances:
+        for recipe in recipes:
+            _check_recipe(recipe, instance, catalogue)
+    batch_size = request.batch_size or workload.batch_size
+    return CloudRequest(
+        recipes=tuple(recipes),
+        workload=workload,
+        batch_size=None if isinstance(batch_size, str) else batch_size,
+        steps=request.steps,
+        repeats=request.repeats,
+        seed=request.seed,
+        data=request.data,
+        num_workers=request.num_workers,
+        checkpoint_every=request.checkpoint_every,
+        instances=tuple(instances),
+        regions=tuple(_once("region", terms.regions)),
+        purchase=terms.purchase,
+        max_price_usd=terms.max_price_usd,
+        max_minutes=terms.max_minutes,
+        image=terms.image,
+        base_image=terms.base_image,
+    )
+
+
+def jobs_at(
+    request: CloudRequest, instance: InstanceType, region: str, *, image: str | None = None
+) -> tuple[JobSpec, ...]:
+    """The jobs on an instance type: each recipe as often as asked, A B, B A, one rank per GPU.
+
+    As many, and in the same order, for every instance type. image: by digest, where it is known.
+    """
+    specs = [
+        JobSpec(
+            workload=request.workload.name,
+            recipe=recipe,
+            batch_size=request.batch_size,
+            steps=request.steps,
+            num_gpus=instance.num_accelerators,
+            seed=request.seed,
+            data=request.data,
+            num_workers=request.num_workers,
+            checkpoint_every=request.checkpoint_every,
+            backend="ec2",
+            instance=instance.name,
+            purchase=request.purchase,
+            region=region,
+            max_minutes=request.max_minutes,
+            max_price_usd=request.max_price_usd,
+            image=image,
+        )
+        for recipe in request.recipes
+    ]
+    return interleaved(specs, request.repeats)
+
+
+def offline_site(
+    candidate: Candidate,
+    *,
+    request: CloudRequest,
+    settings: Settings,
+    rate: HourlyRate,
+    image: str,
+    commit: str | None = None,
+) -> Site:
+    """The candidate with what settings and options tell of it, and a placeholder for all else.
+
+    rate: the most that an hour costs there. image: by digest, or by the placeholder of one. commit: of the
+    training code, None if it is not known.
+    """
+    here = settings.aws.get(candidate.region, RegionSettings())
+    code = CodeBundle(
+        key="/".join(filter(None, (here.prefix, "code", "<code-sha256>.tar.gz"))),
+        sha256="<code-sha256>",
+        commit=commit,
+    )
+    return Site(
+        instance=candidate.instance,
+        region=candidate.region,
+        zone=candidate.zone,
+        subnet=candidate.subnet,
+        security_groups=here.security_groups,
+        instance_profile=here.instance_profile or "<instance-profile>",
+        bucket=here.bucket or "<bucket>",
+        prefix=here.prefix,
+        ami="<ami-id>",
+        root_device="<root-device>",
+        root_gib=ROOT_GIB,
+        image=image,
+        code=None if request.image else code,
+        usd_per_hour=rate.usd_per_hour,
+        price_as_of=rate.as_of,
+        max_price_usd=request.max_price_usd,
+    )
+
+
+def _once(kind: str, names: Sequence[str]) -> Sequence[str]:
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise UserError(f"{kind} {min(doubled)} is given twice", "give it once")
+    return names
+
+
+def _check_terms(terms: CloudTerms) -> None:
+    if terms.purchase == "capacity-block":
+        raise UserError(
+            "buying a capacity block comes with the next release", "give --purchase on-demand or spot"
+        )
+    if terms.purchase not in ("on-demand", "spot"):
+        raise UnknownName("purchase option", terms.purchase, ("on-demand", "spot"))
+    if terms.max_price_usd is not None and terms.purchase != "spot":
+        raise UserError("--max-price is the most that is paid for spot", "add --purchase spot")
+    if terms.max_price_usd is not None and terms.max_price_usd < 0.001:
+        raise UserError(f"--max-price is {terms.max_price_usd:g}", "EC2 takes $0.001 per hour or more")
+    if not MIN_MINUTES <= terms.max_minutes <= MAX_MINUTES:
+        raise UserError(
+            f"--max-hours is {terms.max_minutes} min",
+            f"give {MIN_MINUTES}min (booting, pulling the image, saving) to 30d",
+        )
+    for region in terms.regions:
+        if not _REGION.fullmatch(region):
+            raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
+    if terms.image and terms.base_image:
+        raise UserError("--image and --base-image name two images", "give one of the two")
+    if terms.image and not _IMAGE.fullmatch(terms.image):
+        raise UserError(
+            f"{terms.image!r} is not an image by its digest",
+            "give REGISTRY/REPOSITORY@sha256:..., as `fastlaunch build --push` ends with",
+        )
+
+
+def _check_training(request: Request, workload: WorkloadInfo, terms: CloudTerms) -> None:
+    if not 1 <= request.repeats <= MAX_REPEATS:
+        raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
+    if request.nproc is not None:
+        raise UserError(
+            "--nproc is for training on this machine", "leave it out: EC2 trains one process per GPU"
+        )
+    if request.data.partition(":")[0] == "folder":
+        raise UserError(
+            f"{request.data} is on this machine, not on the instance",
+            "give --data synthetic, or --data loader, which reads and decodes generated JPEG files there",
+        )
+    if request.data not in ("synthetic", "loader"):
+        raise UnknownName("data arm", request.data, ("synthetic", "loader"))
+    if terms.purchase == "spot" and not request.checkpoint_every:
+        steps = max(1, min(500, request.steps // 4))
+        raise UserError(
+            "spot without checkpoints: an interruption would lose everything",
+            f"add --checkpoint-every {steps}, or another number of steps",
+        )
+    path = workload.name.rpartition(".py:")[0]
+    if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
+        raise UserError(
+            f"workload {workload.name!r} is not below this folder",
+            "its file travels with the training code: go to its folder, and give ./my.py:build",
+        )
+    if path and terms.image:
+        raise UserError(
+            f"workload {workload.name!r} travels in the code bundle, which --image does without",
+            "leave out --image",
+        )
+
+
+def _check_recipe(recipe: Recipe, instance: InstanceType, catalogue: Catalogue) -> None:
+    accelerator = catalogue.accelerators[instance.accelerator]
+    if accelerator.compute_capability is None:
+        raise UserError(
+            f"{instance.name} carries {accelerator.name}, and training needs NVIDIA GPUs",
+            f"instance types with NVIDIA GPUs: {_families('bf16', catalogue)}",
+        )
+    if recipe.precision in ("fp8", "tf32") and recipe.precision not in accelerator.formats:
+        wanted = recipe.precision.upper()
+        raise UserError(
+            f"recipe {recipe.label} needs {wanted}, and {accelerator.name} of {instance.name} has none",
+            f"instance types with {wanted}: {_families(recipe.precision, catalogue)}",
+        )
+
+
+def _families(precision: str, catalogue: Catalogue) -> str:
+    """`p5, p5en, g6e`: the families whose GPUs multiply in this format."""
+    found = (
+        name.partition(".")[0]
+        for name, instance in catalogue.instances.items()
+        if precision in catalogue.accelerators[instance.accelerator].formats
+        and catalogue.accelerators[instance.accelerator].compute_capability
+    )
+    return ", ".join(dict.fromkeys(found))
