@@ -1,4 +1,4 @@
-"""What the ledger holds, read back from its rows: `Run`, `Event`, `Attempt`."""
+"""What the ledger holds, read back from its rows: `Run`, `Event`."""
 
 import json
 from collections.abc import Sequence
@@ -49,27 +49,6 @@ class Event:
     reason: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One request to a backend, which carries out one or more runs.
-
-    token: of the request; sent again after a time-out, it starts nothing twice. handle: what finds the job
-    again; None until the request was answered. billed_seconds: None while it lasts, or if nothing is billed.
-    """
-
-    id: int
-    token: str
-    n: int
-    backend: str
-    region: str | None
-    handle: dict[str, Any] | None
-    state: RunState
-    started_at: str
-    ended_at: str | None
-    billed_seconds: float | None
-    run_ids: tuple[str, ...]
-
-
 def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief: bool = False) -> list[Run]:
     """The runs that the SQL condition fits. brief: without spec and plan, which are not even read then."""
     columns = "id, submission_id, created_at, backend, state, reason, workload, recipe, instance, directory"
@@ -105,31 +84,6 @@ def _run(row: Sequence[Any], price: "Price | None") -> Run:
         spec=json.loads(spec) if spec else None,
         plan=json.loads(plan) if plan else None,
     )
-
-
-def read_attempts(file: LedgerFile, run_id: str) -> list[Attempt]:
-    """The attempts that hold the run, oldest first."""
-    columns = (
-        *("id", "token", "n", "backend", "region", "handle"),
-        *("state", "started_at", "ended_at", "billed_seconds"),
-    )
-    attempts = []
-    for row in file.all(
-        f"SELECT {', '.join(columns)} FROM attempts"
-        " WHERE id IN (SELECT attempt_id FROM attempt_runs WHERE run_id = ?) ORDER BY id",
-        (run_id,),
-    ):
-        values = dict(zip(columns, row, strict=True))
-        try:
-            values["handle"] = json.loads(values["handle"]) if values["handle"] else None
-            values["state"] = RunState(values["state"])
-        except ValueError as error:
-            raise damaged(file.path, f"attempt {values['token']}: {error}") from None
-        members = file.all(
-            "SELECT run_id FROM attempt_runs WHERE attempt_id = ? ORDER BY position", (values["id"],)
-        )
-        attempts.append(Attempt(**values, run_ids=tuple(member for (member,) in members)))
-    return attempts
 
 
 def _price(text: str) -> "Price":

@@ -2,6 +2,9 @@
 
 One SQLite file in the home folder. It holds states and summaries; step records stay files. A run's row is
 committed before anything that costs, and several launchers may use the ledger at once.
+
+The file is long because every statement that changes the ledger is a method of one class, so that each can be
+held against the rest: what is final stays final, and nothing is undone by whoever comes second.
 """
 
 import json
@@ -13,11 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fastlaunch.backends import RunState
+from fastlaunch.backends import Plan, RunState
 from fastlaunch.errors import UserError
 from fastlaunch.metrics import RunSummary
+from fastlaunch.run_attempts import (
+    Attempt,
+    insert_attempt,
+    next_number,
+    read_attempts,
+    read_plan,
+    update_attempt,
+)
 from fastlaunch.run_ids import new_run_id, published_run_ids
-from fastlaunch.run_rows import Attempt, Event, Run, read_attempts, read_runs
+from fastlaunch.run_rows import Event, Run, read_runs
 from fastlaunch.run_selectors import named_run, where
 from fastlaunch.runs_file import LedgerFile, damaged
 from fastlaunch.settings import Settings
@@ -96,6 +107,19 @@ class Ledger:
             )
         return submission_id
 
+    def set_sites(self, submission_id: str, sites: Sequence[Mapping[str, Any]]) -> None:
+        """Store where the submission's runs may be carried out, as plain data."""
+        with self.transaction():
+            self._file.write("UPDATE submissions SET sites = ? WHERE id = ?", (_dumps(sites), submission_id))
+
+    def sites_of(self, submission_id: str) -> list[dict[str, Any]]:
+        """What `set_sites` stored; empty if that is nothing."""
+        row = self._file.one("SELECT sites FROM submissions WHERE id = ?", (submission_id,))
+        try:
+            return list(json.loads(row[0])) if row and row[0] else []
+        except (ValueError, TypeError) as error:
+            raise damaged(self.path, f"sites of {submission_id}: {error}") from None
+
     def last_submission(self) -> str | None:
         """Id of the newest submission that has a run; None if there is no run."""
         row = self._file.one(
@@ -124,7 +148,7 @@ class Ledger:
         run_id: str,
         *,
         spec: Mapping[str, Any],
-        plan: Mapping[str, Any],
+        plan: Mapping[str, Any] | None,
         workload: str,
         recipe: str,
         instance: str | None = None,
@@ -132,7 +156,10 @@ class Ledger:
         price: "Price | None" = None,
         directory: Path | None = None,
     ) -> None:
-        """Store a run in state `planned`. spec, plan: JSON-able. recipe: the label, overrides included."""
+        """Store a run in state `planned`. spec, plan: JSON-able. recipe: the label, overrides included.
+
+        plan: None for a run whose attempts hold the plans.
+        """
         with self.transaction():
             self._insert(
                 id=run_id,
@@ -145,8 +172,49 @@ class Ledger:
                 directory=_text(directory),
                 price=_dumps(price.to_json()) if price else None,
                 spec=_dumps(spec),
-                plan=_dumps(plan),
+                plan=_dumps(plan) if plan is not None else None,
             )
+
+    def place(self, run_id: str, *, spec: Mapping[str, Any], instance: str) -> None:
+        """Store where the run is tried now: its spec, as it is there, and the instance type."""
+        with self.transaction():
+            self._file.write(
+                "UPDATE runs SET spec = ?, instance = ? WHERE id = ?", (_dumps(spec), instance, run_id)
+            )
+
+    def set_price(self, run_id: str, price: "Price | None") -> None:
+        """Store the list or spot price of what the run got; None where it is not known."""
+        with self.transaction():
+            self._file.write(
+                "UPDATE runs SET price = ? WHERE id = ?",
+                (_dumps(price.to_json()) if price else None, run_id),
+            )
+
+    def explain(self, run_id: str, reason: str | None) -> None:
+        """Store what is to be known of a run that has not ended; nothing if it has."""
+        with self.transaction():
+            self._file.write(
+                "UPDATE runs SET reason = ? WHERE id = ? AND state IN (?, ?)",
+                (reason, run_id, str(RunState.PLANNED), str(RunState.RUNNING)),
+            )
+
+    def reopen(self, run_id: str, reason: str) -> bool:
+        """Whether the run, which was interrupted, failed or lost, is `planned` again, for a new attempt."""
+        with self.transaction():
+            cursor = self._file.write(
+                "UPDATE runs SET state = ?, reason = ? WHERE id = ? AND state IN (?, ?, ?)",
+                (
+                    str(RunState.PLANNED),
+                    reason,
+                    run_id,
+                    str(RunState.INTERRUPTED),
+                    str(RunState.FAILED),
+                    str(RunState.LOST),
+                ),
+            )
+            if cursor.rowcount == 1:
+                self._add_event(run_id, str(RunState.PLANNED), reason)
+        return cursor.rowcount == 1
 
     def set_state(self, run_id: str, state: RunState, reason: str | None = None) -> bool:
         """Whether the run entered `state`; the state is added to its history.
@@ -183,57 +251,100 @@ class Ledger:
 
     # Attempts
 
-    def add_attempt(self, run_ids: Sequence[str], *, region: str | None = None) -> tuple[int, str]:
+    def add_attempt(
+        self,
+        run_ids: Sequence[str],
+        *,
+        region: str | None = None,
+        max_minutes: int | None = None,
+        make_plan: Callable[[int], Plan] | None = None,
+    ) -> tuple[int, str]:
         """Id and token of a new attempt at `run_ids`, to be made before its request is sent.
 
-        The token is `<first run id>-a<n>`; n counts the first run's attempts from 1.
+        The token is `<first run id>-a<n>`; n counts from 1, and is above that of every earlier attempt at any
+        of the runs. make_plan: the plan that attempt n sends; it is stored in the same transaction.
         """
         assert run_ids
         with self.transaction():
-            row = self._file.one("SELECT backend FROM runs WHERE id = ?", (run_ids[0],))
-            assert row is not None, run_ids[0]
-            last = self._file.one(
-                "SELECT max(n) FROM attempts JOIN attempt_runs ON attempt_id = attempts.id WHERE run_id = ?",
-                (run_ids[0],),
+            n = next_number(self._file, run_ids)
+            return insert_attempt(
+                self._file,
+                run_ids,
+                n=n,
+                now=self._now(),
+                region=region,
+                plan=make_plan(n) if make_plan else None,
+                max_minutes=max_minutes,
             )
-            n = ((last and last[0]) or 0) + 1
-            token = f"{run_ids[0]}-a{n}"
-            cursor = self._file.write(
-                "INSERT INTO attempts (token, n, backend, region, state, started_at)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (token, n, row[0], region, str(RunState.PLANNED), self._now()),
-            )
-            attempt_id = cursor.lastrowid
-            assert attempt_id is not None
-            for position, run_id in enumerate(run_ids):
-                self._file.write(
-                    "INSERT INTO attempt_runs (attempt_id, run_id, position) VALUES (?, ?, ?)",
-                    (attempt_id, run_id, position),
-                )
-        return attempt_id, token
 
     def set_handle(self, attempt_id: int, handle: Mapping[str, Any]) -> None:
-        """Store what finds the attempt's job again; the attempt is then `running`."""
+        """Store what finds the attempt's job again; the attempt is then `running`, unless it has ended."""
         with self.transaction():
             self._file.write(
-                "UPDATE attempts SET handle = ?, state = ? WHERE id = ?",
+                "UPDATE attempts SET handle = ?, state = CASE WHEN ended_at IS NULL THEN ? ELSE state END"
+                " WHERE id = ?",
                 (_dumps(handle), str(RunState.RUNNING), attempt_id),
             )
 
-    def end_attempt(self, attempt_id: int, state: RunState, *, billed_seconds: float | None = None) -> bool:
+    def set_machine(
+        self, attempt_id: int, *, zone: str | None, launched_at: datetime, usd_per_hour: float | None
+    ) -> None:
+        """Store what machine the attempt got, since when, and what an hour of it costs, with the discount."""
+        columns = {"zone": zone, "launched_at": _iso(launched_at), "usd_per_hour": usd_per_hour}
+        with self.transaction():
+            update_attempt(self._file, attempt_id, columns)
+
+    def explain_attempt(self, attempt_id: int, reason: str) -> None:
+        """Store what is to be known of an attempt that has not ended; nothing if it has."""
+        with self.transaction():
+            self._file.write(
+                "UPDATE attempts SET reason = ? WHERE id = ? AND ended_at IS NULL", (reason, attempt_id)
+            )
+
+    def end_attempt(
+        self,
+        attempt_id: int,
+        state: RunState,
+        *,
+        reason: str | None = None,
+        billed_seconds: float | None = None,
+        billing: str | None = None,
+        lived_s: float | None = None,
+    ) -> bool:
         """Whether this call ended the attempt; False if it had ended before."""
         assert state.is_final
         with self.transaction():
             cursor = self._file.write(
-                "UPDATE attempts SET state = ?, ended_at = ?, billed_seconds = ?"
-                " WHERE id = ? AND ended_at IS NULL",
-                (str(state), self._now(), billed_seconds, attempt_id),
+                "UPDATE attempts SET state = ?, ended_at = ?, billed_seconds = ?, billing = ?, lived_s = ?,"
+                " reason = coalesce(?, reason) WHERE id = ? AND ended_at IS NULL",
+                (str(state), self._now(), billed_seconds, billing, lived_s, reason, attempt_id),
             )
         return cursor.rowcount == 1
 
     def attempts_of(self, run_id: str) -> list[Attempt]:
         """The attempts that hold the run, oldest first."""
-        return read_attempts(self._file, run_id)
+        return read_attempts(
+            self._file, "id IN (SELECT attempt_id FROM attempt_runs WHERE run_id = ?)", (run_id,)
+        )
+
+    def attempt(self, attempt_id: int) -> Attempt:
+        """The attempt as it stands now."""
+        return read_attempts(self._file, "id = ?", (attempt_id,))[0]
+
+    def unfinished_attempts(self, backend: str) -> list[Attempt]:
+        """The attempts of the backend that have not ended, oldest first."""
+        return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
+
+    def attempts_by_token(self, tokens: Sequence[str]) -> dict[str, Attempt]:
+        """The attempts whose token is among `tokens`, by token."""
+        found = read_attempts(
+            self._file, "token IN (SELECT value FROM json_each(?))", (_dumps(list(tokens)),)
+        )
+        return {attempt.token: attempt for attempt in found}
+
+    def plan_of(self, attempt_id: int) -> Plan | None:
+        """The plan whose request the attempt sends; None if it stored none."""
+        return read_plan(self._file, attempt_id)
 
     # Reading runs
 
@@ -313,7 +424,7 @@ class Ledger:
     # SQL
 
     def _now(self) -> str:
-        return self._clock().astimezone(UTC).isoformat(timespec="milliseconds")
+        return _iso(self._clock())
 
     def _insert(self, **columns: str | None) -> None:
         """A new row of `runs`, and the first of its history."""
@@ -369,6 +480,10 @@ _STATE_OF_STATUS = {
 
 def _dumps(data: object) -> str:
     return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def _text(path: Path | None) -> str | None:

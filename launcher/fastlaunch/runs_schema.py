@@ -74,6 +74,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX attempt_runs_by_run ON attempt_runs (run_id)",
     ),
+    # Attempts that cost. `plan` is the request as it was sent; it comes last, being as large as a page.
+    (
+        "ALTER TABLE attempts ADD COLUMN reason TEXT",
+        "ALTER TABLE attempts ADD COLUMN instance TEXT",
+        "ALTER TABLE attempts ADD COLUMN zone TEXT",
+        "ALTER TABLE attempts ADD COLUMN output TEXT",
+        "ALTER TABLE attempts ADD COLUMN max_minutes INTEGER",
+        "ALTER TABLE attempts ADD COLUMN usd_per_hour REAL",
+        "ALTER TABLE attempts ADD COLUMN launched_at TEXT",
+        "ALTER TABLE attempts ADD COLUMN lived_s REAL",
+        "ALTER TABLE attempts ADD COLUMN billing TEXT",
+        "ALTER TABLE attempts ADD COLUMN plan TEXT",
+        "CREATE INDEX attempts_by_end ON attempts (backend, ended_at)",
+        # Where the runs of a submission may be carried out, for attempts that come later.
+        "ALTER TABLE submissions ADD COLUMN sites TEXT",
+    ),
 )
 
 
