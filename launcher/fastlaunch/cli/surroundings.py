@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.aws import Aws
 from fastlaunch.backends import Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.machine import Machine, this_machine
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """argv: the command line as typed. backends: by name. monotonic_s, sleep: for following a job."""
+    """argv: the command line as typed. backends: by name. monotonic_s, sleep: for following a job.
+
+    aws: asked only by what concerns AWS. now: with its time zone.
+    """
 
     settings: Settings
     machine: Machine
@@ -32,6 +37,8 @@ class Surroundings:
     argv: tuple[str, ...] = ()
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    aws: Aws = field(default_factory=Aws)
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
 def surroundings() -> Surroundings:
