@@ -7,6 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+#: `aws_server` and what goes with it: tests/aws/aws_fixtures.py.
+pytest_plugins = ("aws_fixtures",)
+
 # Shared machines make deadlines flaky, and a failure must come back when the suite is run again.
 settings.register_profile("fastlaunch", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fastlaunch"))
