@@ -1,5 +1,6 @@
-"""What a user asked to train on AWS -> the jobs for each instance type, and where they would run as far as
-that can be told without asking AWS. Everything that is wrong with a request by itself is found here.
+"""What a user asked to train on AWS -> the jobs for each instance type.
+
+What is wrong with a request by itself is found here, before anything is asked of AWS.
 """
 
 import re
@@ -7,16 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fastlaunch.backends.ec2_plan import ROOT_GIB
-from fastlaunch.backends.ec2_site import CodeBundle, Site
-from fastlaunch.candidates import Candidate
-from fastlaunch.cost_ceiling import HourlyRate
+from fastlaunch.cost_ceiling import check_sold
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue
 from fastlaunch.request import MAX_REPEATS, Request, interleaved, known_workload, resolve_recipes
-from fastlaunch.settings import RegionSettings, Settings
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workloads import WorkloadInfo
 
@@ -82,6 +79,7 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     _check_terms(terms)
     _check_training(request, workload, terms)
     for instance in instances:
+        check_sold(instance, terms.purchase, terms.max_price_usd)
         for recipe in recipes:
             _check_recipe(recipe, instance, catalogue)
     batch_size = request.batch_size or workload.batch_size
@@ -136,46 +134,6 @@ def jobs_at(
     return interleaved(specs, request.repeats)
 
 
-def offline_site(
-    candidate: Candidate,
-    *,
-    request: CloudRequest,
-    settings: Settings,
-    rate: HourlyRate,
-    image: str,
-    commit: str | None = None,
-) -> Site:
-    """The candidate with what settings and options tell of it, and a placeholder for all else.
-
-    rate: the most that an hour costs there. image: by digest, or by the placeholder of one. commit: of the
-    training code, None if it is not known.
-    """
-    here = settings.aws.get(candidate.region, RegionSettings())
-    code = CodeBundle(
-        key="/".join(filter(None, (here.prefix, "code", "<code-sha256>.tar.gz"))),
-        sha256="<code-sha256>",
-        commit=commit,
-    )
-    return Site(
-        instance=candidate.instance,
-        region=candidate.region,
-        zone=candidate.zone,
-        subnet=candidate.subnet,
-        security_groups=here.security_groups,
-        instance_profile=here.instance_profile or "<instance-profile>",
-        bucket=here.bucket or "<bucket>",
-        prefix=here.prefix,
-        ami="<ami-id>",
-        root_device="<root-device>",
-        root_gib=ROOT_GIB,
-        image=image,
-        code=None if request.image else code,
-        usd_per_hour=rate.usd_per_hour,
-        price_as_of=rate.as_of,
-        max_price_usd=request.max_price_usd,
-    )
-
-
 def _once(kind: str, names: Sequence[str]) -> Sequence[str]:
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
@@ -221,7 +179,7 @@ def _check_training(request: Request, workload: WorkloadInfo, terms: CloudTerms)
     if request.data.partition(":")[0] == "folder":
         raise UserError(
             f"{request.data} is on this machine, not on the instance",
-            "give --data synthetic, or --data loader, which reads and decodes generated JPEG files there",
+            "give --data synthetic, or --data loader, which makes its images there",
         )
     if request.data not in ("synthetic", "loader"):
         raise UnknownName("data arm", request.data, ("synthetic", "loader"))

@@ -1,7 +1,7 @@
 """An attempt on EC2 as one RunInstances request: one node that does its runs one after another. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.backends import Plan
@@ -26,11 +26,19 @@ _NVSWITCH_GPUS = ("A100 40GB", "A100 80GB", "H100", "H200", "B200", "B300")
 _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+")
 
 
-def plan_ec2(jobs: Mapping[str, JobSpec], *, attempt: int, site: Site, max_minutes: int) -> Plan:
+def plan_ec2(
+    jobs: Mapping[str, JobSpec],
+    *,
+    attempt: int,
+    site: Site,
+    max_minutes: int,
+    render: Callable[[NodeProgram], str] = render_user_data,
+) -> Plan:
     """The request that carries out `jobs`, by run id, on `site`, as its attempt number `attempt`, from 1.
 
     All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
-    take. UserData is raw: boto3 encodes it. Raises UserError for what cannot be asked of EC2 (yet).
+    take. render: what makes user data of the node's program; it stays raw, boto3 encodes it. Raises UserError
+    for what cannot be asked of EC2 (yet).
     """
     first, job = next(iter(jobs.items()))
     assert len({(one.instance, one.num_nodes, one.purchase) for one in jobs.values()}) == 1
@@ -84,7 +92,7 @@ def plan_ec2(jobs: Mapping[str, JobSpec], *, attempt: int, site: Site, max_minut
             {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
             for kind in ("instance", "volume")
         ],
-        "UserData": render_user_data(program),
+        "UserData": render(program),
     }
     return Plan(
         backend="ec2",

@@ -1,0 +1,87 @@
+"""Sites and jobs on EC2 for tests, with the shipped instance types."""
+
+import json
+from dataclasses import asdict, replace
+from datetime import date
+from functools import cache
+from typing import Any
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.ec2_plan import plan_ec2
+from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.user_data import NodeProgram
+from fastlaunch.job import JobSpec
+from fastlaunch.prices import Catalogue, load_catalogue
+from fastlaunch_train.recipes import resolve_recipe
+
+RUN_ID = "20261121-090312-k3f9"
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The shipped one."""
+    return load_catalogue()
+
+
+def site(instance: str = "p5.48xlarge", **changes: Any) -> Site:
+    """A site in us-east-1a with everything looked up, at its on-demand price (p5e: at $30)."""
+    price = None if instance == "p5e.48xlarge" else catalogue().price(instance, on=date(2026, 11, 21))
+    usual = Site(
+        instance=catalogue().instance(instance),
+        region="us-east-1",
+        zone="us-east-1a",
+        subnet="subnet-0a1b2c3d",
+        security_groups=("sg-0123abcd",),
+        instance_profile="fastlaunch-node",
+        bucket="acme-training",
+        prefix="fastlaunch",
+        ami="ami-0123456789abcdef0",
+        root_device="/dev/sda1",
+        root_gib=200,
+        image=IMAGE,
+        code=CodeBundle(key="fastlaunch/code/c0de.tar.gz", sha256="c0de", commit="ab" * 20),
+        usd_per_hour=price.usd_per_hour if price else 30.0,
+        price_as_of=price.as_of.isoformat() if price else "2026-11-21",
+    )
+    return replace(usual, **changes)
+
+
+def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
+    """A job of 200 steps of vit-huge on one p5.48xlarge."""
+    usual = JobSpec(
+        workload="vit-huge",
+        recipe=resolve_recipe(recipe, overrides),
+        batch_size=64,
+        steps=200,
+        num_gpus=8,
+        backend="ec2",
+        instance="p5.48xlarge",
+        max_minutes=120,
+        image=IMAGE,
+    )
+    return replace(usual, **changes)
+
+
+def program_as_text(program: NodeProgram) -> str:
+    """Instead of a node's user data: the program itself, to be read in a golden plan."""
+    return "#!/bin/bash\n" + json.dumps(asdict(program), indent=1) + "\n"
+
+
+def program_of(plan: Plan) -> dict[str, Any]:
+    """The node's program in a plan that `program_as_text` rendered."""
+    data: dict[str, Any] = json.loads(plan.request["UserData"].removeprefix("#!/bin/bash\n"))
+    return data
+
+
+def plan(*jobs: JobSpec, at: Site | None = None, attempt: int = 1, max_minutes: int = 120) -> Plan:
+    """The plan of these jobs (by default one), with the program instead of user data."""
+    at = at or site()
+    run_ids = [RUN_ID, *(f"20261121-09031{number}-k3f9" for number in range(3, 9))]
+    return plan_ec2(
+        dict(zip(run_ids, jobs or (job(),), strict=False)),
+        attempt=attempt,
+        site=at,
+        max_minutes=max_minutes,
+        render=program_as_text,
+    )

@@ -1,0 +1,140 @@
+"""A request for AWS: the jobs it makes, and everything that is refused before AWS is asked."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ec2_builders import IMAGE, catalogue
+
+from fastlaunch.cloud_request import CloudRequest, CloudTerms, build_cloud_request, jobs_at
+from fastlaunch.errors import UserError
+from fastlaunch.request import Request
+
+TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
+
+
+def build(terms: dict[str, Any] | None = None, **request: Any) -> CloudRequest:
+    return build_cloud_request(Request(**request), replace(TERMS, **(terms or {})), catalogue=catalogue())
+
+
+def test_defaults_are_those_of_a_gpu() -> None:
+    request = build()
+    (job,) = jobs_at(request, request.instances[0], "us-east-1")
+    assert (job.workload, job.batch_size, job.recipe.name, job.steps) == ("vit-huge", 64, "bf16", 200)
+    assert (job.backend, job.instance, job.num_gpus, job.num_nodes) == ("ec2", "p5.48xlarge", 8, 1)
+    assert (job.purchase, job.region, job.max_minutes, job.max_price_usd) == (
+        *("on-demand", "us-east-1", 120, None),
+    )
+
+
+def test_what_is_given_counts() -> None:
+    terms = {"purchase": "spot", "max_price_usd": 20.0, "max_minutes": 90}
+    request = build(
+        terms, workload="vit-tiny", batch_size=16, steps=7, seed=5, data="loader", num_workers=3,
+        checkpoint_every=2,
+    )  # fmt: skip
+    (job,) = jobs_at(request, request.instances[0], "us-east-2", image=IMAGE)
+    assert (job.workload, job.batch_size, job.steps, job.seed) == ("vit-tiny", 16, 7, 5)
+    assert (job.data, job.num_workers, job.checkpoint_every) == ("loader", 3, 2)
+    assert (job.purchase, job.max_price_usd, job.max_minutes) == ("spot", 20.0, 90)
+    assert (job.region, job.image) == ("us-east-2", IMAGE)
+    assert build(batch_size="auto").batch_size is None
+
+
+def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
+    request = build(
+        {"instances": ("p5.48xlarge", "p5.4xlarge")},
+        recipes=("te-fp8", "bf16"),
+        overrides=("ddp_bucket_mb=25",),
+        repeats=2,
+    )
+    on_8, on_1 = (jobs_at(request, instance, "us-east-1") for instance in request.instances)
+    assert [job.recipe.name for job in on_8] == ["te-fp8", "bf16", "bf16", "te-fp8"]
+    assert [replace(job, instance="p5.48xlarge", num_gpus=8) for job in on_1] == list(on_8)
+    assert {job.num_gpus for job in on_1} == {1}
+
+
+@pytest.mark.parametrize(
+    ("terms", "request_", "message", "hint"),
+    [
+        ({"instances": ("p5.48xlarg",)}, {}, "unknown instance", "p5.48xlarge"),
+        ({"instances": ("p5.48xlarge",) * 2}, {}, "instance type p5.48xlarge is given twice", "once"),
+        ({"regions": ("us-east-1",) * 2}, {}, "region us-east-1 is given twice", "once"),
+        ({"regions": ("us-east-1a",)}, {}, "'us-east-1a' is not the name of a region", "us-east-1"),
+        ({"instances": ("trn1.32xlarge",)}, {}, "Trainium1", "NVIDIA GPUs: p4d, p4de, p5"),
+        ({"purchase": "reserved"}, {}, "unknown purchase option", "spot"),
+        ({"purchase": "capacity-block"}, {}, "comes with the next release", "--purchase on-demand or spot"),
+        ({"max_price_usd": 20.0}, {}, "--max-price is the most that is paid for spot", "--purchase spot"),
+        ({"purchase": "spot", "max_price_usd": 0.0001}, {"checkpoint_every": 1}, "0.0001", "$0.001"),
+        ({"purchase": "spot"}, {}, "spot without checkpoints", "--checkpoint-every 50"),
+        ({"purchase": "spot"}, {"steps": 3}, "spot without checkpoints", "--checkpoint-every 1,"),
+        ({"purchase": "spot"}, {"steps": 90_000}, "spot without checkpoints", "--checkpoint-every 500"),
+        ({"instances": ("p5e.48xlarge",)}, {}, "p5e.48xlarge has no on-demand price", "--max-price USD"),
+        (
+            {"instances": ("p5.48xlarge", "p5e.48xlarge"), "purchase": "spot"},
+            {"checkpoint_every": 9},
+            "no on-demand price that would bound",
+            "--max-price USD",
+        ),
+        ({"max_minutes": 14}, {}, "--max-hours is 14 min", "15min"),
+        ({"max_minutes": 43_201}, {}, "--max-hours is 43201 min", "30d"),
+        ({"image": IMAGE, "base_image": "2.9"}, {}, "name two images", "one of the two"),
+        ({"image": "acme/train:1"}, {}, "is not an image by its digest", "@sha256:"),
+        ({"image": "acme/train@sha256:" + "0" * 64}, {}, "is not an image by its digest", "REGISTRY/"),
+        ({}, {"recipes": ("bf17",)}, "unknown recipe", "bf16"),
+        ({}, {"workload": "vit-hug"}, "unknown workload", "vit-huge"),
+        ({}, {"repeats": 0}, "repeats is 0", "1 to 1000"),
+        ({}, {"nproc": 2}, "--nproc is for training on this machine", "one process per GPU"),
+        ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "--data loader"),
+        ({}, {"data": "real"}, "unknown data arm", "loader"),
+        ({}, {"workload": "./none.py:build"}, "there is no file ./none.py here", "./my.py:build"),
+        ({}, {"workload": f"{__file__}:build"}, "is not below this folder", "./my.py:build"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    terms: dict[str, Any], request_: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        build(terms, **request_)
+    assert message in caught.value.message
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge"])
+def test_fp8_on_a_gpu_without_it_names_those_that_have_it(instance: str) -> None:
+    with pytest.raises(UserError, match=f"needs FP8, and A10.* of {instance} has none") as caught:
+        build({"instances": ("p5.48xlarge", instance)}, recipes=("bf16", "te-fp8"))
+    assert caught.value.hint == ("instance types with FP8: p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e")
+    assert build({"instances": (instance,)}, recipes=("te-bf16",)).instances[0].name == instance
+
+
+def test_jobs_are_checked_as_such() -> None:
+    request = build(steps=0)
+    with pytest.raises(UserError, match="steps is 0"):
+        jobs_at(request, request.instances[0], "us-east-1")
+
+
+def test_the_users_own_workload_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert build(workload="models/mine.py:build").user_file == Path("models/mine.py")
+    assert build(workload="vit-tiny").user_file is None
+    with pytest.raises(UserError, match="which --image does without"):
+        build({"image": IMAGE}, workload="models/mine.py:build")
+    monkeypatch.chdir(tmp_path / "models")
+    with pytest.raises(UserError, match="is not below this folder"):
+        build(workload="../models/mine.py:build")
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        IMAGE,
+        "localhost:5000/fastlaunch@sha256:" + "0" * 64,
+        "151742754352.dkr.ecr.eu-west-1.amazonaws.com/a/b:1.2-x@sha256:" + "0" * 64,
+    ],
+)
+def test_an_image_by_its_digest_is_taken(image: str) -> None:
+    assert build({"image": image}).image == image

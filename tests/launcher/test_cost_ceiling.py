@@ -1,0 +1,78 @@
+"""The most that a job can cost: known answers, and what is refused for want of a bound."""
+
+from datetime import date
+
+import pytest
+from ec2_builders import catalogue, site
+
+from fastlaunch.cost_ceiling import check_budget, cost_ceiling, dearest_rate
+from fastlaunch.errors import UserError
+
+TODAY = date(2026, 11, 21)
+
+
+def rate(instance: str, **terms: object) -> tuple[float, str]:
+    options = {"purchase": "on-demand", "max_price_usd": None, "region": "us-east-1", **terms}
+    found = dearest_rate(catalogue().instance(instance), catalogue=catalogue(), today=TODAY, **options)  # type: ignore[arg-type]
+    return found.usd_per_hour, found.as_of
+
+
+def test_the_on_demand_price_bounds_spot_too_unless_a_limit_is_given() -> None:
+    assert rate("p5.48xlarge") == (55.04, "2026-07-20")
+    assert rate("p5.48xlarge", purchase="spot") == (55.04, "2026-07-20")
+    assert rate("p5.48xlarge", purchase="spot", max_price_usd=20.0) == (20.0, "2026-11-21")
+    assert rate("p5e.48xlarge", purchase="spot", max_price_usd=20.0) == (20.0, "2026-11-21")
+
+
+@pytest.mark.parametrize(
+    ("instance", "terms", "message", "hint"),
+    [
+        ("p5e.48xlarge", {}, "p5e.48xlarge has no on-demand price: AWS", "--purchase spot --max-price USD"),
+        ("p5e.48xlarge", {"purchase": "spot"}, "no on-demand price that would bound", "--max-price USD"),
+        ("g5.xlarge", {"purchase": "capacity-block"}, "has no capacity-block price", "--purchase spot"),
+        ("p5.48xlarge", {"region": "eu-north-1"}, "price of p5.48xlarge in eu-north-1 is known", "known:"),
+    ],
+)
+def test_what_has_no_bound_is_refused(
+    instance: str, terms: dict[str, object], message: str, hint: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        rate(instance, **terms)
+    assert message in caught.value.message
+    assert hint in str(caught.value.hint)
+
+
+def test_the_ceiling_is_of_the_dearest_and_says_how_it_is_made() -> None:
+    one = cost_ceiling([site()], num_nodes=1, max_minutes=120)
+    assert str(one) == (
+        "at most $119.25 of instance time: (2 h + 10 min) x $55.04/h, p5.48xlarge; price as of 2026-07-20"
+    )
+    sites = [site(), site(zone="us-east-1b"), site("p5en.48xlarge"), site("g5.xlarge")]
+    several = cost_ceiling(sites, num_nodes=1, max_minutes=90)
+    # Known answer: 100 min at $63.296.
+    assert several.usd == pytest.approx(105.4933333)
+    assert str(several) == (
+        "at most $105.49 of instance time: (1 h 30 min + 10 min) x $63.296/h, "
+        "the dearest of p5.48xlarge, p5en.48xlarge, g5.xlarge; price as of 2026-07-20"
+    )
+    limited = cost_ceiling([site(max_price_usd=20.0, usd_per_hour=20.0)], num_nodes=2, max_minutes=50)
+    assert str(limited) == (
+        "at most $40.00 of instance time: 2 x (50 min + 10 min) x $20/h, p5.48xlarge; your limit for spot"
+    )
+
+
+def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
+    ceiling = cost_ceiling([site()], num_nodes=1, max_minutes=120)
+    check_budget(ceiling, None)
+    check_budget(ceiling, 119.26)
+    with pytest.raises(UserError) as caught:
+        check_budget(ceiling, 100)
+    assert caught.value.message == (
+        "this may cost $119.25 of instance time: (2 h + 10 min) x $55.04/h, p5.48xlarge; "
+        "price as of 2026-07-20, above --max-cost 100"
+    )
+    # Known answer: $100 buy 109.01 min.
+    assert caught.value.hint == "give --max-cost 120, or --max-hours 99min"
+    with pytest.raises(UserError) as caught:
+        check_budget(ceiling, 5)
+    assert caught.value.hint == "give --max-cost 120"

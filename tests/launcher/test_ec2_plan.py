@@ -1,0 +1,265 @@
+"""The RunInstances request: golden plans, valid for botocore's own model of EC2, and what stands in them.
+
+Golden plans hold the node's program instead of the script made of it. To write them anew after a change that
+is meant: python tests/launcher/test_ec2_plan.py
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import botocore.session
+import pytest
+from botocore.serialize import create_serializer
+from botocore.validate import ParamValidator
+from ec2_builders import IMAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.ec2_plan import has_nvswitch, plan_ec2, runs_uri
+from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
+
+GOLDEN = Path(__file__).parents[1] / "plans"
+FP8 = "te-fp8"
+
+
+def of(instance: str, **changes: Any) -> JobSpec:
+    """A job on one such instance, a rank per GPU."""
+    return job(instance=instance, num_gpus=catalogue().instance(instance).num_accelerators, **changes)
+
+
+def golden_plans() -> dict[str, Plan]:
+    """The plans that are kept, by the name of their file."""
+    spot = {"purchase": "spot", "checkpoint_every": 50}
+    two = [job(), job(recipe=FP8), job(recipe=FP8), job()]
+    gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
+    return {
+        "ec2-p5.48xlarge-on-demand": plan(),
+        "ec2-p5.48xlarge-spot": plan(job(**spot), attempt=3),
+        "ec2-p5.48xlarge-on-demand-4-runs": plan(*two),
+        "ec2-p4d.24xlarge-on-demand": plan(of("p4d.24xlarge"), at=site("p4d.24xlarge")),
+        "ec2-p4d.24xlarge-spot": plan(of("p4d.24xlarge", **spot), at=site("p4d.24xlarge")),
+        "ec2-p5.4xlarge-on-demand": plan(of("p5.4xlarge"), at=site("p5.4xlarge"), max_minutes=90),
+        "ec2-p5en.48xlarge-spot-max-price": plan(
+            of("p5en.48xlarge", max_price_usd=25.5, **spot),
+            at=site("p5en.48xlarge", max_price_usd=25.5, usd_per_hour=25.5, price_as_of="2026-11-21"),
+        ),
+        "ec2-p6-b200.48xlarge-on-demand": plan(
+            of("p6-b200.48xlarge", recipe=FP8, batch_size=None),
+            at=site("p6-b200.48xlarge", zone=None, subnet=None, security_groups=()),
+        ),
+        "ec2-g5.xlarge-spot": plan(
+            of("g5.xlarge", data="loader", num_workers=3, **spot), at=site("g5.xlarge")
+        ),
+        # An image built here holds the code, and may lie in another region's registry than the machine.
+        "ec2-g6e.12xlarge-on-demand-built-image": plan(
+            of("g6e.12xlarge", overrides=("optimizer_impl=fused",)),
+            at=site(
+                "g6e.12xlarge", code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"
+            ),
+        ),
+    }
+
+
+PLANS = golden_plans()
+
+
+def written(plan: Plan) -> str:
+    """The plan as it is kept: the user data as a list of lines."""
+    data = plan.to_json()
+    data["request"] = {**data["request"], "UserData": data["request"]["UserData"].split("\n")}
+    return json.dumps(data, indent=2) + "\n"
+
+
+def read(name: str) -> Plan:
+    """The plan that was kept under this name."""
+    data = json.loads((GOLDEN / f"{name}.json").read_text())
+    data["request"]["UserData"] = "\n".join(data["request"]["UserData"])
+    return Plan.from_json(data)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_is_the_golden_one(name: str) -> None:
+    assert read(name) == PLANS[name]
+
+
+def test_no_golden_plan_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("ec2-*.json")} == set(PLANS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_golden_plan_is_valid_for_botocore_and_for_ec2(name: str) -> None:
+    plan = read(name)
+    service = botocore.session.get_session().get_service_model("ec2")
+    operation = service.operation_model(plan.operation)
+    report = ParamValidator().validate(plan.request, operation.input_shape)
+    assert not report.has_errors(), report.generate_report()
+    assert plan.request["InstanceType"] in enum_of(operation.input_shape, "InstanceType")
+    # What goes over the wire is what was planned: no parameter is lost between the two.
+    body = create_serializer("ec2").serialize_to_request(dict(plan.request), operation)["body"]
+    sent = {key: values[0] for key, values in parse_qs(urlencode(body)).items()}
+    assert sent["ClientToken"] == plan.request["ClientToken"]
+    assert sent["UserData"] == plan.request["UserData"]
+    assert sent["BlockDeviceMapping.1.Ebs.Encrypted"] == "true"
+    assert sent["TagSpecification.2.ResourceType"] == "volume"
+    assert broken_rules(plan, root_device="/dev/sda1") == []
+
+
+def enum_of(shape: Any, member: str) -> list[str]:
+    enum: list[str] = shape.members[member].enum
+    return enum
+
+
+def test_planning_is_pure() -> None:
+    assert plan() == plan()
+    assert Plan.from_json(json.loads(json.dumps(plan().to_json()))) == plan()
+
+
+def test_the_ceiling_is_the_time_limit_and_ten_minutes() -> None:
+    # Known answer: (120 + 10) min at $55.04 per hour.
+    assert plan().max_cost_usd == pytest.approx(119.2533333)
+    assert plan(max_minutes=50).max_cost_usd == pytest.approx(55.04)
+    assert (plan().usd_per_hour, plan().price_as_of, plan().region) == (55.04, "2026-07-20", "us-east-1")
+
+
+def test_the_machine_ends_its_own_cost() -> None:
+    request = plan(max_minutes=75).request
+    assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert program_of(plan(max_minutes=75))["max_minutes"] == 75
+    for tagged in request["TagSpecifications"]:
+        tags = {tag["Key"]: tag["Value"] for tag in tagged["Tags"]}
+        assert tags == {
+            "Name": f"fastlaunch {RUN_ID}",
+            "fastlaunch:run": RUN_ID,
+            "fastlaunch:attempt": "1",
+            "fastlaunch:max-minutes": "75",
+            "fastlaunch:output": f"s3://acme-training/fastlaunch/runs/{RUN_ID}/attempt-1",
+        }
+    assert [tagged["ResourceType"] for tagged in request["TagSpecifications"]] == ["instance", "volume"]
+    (volume,) = request["BlockDeviceMappings"]
+    assert volume["Ebs"]["DeleteOnTermination"] is True
+
+
+def test_the_container_gets_no_credentials() -> None:
+    options = plan().request["MetadataOptions"]
+    assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
+
+
+def test_an_attempt_has_a_token_and_an_output_of_its_own() -> None:
+    first, third = plan(), plan(attempt=3)
+    assert first.request["ClientToken"] == f"{RUN_ID}-a1"
+    assert third.request["ClientToken"] == f"{RUN_ID}-a3"
+    assert program_of(third)["output"].endswith(f"/runs/{RUN_ID}/attempt-3")
+    assert program_of(third)["environment"]["FASTLAUNCH_ATTEMPT"] == "3"
+
+
+def test_spot_asks_once_and_pays_up_to_the_on_demand_price() -> None:
+    options = plan(job(purchase="spot")).request["InstanceMarketOptions"]
+    assert options == {
+        "MarketType": "spot",
+        "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+    }
+    assert program_of(plan(job(purchase="spot")))["is_spot"] is True
+    assert "InstanceMarketOptions" not in plan().request
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(25.5, "25.5"), (30.0, "30"), (0.001, "0.001"), (1e-3 + 1e-9, "0.001"), (7.1234567, "7.123456")],
+)
+def test_the_most_paid_for_spot_is_plain_digits(usd: float, text: str) -> None:
+    market = plan(job(purchase="spot"), at=site(max_price_usd=usd)).request["InstanceMarketOptions"]
+    assert market["SpotOptions"]["MaxPrice"] == text
+
+
+def test_zone_and_subnet_are_ec2s_choice_where_none_is_configured() -> None:
+    request = plan(at=site(zone=None, subnet=None, security_groups=())).request
+    assert not {"SubnetId", "SecurityGroupIds", "NetworkInterfaces", "Placement"} & request.keys()
+    assert plan(at=site(subnet=None)).request["Placement"] == {"AvailabilityZone": "us-east-1a"}
+    named = plan().request
+    assert (named["SubnetId"], named["SecurityGroupIds"]) == ("subnet-0a1b2c3d", ["sg-0123abcd"])
+
+
+def test_the_runs_share_one_machine_in_order() -> None:
+    program = program_of(plan(job(), job(recipe=FP8)))
+    assert [run["run_id"] for run in program["runs"]] == [RUN_ID, "20261121-090313-k3f9"]
+    assert [run["arguments"][3] for run in program["runs"]] == ["bf16", "te-fp8"]
+    assert program["runs"][1]["environment"] == {"FASTLAUNCH_RUN_ID": "20261121-090313-k3f9"}
+    assert program["environment"]["FASTLAUNCH_NPROC"] == "8"
+
+
+def test_the_image_says_in_which_region_its_registry_is() -> None:
+    assert program_of(plan())["image_region"] == "us-east-1"
+    elsewhere = IMAGE.replace("us-east-1", "eu-west-1")
+    assert program_of(plan(at=site(image=elsewhere)))["image_region"] == "eu-west-1"
+    china = IMAGE.replace("us-east-1.amazonaws.com", "cn-north-1.amazonaws.com.cn")
+    assert program_of(plan(at=site(image=china)))["image_region"] == "cn-north-1"
+    assert (
+        program_of(plan(at=site(image="localhost:5000/x@sha256:" + "0" * 64)))["image_region"] == "us-east-1"
+    )
+    assert program_of(plan())["environment"]["FASTLAUNCH_IMAGE_DIGEST"] == IMAGE.partition("@")[2]
+
+
+def test_code_comes_from_the_bucket_or_with_the_image() -> None:
+    program = program_of(plan())
+    assert (program["code_uri"], program["code_sha256"]) == (
+        "s3://acme-training/fastlaunch/code/c0de.tar.gz",
+        "c0de",
+    )
+    assert program["environment"]["FASTLAUNCH_COMMIT"] == "ab" * 20
+    built = program_of(plan(at=site(code=None)))
+    assert (built["code_uri"], built["code_sha256"]) == (None, None)
+    assert "FASTLAUNCH_COMMIT" not in built["environment"]
+
+
+def test_without_a_prefix_the_runs_lie_at_the_top_of_the_bucket() -> None:
+    assert runs_uri(site(prefix="")) == "s3://acme-training/runs"
+    assert runs_uri(site(prefix="a/b")) == "s3://acme-training/a/b/runs"
+
+
+def test_placeholders_are_those_that_the_request_holds() -> None:
+    assert plan().placeholders == ()
+    at = site(ami="<ami-id>", bucket="<bucket>", subnet="<subnet-id>", image="host.example/x@<image-digest>")
+    open_plan = plan_ec2(
+        {"<run-id>": job(), "<run-id-2>": job()}, attempt=1, site=at, max_minutes=120, render=program_as_text
+    )
+    assert open_plan.placeholders == ("ami-id", "bucket", "image-digest", "run-id", "run-id-2", "subnet-id")
+    assert plan(at=replace(at, placement_group="<group>")).placeholders == (
+        *("ami-id", "bucket", "image-digest", "subnet-id"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"purchase": "capacity-block"}, "capacity block"), ({"num_nodes": 2, "num_gpus": 16}, "several nodes")],
+)
+def test_what_is_to_come_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=rf"{told}.* comes with the next release"):
+        plan(job(**changes))
+
+
+def test_nvswitch_is_where_eight_large_gpus_are() -> None:
+    assert {name for name, instance in catalogue().instances.items() if has_nvswitch(instance)} == {
+        *("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
+        *("p6-b200.48xlarge", "p6-b300.48xlarge"),
+    }
+
+
+def test_every_instance_type_sold_by_the_hour_has_a_valid_plan() -> None:
+    shape = (
+        botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    )
+    names = enum_of(shape, "InstanceType")
+    for name, instance in catalogue().instances.items():
+        assert name in names
+        if "on-demand" not in instance.purchase_options or name.startswith("trn"):
+            continue
+        assert broken_rules(plan(of(name), at=site(name)), root_device="/dev/sda1") == []
+
+
+if __name__ == "__main__":
+    for stem, one in PLANS.items():
+        (GOLDEN / f"{stem}.json").write_text(written(one))
