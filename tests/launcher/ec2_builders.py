@@ -1,6 +1,7 @@
 """Sites and jobs on EC2 for tests, with the shipped instance types."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import date
 from functools import cache
@@ -74,8 +75,14 @@ def program_of(plan: Plan) -> dict[str, Any]:
     return data
 
 
-def plan(*jobs: JobSpec, at: Site | None = None, attempt: int = 1, max_minutes: int = 120) -> Plan:
-    """The plan of these jobs (by default one), with the program instead of user data."""
+def plan(
+    *jobs: JobSpec,
+    at: Site | None = None,
+    attempt: int = 1,
+    max_minutes: int = 120,
+    render: Callable[[NodeProgram], str] = program_as_text,
+) -> Plan:
+    """The plan of these jobs (by default one), with the program instead of user data unless asked for."""
     at = at or site()
     run_ids = [RUN_ID, *(f"20261121-09031{number}-k3f9" for number in range(3, 9))]
     return plan_ec2(
@@ -83,5 +90,5 @@ def plan(*jobs: JobSpec, at: Site | None = None, attempt: int = 1, max_minutes: 
         attempt=attempt,
         site=at,
         max_minutes=max_minutes,
-        render=program_as_text,
+        render=render,
     )

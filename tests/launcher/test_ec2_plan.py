@@ -5,12 +5,15 @@ is meant: python tests/launcher/test_ec2_plan.py
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import botocore.session
+import ec2_builders
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
@@ -19,6 +22,7 @@ from ec2_builders import IMAGE, RUN_ID, catalogue, job, plan, program_as_text, p
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import has_nvswitch, plan_ec2, runs_uri
 from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.backends.user_data import NodeProgram, render_user_data
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 
@@ -31,8 +35,9 @@ def of(instance: str, **changes: Any) -> JobSpec:
     return job(instance=instance, num_gpus=catalogue().instance(instance).num_accelerators, **changes)
 
 
-def golden_plans() -> dict[str, Plan]:
+def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
     """The plans that are kept, by the name of their file."""
+    plan = partial(ec2_builders.plan, render=render)
     spot = {"purchase": "spot", "checkpoint_every": 50}
     two = [job(), job(recipe=FP8), job(recipe=FP8), job()]
     gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
@@ -64,7 +69,7 @@ def golden_plans() -> dict[str, Plan]:
     }
 
 
-PLANS = golden_plans()
+PLANS = golden_plans(program_as_text)
 
 
 def written(plan: Plan) -> str:
@@ -92,7 +97,18 @@ def test_no_golden_plan_is_left_over() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_golden_plan_is_valid_for_botocore_and_for_ec2(name: str) -> None:
-    plan = read(name)
+    check(read(name))
+
+
+def test_the_same_plans_with_their_user_data_are_valid_too() -> None:
+    for name, real in golden_plans(render_user_data).items():
+        check(real)
+        assert real.request["UserData"].startswith("#!/bin/bash\n"), name
+        assert real.request["UserData"] != PLANS[name].request["UserData"]
+
+
+def check(plan: Plan) -> None:
+    """Fails unless botocore's model and EC2's rules take the plan's request."""
     service = botocore.session.get_session().get_service_model("ec2")
     operation = service.operation_model(plan.operation)
     report = ParamValidator().validate(plan.request, operation.input_shape)
@@ -187,7 +203,6 @@ def test_the_runs_share_one_machine_in_order() -> None:
     program = program_of(plan(job(), job(recipe=FP8)))
     assert [run["run_id"] for run in program["runs"]] == [RUN_ID, "20261121-090313-k3f9"]
     assert [run["arguments"][3] for run in program["runs"]] == ["bf16", "te-fp8"]
-    assert program["runs"][1]["environment"] == {"FASTLAUNCH_RUN_ID": "20261121-090313-k3f9"}
     assert program["environment"]["FASTLAUNCH_NPROC"] == "8"
 
 

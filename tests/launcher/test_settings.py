@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import DEFAULT_REGION
-from fastlaunch.settings import Settings, load_settings
+from fastlaunch.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
 
 
 @pytest.fixture
@@ -60,6 +60,55 @@ def test_an_absolute_path_and_a_home_folder_stay_what_they_are(
     assert load_settings().prices == Path("/srv/prices.yaml")
 
 
+def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
+    config.write_text(
+        """
+        discount: 0.12
+        aws:
+          us-east-1:
+            bucket: acme-training
+            prefix: /teams/vision/
+            instance_profile: fastlaunch-node
+            security_groups: [sg-0123, sg-4567]
+            subnets: {us-east-1b: subnet-0b, us-east-1a: subnet-0a}
+            placement_groups: {us-east-1a: cluster-a}
+            ami_parameter: /ours/ami
+            repository: training
+          eu-west-1:
+        """
+    )
+    settings = load_settings()
+    assert settings.discount == 0.12
+    assert settings.aws == {
+        "us-east-1": RegionSettings(
+            bucket="acme-training",
+            prefix="teams/vision",
+            instance_profile="fastlaunch-node",
+            security_groups=("sg-0123", "sg-4567"),
+            subnets={"us-east-1b": "subnet-0b", "us-east-1a": "subnet-0a"},
+            placement_groups={"us-east-1a": "cluster-a"},
+            ami_parameter="/ours/ami",
+            repository="training",
+        ),
+        "eu-west-1": RegionSettings(),
+    }
+    # Zones are tried as they are written.
+    assert list(settings.aws["us-east-1"].subnets) == ["us-east-1b", "us-east-1a"]
+
+
+def test_without_aws_settings_there_is_no_region_and_no_discount(config: Path) -> None:
+    for text in ("region: us-west-2", "aws:", "aws: {}"):
+        config.write_text(text)
+        assert load_settings().aws == {}
+        assert load_settings().discount == 0
+    assert RegionSettings() == RegionSettings(prefix="fastlaunch", ami_parameter=DEFAULT_AMI_PARAMETER)
+
+
+def test_a_prefix_of_slashes_is_the_top_of_the_bucket(config: Path) -> None:
+    config.write_text("aws: {us-east-1: {prefix: /}}")
+    assert load_settings().aws["us-east-1"].prefix == ""
+
+
 def test_a_config_file_that_is_named_must_exist(config: Path) -> None:
     with pytest.raises(BadFile, match="does not exist") as caught:
         load_settings()
@@ -92,6 +141,22 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("region: ", "are text", None),
         ("prices: ''", "are text", None),
         ("prices: [a.yaml]", "are text", None),
+        ("discount: 12%", "`discount` is '12%'", None),
+        ("discount: 1", "`discount` is 1", None),
+        ("discount: -0.1", "`discount` is -0.1", None),
+        ("discount: .nan", "`discount` is nan", None),
+        ("discount: true", "`discount` is True", None),
+        ("aws: us-east-1", "`aws` is not a mapping of regions", None),
+        ("aws: {us-east-1: acme}", "`aws.us-east-1` holds something else than ami_parameter, bucket", None),
+        ("aws: {us-east-1: {bukcet: acme}}", "`aws.us-east-1` holds something else", None),
+        ("aws: {us-east-1: {bucket: }}", "`aws.us-east-1.bucket` is not text", None),
+        ("aws: {us-east-1: {bucket: 7}}", "`aws.us-east-1.bucket` is not text", None),
+        ("aws: {us-east-1: {prefix: ''}}", "`aws.us-east-1.prefix` is not text", None),
+        ("aws: {us-east-1: {security_groups: sg-1}}", "security_groups` is not a list of texts", None),
+        ("aws: {us-east-1: {security_groups: [1]}}", "security_groups` is not a list of texts", None),
+        ("aws: {us-east-1: {subnets: [subnet-a]}}", "subnets` is not text by zone", None),
+        ("aws: {us-east-1: {subnets: {us-east-1a: 1}}}", "subnets` is not text by zone", None),
+        ("aws: {us-east-1: {placement_groups: x}}", "placement_groups` is not text by zone", None),
     ],
 )
 def test_a_wrong_config_file_is_named(config: Path, text: str, problem: str, line: int | None) -> None:

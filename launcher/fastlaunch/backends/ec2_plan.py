@@ -154,12 +154,9 @@ def _program(
         has_instance_store=site.instance.local_nvme_gb > 0,
         has_nvswitch=has_nvswitch(site.instance),
         is_spot=job.purchase == "spot",
+        # The node itself tells every container its run's id.
         runs=tuple(
-            NodeRun(
-                run_id=run_id,
-                arguments=entrypoint_arguments(one),
-                environment={"FASTLAUNCH_RUN_ID": run_id},
-            )
+            NodeRun(run_id=run_id, arguments=entrypoint_arguments(one), environment={})
             for run_id, one in jobs.items()
         ),
         environment=environment,
