@@ -1,10 +1,20 @@
 """The program that a node runs by itself: user data, made from a template. Pure."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 #: EC2's limit, before base64. docs.aws.amazon.com/AWSEC2, "Run commands when you launch an EC2 instance".
 MAX_USER_DATA_BYTES = 16_384
+#: A private registry of ECR wants a login; any other host is taken to be open.
+_ECR_HOST = re.compile(r"\.dkr\.ecr(-fips)?\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,4 +62,51 @@ class NodeProgram:
 
 def render_user_data(program: NodeProgram) -> str:
     """The shell script of `program`. Raises UserError if it is larger than EC2 takes."""
-    raise NotImplementedError
+    # What repeats share is written once.
+    jobs = list(dict.fromkeys(_job(run) for run in program.runs))
+    script = _template().render(
+        **vars(program),
+        lead_s=stop_lead_s(program.max_minutes),
+        is_ecr=_ECR_HOST.search(program.image.partition("/")[0]) is not None,
+        container_environment=_options(program.environment),
+        jobs=[{"environment": environment, "arguments": arguments} for environment, arguments in jobs],
+        numbered=[f"{1 + jobs.index(_job(run))}:{shlex.quote(run.run_id)}" for run in program.runs],
+    )
+    size = len(script.encode())
+    if size > MAX_USER_DATA_BYTES:
+        raise UserError(
+            f"the program for {len(program.runs)} runs has {size:,} bytes, and EC2 takes "
+            f"{MAX_USER_DATA_BYTES:,}",
+            "submit fewer recipes or repeats at a time",
+        )
+    return script
+
+
+def stop_lead_s(max_minutes: int) -> int:
+    """Seconds before the machine turns itself off at which training is asked to stop.
+
+    Six minutes: 100 s for the container to end, the rest to send what it leaves; a quarter of a time limit
+    under 24 minutes.
+    """
+    return min(360, max_minutes * 60 // 4)
+
+
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fastlaunch.backends"), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment.get_template("user_data.sh.j2")
+
+
+def _job(run: NodeRun) -> tuple[str, str]:
+    """What the run adds to its container's environment, and its arguments, as shell words."""
+    # The node gives every container its run's id.
+    added = {name: value for name, value in run.environment.items() if name != "FASTLAUNCH_RUN_ID"}
+    return _options(added), shlex.join(run.arguments)
+
+
+def _options(environment: Mapping[str, str]) -> str:
+    return " ".join(f"-e {shlex.quote(f'{name}={value}')}" for name, value in environment.items())

@@ -1,0 +1,204 @@
+"""User data: what the script holds, for every kind of machine. What it does is tested in tests/node."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlaunch.backends.user_data import (
+    MAX_USER_DATA_BYTES,
+    NodeProgram,
+    NodeRun,
+    render_user_data,
+    stop_lead_s,
+)
+from fastlaunch.errors import UserError
+
+ARGUMENTS = ("--workload", "vit-huge", "--recipe", "bf16", "--batch-size", "64", "--steps", "400")
+RUN = NodeRun(
+    run_id="20261121-090312-k3f9",
+    arguments=ARGUMENTS,
+    environment={"FASTLAUNCH_RUN_ID": "20261121-090312-k3f9"},
+)
+PROGRAM = NodeProgram(
+    token="20261121-090312-k3f9-a1",
+    attempt=1,
+    region="us-west-2",
+    output="s3://acme-training/fastlaunch/runs/20261121-090312-k3f9/attempt-1",
+    runs_uri="s3://acme-training/fastlaunch/runs",
+    code_uri=f"s3://acme-training/fastlaunch/code/{'a' * 64}.tar.gz",
+    code_sha256="a" * 64,
+    image=f"763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch@sha256:{'b' * 64}",
+    image_region="us-west-2",
+    max_minutes=120,
+    num_gpus=8,
+    has_instance_store=True,
+    has_nvswitch=True,
+    is_spot=True,
+    runs=(RUN,),
+    environment={"FASTLAUNCH_INSTANCE": "p5.48xlarge", "FASTLAUNCH_ATTEMPT": "1"},
+)
+MACHINES = [
+    replace(
+        PROGRAM,
+        attempt=attempt,
+        num_gpus=num_gpus,
+        has_nvswitch=num_gpus > 1,
+        has_instance_store=has_instance_store,
+        is_spot=is_spot,
+        code_uri=code and PROGRAM.code_uri,
+        code_sha256=code and PROGRAM.code_sha256,
+        image=image,
+    )
+    for attempt, num_gpus, has_instance_store, is_spot, (code, image) in itertools.product(
+        (1, 2),
+        (0, 8),
+        (False, True),
+        (False, True),
+        (("yes", PROGRAM.image), (None, f"127.0.0.1:5000/own@sha256:{'c' * 64}")),
+    )
+]
+
+
+def commands(script: str) -> list[str]:
+    """The lines of `script` that are not comments."""
+    return [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def asked_of_runs(script: str, show: str) -> list[str]:
+    """What the shell function `show` prints when the script calls it for every run."""
+    jobs = script[script.index("job1() {") : script.index("work() {")]
+    done = subprocess.run(
+        ["bash", "-c", f"set -u\n{show}\n{jobs}\neach show"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_watchdog_is_the_first_command() -> None:
+    assert commands(render_user_data(PROGRAM))[0] == "shutdown -P +120"
+
+
+@pytest.mark.parametrize(
+    ("max_minutes", "lead_s"), [(1, 15), (8, 120), (23, 345), (24, 360), (120, 360), (10_000, 360)]
+)
+def test_training_is_stopped_six_minutes_before_the_end_or_a_quarter_of_the_time(
+    max_minutes: int, lead_s: int
+) -> None:
+    assert stop_lead_s(max_minutes) == lead_s
+    script = render_user_data(replace(PROGRAM, max_minutes=max_minutes))
+    assert f"  sleep {max_minutes * 60 - lead_s}\n  ask watchdog\n" in script
+
+
+@pytest.mark.parametrize(
+    "programs", [(MACHINES[0], MACHINES[-1]), pytest.param(MACHINES[1:-1], marks=pytest.mark.slow)]
+)
+def test_shellcheck_has_nothing_against_the_script(programs: Sequence[NodeProgram], tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    names = []
+    for number, program in enumerate(programs):
+        path = tmp_path / f"{number}.sh"
+        path.write_text(render_user_data(program))
+        names.append(str(path))
+    assert len({Path(name).read_text() for name in names}) == len(programs)
+    done = subprocess.run(["shellcheck", *names], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_only_one_finding_of_shellcheck_is_switched_off_and_the_script_says_why() -> None:
+    switched_off = [line for line in render_user_data(PROGRAM).splitlines() if "shellcheck" in line]
+    assert switched_off == [
+        "# shellcheck disable=SC2317,SC2329 # functions are called by name: by try, each and trap"
+    ]
+
+
+def test_script_is_the_same_twice_and_ascii() -> None:
+    assert render_user_data(PROGRAM) == render_user_data(PROGRAM)
+    assert render_user_data(PROGRAM).isascii()
+
+
+def test_aws_is_called_in_one_place_with_its_region() -> None:
+    called = [line for line in commands(render_user_data(PROGRAM)) if re.search(r"(^|[ (])aws ", line)]
+    assert len(called) == 1
+    assert 'aws --region "${region:-$REGION}"' in called[0]
+
+
+def test_a_hundred_runs_fit() -> None:
+    recipes = ("bf16", "te-fp8", "compile", "te-bf16", "compile-blocks", "fp8-delayed")
+    runs = [
+        NodeRun(
+            run_id=f"20261121-090312-{number:04d}",
+            arguments=(*ARGUMENTS[:3], recipes[number % len(recipes)], *ARGUMENTS[4:]),
+            environment={"FASTLAUNCH_RUN_ID": f"20261121-090312-{number:04d}"},
+        )
+        for number in range(100)
+    ]
+    for program in MACHINES:
+        script = render_user_data(replace(program, runs=tuple(runs)))
+        assert len(script.encode()) < MAX_USER_DATA_BYTES
+        assert asked_of_runs(script, 'show() { echo "$1"; }') == [run.run_id for run in runs]
+
+
+def test_too_many_runs_are_refused_with_what_to_do() -> None:
+    runs = tuple(replace(RUN, run_id=f"20261121-090312-{number:04d}") for number in range(1000))
+    with pytest.raises(UserError, match=r"1000 runs has [0-9,]+ bytes, and EC2 takes 16,384") as raised:
+        render_user_data(replace(PROGRAM, runs=runs))
+    assert raised.value.hint == "submit fewer recipes or repeats at a time"
+
+
+WORDS = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=20)
+
+
+@settings(max_examples=25)
+@given(
+    arguments=st.lists(WORDS, max_size=4),
+    environment=st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), WORDS, max_size=3),
+)
+def test_arguments_and_environment_reach_the_container_as_they_are(
+    arguments: list[str], environment: dict[str, str]
+) -> None:
+    run = NodeRun(run_id="20261121-090312-k3f9", arguments=tuple(arguments), environment=environment)
+    script = render_user_data(replace(PROGRAM, runs=(run, RUN, run)))
+    show = 'show() { python3 -c "import json, sys; print(json.dumps(sys.argv[1:]))" "${MORE[@]}" -- "$@"; }'
+    options = [word for item in environment.items() for word in ("-e", "=".join(item))]
+    asked = [*options, "--", run.run_id, *arguments]
+    got = [json.loads(line) for line in asked_of_runs(script, show)]
+    assert got == [asked, ["--", RUN.run_id, *ARGUMENTS], asked]
+
+
+def test_the_registry_is_logged_in_to_only_if_it_is_ecr() -> None:
+    assert "get-login-password" in render_user_data(PROGRAM)
+    own = replace(PROGRAM, image=f"127.0.0.1:5000/own@sha256:{'c' * 64}")
+    assert "get-login-password" not in render_user_data(own)
+    other = replace(PROGRAM, image_region="eu-west-1")
+    assert "region=eu-west-1 cloud ecr get-login-password" in render_user_data(other)
+
+
+def test_container_has_the_gpus_and_no_privileges() -> None:
+    script = render_user_data(PROGRAM)
+    (command,) = re.findall(r"docker run (?:.*\\\n)+.*", script)
+    for option in ("--gpus all", "--ipc host", "--ulimit memlock=-1", "--ulimit stack=67108864"):
+        assert option in command
+    assert "--stop-timeout 100 -w /fastlaunch/user" in command
+    assert ':/fastlaunch:ro"' in command
+    assert "--privileged" not in script
+    assert "--resume" not in command
+    assert "--resume" in render_user_data(replace(PROGRAM, attempt=2))
+    assert "nvidia-smi" not in render_user_data(replace(PROGRAM, num_gpus=0))
+    assert "--gpus" not in render_user_data(replace(PROGRAM, num_gpus=0))
+
+
+def test_what_a_machine_has_not_is_not_waited_for() -> None:
+    script = render_user_data(replace(PROGRAM, has_nvswitch=False, is_spot=False, has_instance_store=False))
+    for word in ("fabricmanager", "spot/instance-action", "/opt/dlami/nvme"):
+        assert word in render_user_data(PROGRAM)
+        assert word not in script
