@@ -67,9 +67,13 @@ class JobFailed(UserError):
 
 
 class CloudRefused(UserError):
-    """AWS refused the request, or had no capacity for it."""
+    """AWS refused the request, or had no capacity for it.
+
+    code: AWS's own name of the error, such as `InsufficientInstanceCapacity`; None where there is none.
+    """
 
     exit_code = EXIT_CLOUD_REFUSED
+    code: str | None = None
 
 
 class QuotaExceeded(CloudRefused):

@@ -1,0 +1,38 @@
+"""Which quota of EC2 an instance counts against: on-demand and spot are different ones, each for a family."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaCode:
+    """A quota of the service `ec2`, counted in vCPUs. name: as the Service Quotas console lists it."""
+
+    code: str
+    name: str
+
+
+#: (purchase, what the instance type starts with, quota). The first that fits counts. Codes as in public quota
+#: tables and AWS's own examples, 2026-11; the one for P6 spot is not published.
+_QUOTAS = (
+    ("on-demand", "p", QuotaCode(code="L-417A185B", name="Running On-Demand P instances")),
+    ("on-demand", "g", QuotaCode(code="L-DB2E81BA", name="Running On-Demand G and VT instances")),
+    ("on-demand", "vt", QuotaCode(code="L-DB2E81BA", name="Running On-Demand G and VT instances")),
+    ("on-demand", "trn", QuotaCode(code="L-2C3B7624", name="Running On-Demand Trn instances")),
+    ("spot", "p5", QuotaCode(code="L-C4BD4855", name="All P5 Spot Instance Requests")),
+    ("spot", "p6", None),
+    ("spot", "p", QuotaCode(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests")),
+    ("spot", "g", QuotaCode(code="L-3819A6DF", name="All G and VT Spot Instance Requests")),
+    ("spot", "vt", QuotaCode(code="L-3819A6DF", name="All G and VT Spot Instance Requests")),
+    ("spot", "trn", QuotaCode(code="L-6B0D517C", name="All Trn Spot Instance Requests")),
+)
+
+
+def quota_code(instance_type: str, purchase: str) -> QuotaCode | None:
+    """The quota that the type counts against; None if it is unknown, or none (reservations)."""
+    fitting = (quota for how, start, quota in _QUOTAS if how == purchase and instance_type.startswith(start))
+    return next(fitting, None)
+
+
+def quota_page(region: str, code: str) -> str:
+    """Address of the console's page on which more of a quota of EC2 is asked for."""
+    return f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
