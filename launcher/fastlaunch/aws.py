@@ -1,13 +1,35 @@
 """Every call to AWS, typed, with its errors told apart. The only module that imports boto3.
 
 Values come back as the dataclasses below; what goes wrong is one of `errors.CloudRefused`'s kinds. Clients
-are made when first used, one per service and region, and `AWS_ENDPOINT_URL` is honoured.
+are made when first used, one per service and region, and `AWS_ENDPOINT_URL` is honoured. The file is long
+since no other may do this.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from itertools import product
+from threading import RLock
+from typing import Any, TypeVar
+
+from fastlaunch.aws_errors import Asked, refusal, unanswered
+from fastlaunch.errors import BadConfiguration, NotAuthorised, Throttled, Unreachable
+from fastlaunch.job import DEFAULT_REGION
+
+#: How many values a filter of EC2 takes. docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Filter.html
+MAX_FILTER_VALUES = 200
+
+#: Between two tries: doubled from the first to the last.
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 20.0
+
+#: EC2 answers RunInstances within seconds; a busy region takes longer.
+CONNECT_TIMEOUT_S = 10
+READ_TIMEOUT_S = 60
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +108,91 @@ class Aws:
     """AWS in every region, through boto3's usual chain of credentials.
 
     Every method raises CloudRefused's kinds. What does not exist is None or empty where the return type says
-    so, and BadConfiguration elsewhere.
+    so, and BadConfiguration elsewhere. What was throttled or not answered is asked again, `attempts` times in
+    all, with `sleep` (seconds) in between; botocore itself repeats nothing.
+
+    connect: makes a client of a service in a region; boto3 unless given. timeouts_s: for connecting, and for
+    reading an answer.
     """
+
+    def __init__(
+        self,
+        *,
+        attempts: int = 5,
+        timeouts_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        connect: Callable[[str, str], Any] | None = None,
+    ) -> None:
+        self._attempts = attempts
+        self._timeouts_s = timeouts_s
+        self._sleep = sleep
+        self._now = now
+        self._connect = connect or self._connect_with_boto3
+        self._session: Any = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = RLock()
 
     # Who
 
     def identity(self) -> Identity:
         """Who the credentials are (sts:GetCallerIdentity)."""
-        raise NotImplementedError
+        told = self._ask("sts", self._home(), "GetCallerIdentity")
+        return Identity(account=told["Account"], arn=told["Arn"])
 
     def may_pass_role(self, instance_profile: str) -> str | None:
         """Why an instance cannot get this profile, in words; None if it can, or where it cannot be told.
 
         iam:GetInstanceProfile for the role, iam:SimulatePrincipalPolicy for iam:PassRole on it.
         """
-        raise NotImplementedError
+        name, home = instance_profile.rpartition("/")[2], self._home()
+        try:
+            told = self._ask("iam", home, "GetInstanceProfile", InstanceProfileName=name)
+        except NotAuthorised:
+            return None
+        except BadConfiguration as error:
+            if error.code == "NoSuchEntity":
+                return f"there is no instance profile {name}"
+            raise
+        roles = told["InstanceProfile"]["Roles"]
+        if not roles:
+            return f"the instance profile {name} holds no role"
+        role = roles[0]["Arn"]
+        try:
+            simulated = self._ask(
+                "iam",
+                home,
+                "SimulatePrincipalPolicy",
+                PolicySourceArn=self._principal(self.identity().arn),
+                ActionNames=["iam:PassRole"],
+                ResourceArns=[role],
+                ContextEntries=[
+                    {
+                        "ContextKeyName": "iam:PassedToService",
+                        "ContextKeyValues": ["ec2.amazonaws.com"],
+                        "ContextKeyType": "string",
+                    }
+                ],
+            )
+        except (NotAuthorised, BadConfiguration):
+            # Of the account itself (root), and of users from elsewhere, IAM cannot tell.
+            return None
+        if all(result["EvalDecision"] == "allowed" for result in simulated["EvaluationResults"]):
+            return None
+        return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
+
+    def _principal(self, arn: str) -> str:
+        """ARN of the user or role whose policies count: the role itself of an assumed one."""
+        head, _, assumed = arn.partition(":assumed-role/")
+        if not assumed:
+            return arn
+        name = assumed.partition("/")[0]
+        try:
+            # Only IAM knows the path that belongs to the ARN.
+            role: str = self._ask("iam", self._home(), "GetRole", RoleName=name)["Role"]["Arn"]
+        except (NotAuthorised, BadConfiguration):
+            return f"{head.replace(':sts:', ':iam:')}:role/{name}"
+        return role
 
     # EC2
 
@@ -109,7 +201,18 @@ class Aws:
 
         Raises QuotaExceeded, NoCapacity, ... where nothing was started; Unreachable where that is not known.
         """
-        raise NotImplementedError
+        assert request.get("ClientToken"), "without a token, asking again could start a second instance"
+        purchase = request.get("InstanceMarketOptions", {}).get("MarketType", "on-demand")
+        asked = Asked(
+            service="ec2",
+            action="RunInstances",
+            region=region,
+            subject=request.get("InstanceType", ""),
+            instance_type=request.get("InstanceType"),
+            purchase=purchase,
+        )
+        told = self._repeat(asked, lambda client: client.run_instances(**request))
+        return [_instance(region, each) for each in told["Instances"]]
 
     def describe_instances(
         self,
@@ -122,73 +225,216 @@ class Aws:
         """The instances with these ids, client tokens or tags; all pages, in as few requests as there can be.
 
         Ids that EC2 does not know (yet, or any more) are left out. Asked by filter, so that one unknown id
-        does not fail the others. tags: the values that a tag may have; none for any value.
+        does not fail the others. tags: the values that a tag may have; none for any value. Where several
+        are given, instances that fit all of them; none at all are asked for where nothing is given.
         """
-        raise NotImplementedError
+        wanted = {"instance-id": ids, "client-token": tokens}
+        filters = [_filters(name, values) for name, values in wanted.items() if values]
+        for key, values in (tags or {}).items():
+            filters.append(_filters(f"tag:{key}", values) if values else _filters("tag-key", [key]))
+        if not filters:
+            return []
+        found = {}
+        for chosen in product(*filters):
+            pages = self._pages("ec2", region, "DescribeInstances", Filters=list(chosen), MaxResults=1000)
+            for page in pages:
+                for reservation in page["Reservations"]:
+                    for each in reservation["Instances"]:
+                        found[each["InstanceId"]] = _instance(region, each)
+        return list(found.values())
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
         """Terminate instances; it is no error if one is gone already."""
-        raise NotImplementedError
+        if not ids:
+            return
+        try:
+            self._ask("ec2", region, "TerminateInstances", subject=", ".join(ids), InstanceIds=list(ids))
+        except BadConfiguration as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+            # EC2 terminates all or none: those that it knows one by one.
+            for one in ids if len(ids) > 1 else ():
+                self.terminate(region, [one])
 
     def console_output(self, region: str, instance_id: str) -> str:
         """What the instance wrote to its console, newest; empty if there is nothing (yet)."""
-        raise NotImplementedError
+        try:
+            told = self._ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id, Latest=True)
+        except BadConfiguration as error:
+            if error.code == "InvalidInstanceID.NotFound":
+                return ""
+            if error.code != "UnsupportedOperation":
+                raise
+            # Types before Nitro keep only what they wrote when they booted.
+            told = self._ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id)
+        output: str = told.get("Output", "")
+        return output
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
         """Zones of the region in which the instance type exists, sorted (DescribeInstanceTypeOfferings)."""
-        raise NotImplementedError
+        pages = self._pages(
+            "ec2",
+            region,
+            "DescribeInstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+        )
+        return sorted(each["Location"] for page in pages for each in page["InstanceTypeOfferings"])
 
     def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
         """Newest spot price per hour and its zone: the cheapest zone where none is given. None if unknown."""
-        raise NotImplementedError
+        # From now on there is no change yet, and EC2 adds the last one before, of each zone.
+        asked: dict[str, Any] = {
+            "InstanceTypes": [instance_type],
+            "ProductDescriptions": ["Linux/UNIX"],
+            "StartTime": self._now(),
+        }
+        if zone is not None:
+            asked["AvailabilityZone"] = zone
+        newest: dict[str, tuple[datetime, float]] = {}
+        for page in self._pages("ec2", region, "DescribeSpotPriceHistory", **asked):
+            for each in page["SpotPriceHistory"]:
+                seen = newest.get(each["AvailabilityZone"])
+                if seen is None or each["Timestamp"] > seen[0]:
+                    newest[each["AvailabilityZone"]] = each["Timestamp"], float(each["SpotPrice"])
+        return min(((usd, where) for where, (_, usd) in newest.items()), default=None)
 
     def machine_image(self, region: str, ami: str) -> MachineImage:
         """The AMI. Raises BadConfiguration if it does not exist."""
-        raise NotImplementedError
+        told = self._ask("ec2", region, "DescribeImages", subject=ami, ImageIds=[ami])
+        image = _only(told["Images"], f"machine image {ami}", region)
+        root = image["RootDeviceName"]
+        sizes = [
+            device["Ebs"]["VolumeSize"]
+            for device in image["BlockDeviceMappings"]
+            if device.get("DeviceName") == root and "VolumeSize" in device.get("Ebs", {})
+        ]
+        return MachineImage(id=ami, root_device=root, root_gib=_only(sizes, f"root volume of {ami}", region))
 
     def subnets(self, region: str, ids: Sequence[str]) -> list[Subnet]:
         """The subnets with these ids. Raises BadConfiguration if one does not exist."""
-        raise NotImplementedError
+        if not ids:
+            return []
+        told = self._ask("ec2", region, "DescribeSubnets", subject=", ".join(ids), SubnetIds=list(ids))
+        return [
+            Subnet(
+                id=each["SubnetId"],
+                zone=each["AvailabilityZone"],
+                vpc=each["VpcId"],
+                maps_public_ip=each["MapPublicIpOnLaunch"],
+            )
+            for each in told["Subnets"]
+        ]
 
     def security_group_vpcs(self, region: str, ids: Sequence[str]) -> dict[str, str]:
         """VPC by security group id. Raises BadConfiguration if one does not exist."""
-        raise NotImplementedError
+        if not ids:
+            return {}
+        told = self._ask("ec2", region, "DescribeSecurityGroups", subject=", ".join(ids), GroupIds=list(ids))
+        return {each["GroupId"]: each["VpcId"] for each in told["SecurityGroups"]}
 
     def s3_gateways(self, region: str, vpc: str) -> bool:
         """Whether the VPC has a gateway endpoint for S3."""
-        raise NotImplementedError
+        filters = [{"Name": "vpc-id", "Values": [vpc]}]
+        return any(
+            each["ServiceName"].endswith(f".{region}.s3")
+            and each["VpcEndpointType"] == "Gateway"
+            and each["State"].lower() == "available"
+            for page in self._pages("ec2", region, "DescribeVpcEndpoints", Filters=filters)
+            for each in page["VpcEndpoints"]
+        )
 
     def regions(self) -> list[str]:
         """The regions that the account may use, sorted (DescribeRegions)."""
-        raise NotImplementedError
+        told = self._ask("ec2", self._home(), "DescribeRegions")
+        return sorted(each["RegionName"] for each in told["Regions"])
 
     # Systems Manager, Service Quotas
 
     def parameter(self, region: str, name: str) -> str:
         """The value of a parameter. Raises BadConfiguration if there is none of this name."""
-        raise NotImplementedError
+        value: str = self._ask("ssm", region, "GetParameter", subject=name, Name=name)["Parameter"]["Value"]
+        return value
 
     def quota(self, region: str, service: str, code: str) -> float | None:
         """The account's quota (servicequotas:GetServiceQuota); None where AWS has none under this code."""
-        raise NotImplementedError
+        try:
+            told = self._ask(
+                "servicequotas",
+                region,
+                "GetServiceQuota",
+                subject=f"{service} {code}",
+                ServiceCode=service,
+                QuotaCode=code,
+            )
+        except BadConfiguration as error:
+            if error.code == "NoSuchResourceException":
+                return None
+            raise
+        value: float | None = told["Quota"].get("Value")
+        return value
 
     # S3
 
     def bucket_exists(self, region: str, bucket: str) -> bool:
         """Whether the bucket exists and may be used (HeadBucket)."""
-        raise NotImplementedError
+        try:
+            self._ask("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
+        except BadConfiguration as error:
+            if error.code in ("404", "NoSuchBucket", "NotFound"):
+                return False
+            raise
+        return True
 
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
         """Store an object; False, with nothing done, if `only_new` and there is one (If-None-Match)."""
-        raise NotImplementedError
+        asked = Asked(service="s3", action="PutObject", region=region, subject=f"{bucket}/{key}")
+        given = {"Bucket": bucket, "Key": key, "Body": body, **({"IfNoneMatch": "*"} if only_new else {})}
+        tries = 0
+
+        def put(client: Any) -> None:
+            nonlocal tries
+            tries += 1
+            client.put_object(**given)
+
+        try:
+            self._repeat(asked, put)
+        except BadConfiguration as error:
+            if error.code != "PreconditionFailed" or not only_new:
+                raise
+            # After a try without an answer, the object that is in the way may be this very one.
+            return tries > 1 and self.get_object(region, bucket, key) == body
+        return True
 
     def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
         """The object, None if there is none."""
-        raise NotImplementedError
+        asked = Asked(service="s3", action="GetObject", region=region, subject=f"{bucket}/{key}")
+
+        def get(client: Any) -> bytes:
+            body: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return body
+
+        try:
+            return self._repeat(asked, get)
+        except BadConfiguration as error:
+            if error.code in ("NoSuchKey", "404"):
+                return None
+            raise
+        except NotAuthorised as error:
+            # Without the right to list, S3 denies to tell what does not exist.
+            if error.code in ("AccessDenied", "403"):
+                return None
+            raise
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         """All objects under the prefix, sorted by key; all pages."""
-        raise NotImplementedError
+        pages = self._pages("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
+        found = [
+            StoredObject(key=each["Key"], size=each["Size"])
+            for page in pages
+            for each in page.get("Contents", ())
+        ]
+        return sorted(found, key=lambda one: one.key)
 
     # ECR
 
@@ -197,12 +443,231 @@ class Aws:
 
         ecr:BatchGetImage, which AWS's own registries allow to everybody.
         """
-        raise NotImplementedError
+        name = f"{repository}:{tag}"
+        try:
+            told = self._ask(
+                "ecr",
+                region,
+                "BatchGetImage",
+                subject=name,
+                registryId=account,
+                repositoryName=repository,
+                imageIds=[{"imageTag": tag}],
+            )
+        except BadConfiguration as error:
+            if error.code == "RepositoryNotFoundException":
+                return None
+            raise
+        for failure in told.get("failures", ()):
+            if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest"):
+                asked = Asked(service="ecr", action="BatchGetImage", region=region, subject=name)
+                raise refusal(asked, failure.get("failureCode", ""), failure.get("failureReason", ""))
+        return next((image["imageId"]["imageDigest"] for image in told.get("images", ())), None)
 
     def ensure_repository(self, region: str, repository: str) -> str:
         """URI of the account's own repository, made with immutable tags if it does not exist."""
-        raise NotImplementedError
+        uri: str
+        try:
+            uri = self._repository(region, repository)
+        except BadConfiguration as error:
+            if error.code != "RepositoryNotFoundException":
+                raise
+            try:
+                told = self._ask(
+                    "ecr",
+                    region,
+                    "CreateRepository",
+                    subject=repository,
+                    repositoryName=repository,
+                    imageTagMutability="IMMUTABLE",
+                )
+            except BadConfiguration as made:
+                if made.code != "RepositoryAlreadyExistsException":
+                    raise
+                return self._repository(region, repository)
+            uri = told["repository"]["repositoryUri"]
+        return uri
+
+    def _repository(self, region: str, repository: str) -> str:
+        told = self._ask(
+            "ecr", region, "DescribeRepositories", subject=repository, repositoryNames=[repository]
+        )
+        uri: str = told["repositories"][0]["repositoryUri"]
+        return uri
 
     def registry_login(self, region: str) -> RegistryLogin:
         """A login for the account's registry, which also opens AWS's own (GetAuthorizationToken)."""
+        given = self._ask("ecr", region, "GetAuthorizationToken")["authorizationData"][0]
+        user, _, password = b64decode(given["authorizationToken"]).decode().partition(":")
+        host = given["proxyEndpoint"].removeprefix("https://")
+        return RegistryLogin(host=host, user=user, password=password)
+
+    # Asking
+
+    def _ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+        asked = Asked(service=service, action=action, region=region, subject=subject)
+        return self._repeat(asked, lambda client: _method(client, action)(**given))
+
+    def _pages(
+        self, service: str, region: str, action: str, *, subject: str = "", **given: Any
+    ) -> Iterator[Any]:
+        sent, received = (
+            ("ContinuationToken", "NextContinuationToken") if service == "s3" else ("NextToken",) * 2
+        )
+        while True:
+            page = self._ask(service, region, action, subject=subject, **given)
+            yield page
+            if not page.get(received):
+                return
+            given[sent] = page[received]
+
+    def _repeat(self, asked: Asked, call: Callable[[Any], T]) -> T:
+        """What `call` returns of the client, asked again where nothing was done or no answer came."""
+        unheard: Unreachable | None = None
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return self._once(asked, call)
+            except Unreachable as error:
+                unheard = error
+                if attempt == self._attempts:
+                    raise
+            except Throttled:
+                if attempt == self._attempts:
+                    # It says that this one did nothing, not that an earlier one did not.
+                    if unheard:
+                        raise unheard from None
+                    raise
+            except NotAuthorised:
+                # Rights are looked at before the token, and a login may have ended in between.
+                if unheard:
+                    raise unheard from None
+                raise
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        raise AssertionError("at least one attempt")
+
+    def _once(self, asked: Asked, call: Callable[[Any], T]) -> T:
+        return self._tell(asked, lambda: call(self._client(asked.service, asked.region)))
+
+    def _tell(self, asked: Asked, call: Callable[[], T]) -> T:
+        """What `call` returns; what botocore raises of it, as one of our errors."""
+        from botocore.exceptions import ClientError
+
+        try:
+            return call()
+        except ClientError as error:
+            told = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise refusal(asked, told.get("Code", ""), told.get("Message", ""), status=status) from None
+        except Exception as error:
+            kind = unanswered(asked, tuple(each.__name__ for each in type(error).__mro__), str(error))
+            if kind is None:
+                raise
+            raise kind from None
+
+    def _client(self, service: str, region: str) -> Any:
+        # boto3 makes clients of one session for one thread at a time.
+        with self._lock:
+            if (service, region) not in self._clients:
+                self._clients[service, region] = self._connect(service, region)
+            return self._clients[service, region]
+
+    def _connect_with_boto3(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        connect_s, read_s = self._timeouts_s
+        config = Config(
+            connect_timeout=connect_s,
+            read_timeout=read_s,
+            # What is asked again, and when, is for `_repeat` to say.
+            retries={"mode": "standard", "total_max_attempts": 1},
+        )
+        name = {"servicequotas": "service-quotas"}.get(service, service)
+        try:
+            return self._boto3_session().client(name, region_name=region, config=config)
+        except ValueError as error:
+            if "endpoint" in str(error):
+                hint = "AWS_ENDPOINT_URL wants a whole URL, such as http://127.0.0.1:5000; or unset it"
+                raise BadConfiguration(f"cannot reach {service}: {error}", hint) from None
+            raise
+
+    def _boto3_session(self) -> Any:
+        import boto3
+
+        with self._lock:
+            if self._session is None:
+                self._session = boto3.Session()
+            return self._session
+
+    def _home(self) -> str:
+        """The region to ask for what all regions share: the user's own, since partitions share nothing."""
+        asked = Asked(service="sts", action="GetCallerIdentity", region=DEFAULT_REGION)
+        region: str | None = self._tell(asked, lambda: self._boto3_session().region_name)
+        return region or DEFAULT_REGION
+
+
+def _method(client: Any, action: str) -> Callable[..., Any]:
+    from botocore import xform_name
+
+    method: Callable[..., Any] = getattr(client, xform_name(action))
+    return method
+
+
+def _filters(name: str, values: Sequence[str]) -> list[dict[str, Any]]:
+    """The filters that together ask for all `values`, one request each."""
+    starts = range(0, len(values), MAX_FILTER_VALUES)
+    return [{"Name": name, "Values": list(values[start : start + MAX_FILTER_VALUES])} for start in starts]
+
+
+def _instance(region: str, told: Mapping[str, Any]) -> Instance:
+    reason = told.get("StateReason", {})
+    code, message = reason.get("Code", ""), reason.get("Message", "")
+    said = message if message.startswith(code) else f"{code}: {message}"
+    return Instance(
+        id=told["InstanceId"],
+        region=region,
+        zone=told.get("Placement", {}).get("AvailabilityZone"),
+        instance_type=told["InstanceType"],
+        state=told["State"]["Name"],
+        is_spot=told.get("InstanceLifecycle") == "spot",
+        launch_time=told["LaunchTime"],
+        token=told.get("ClientToken") or None,
+        state_reason=said if code and code != "pending" else None,
+        transition_reason=told.get("StateTransitionReason") or None,
+        tags={tag["Key"]: tag["Value"] for tag in told.get("Tags", ())},
+    )
+
+
+def _only(found: Sequence[Any], what: str, region: str) -> Any:
+    if len(found) != 1:
+        raise BadConfiguration(
+            f"{region} has no {what}", "correct the id, or `ami_parameter`, in the config file"
+        )
+    return found[0]
+
+    # What is known before money is spent (preflight)
+
+    def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
+        """vCPUs of everything that runs in the region, whoever started it, by instance type and purchase.
+
+        Pending and running instances of the whole account: all pages of DescribeInstances filtered by state.
+        Purchase is `on-demand`, `spot` or `capacity-block` (InstanceLifecycle). vCPUs are the default ones of
+        the type, which quotas count: one DescribeInstanceTypes (100 types each) for the types found.
+        """
+        raise NotImplementedError
+
+    def default_quota(self, region: str, service: str, code: str) -> float | None:
+        """AWS's default of a quota (servicequotas:GetAWSDefaultServiceQuota); None if there is none.
+
+        What counts where `quota` is None: an account whose quota was never changed may have no other.
+        """
+        raise NotImplementedError
+
+    def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
+        """Target of the route to 0.0.0.0/0, such as `igw-0a1b` or `nat-0a1b`, by subnet of the VPC.
+
+        Under None that of the main route table, for subnets without a table of their own; a table without
+        such a route is "". One DescribeRouteTables, all pages.
+        """
         raise NotImplementedError
