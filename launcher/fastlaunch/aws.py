@@ -7,6 +7,7 @@ since no other may do this.
 
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,13 @@ from fastlaunch.job import DEFAULT_REGION
 
 #: How many values a filter of EC2 takes. docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Filter.html
 MAX_FILTER_VALUES = 200
+
+#: How many types DescribeInstanceTypes takes by name.
+MAX_TYPES = 100
+_ROUTE_TARGETS = (
+    *("GatewayId", "NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId"),
+    *("VpcPeeringConnectionId", "CarrierGatewayId", "LocalGatewayId", "CoreNetworkArn"),
+)
 
 #: Between two tries: doubled from the first to the last.
 FIRST_PAUSE_S = 1.0
@@ -502,6 +510,70 @@ class Aws:
         host = given["proxyEndpoint"].removeprefix("https://")
         return RegistryLogin(host=host, user=user, password=password)
 
+    # What is known before money is spent
+
+    def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
+        """vCPUs of all that runs in the region, whoever started it, by instance type and purchase option.
+
+        Purchase is on-demand, spot or capacity-block. vCPUs are the type's own number, which quotas count
+        (DescribeInstances by state, DescribeInstanceTypes).
+        """
+        states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        counts = Counter(
+            (each["InstanceType"], each.get("InstanceLifecycle", "on-demand"))
+            for page in self._pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000)
+            for reservation in page["Reservations"]
+            for each in reservation["Instances"]
+        )
+        types = sorted({name for name, _ in counts})
+        vcpus = {
+            each["InstanceType"]: each["VCpuInfo"]["DefaultVCpus"]
+            for start in range(0, len(types), MAX_TYPES)
+            for page in self._pages(
+                "ec2", region, "DescribeInstanceTypes", InstanceTypes=types[start : start + MAX_TYPES]
+            )
+            for each in page["InstanceTypes"]
+        }
+        return {(name, purchase): vcpus[name] * number for (name, purchase), number in counts.items()}
+
+    def default_quota(self, region: str, service: str, code: str) -> float | None:
+        """AWS's default of a quota (servicequotas:GetAWSDefaultServiceQuota); None if there is none.
+
+        What counts where `quota` is None: an account whose quota was never changed may have no other.
+        """
+        try:
+            told = self._ask(
+                "servicequotas",
+                region,
+                "GetAWSDefaultServiceQuota",
+                subject=f"{service} {code}",
+                ServiceCode=service,
+                QuotaCode=code,
+            )
+        except BadConfiguration as error:
+            if error.code == "NoSuchResourceException":
+                return None
+            raise
+        value: float | None = told["Quota"].get("Value")
+        return value
+
+    def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
+        """Target of the route to 0.0.0.0/0, such as `igw-0a1b` or `nat-0a1b`, by subnet of the VPC.
+
+        Under None that of the main route table, which serves the subnets without one of their own; "" where
+        a table has no such route (DescribeRouteTables).
+        """
+        filters = [{"Name": "vpc-id", "Values": [vpc]}]
+        found: dict[str | None, str] = {}
+        for page in self._pages("ec2", region, "DescribeRouteTables", Filters=filters):
+            for table in page["RouteTables"]:
+                for association in table["Associations"]:
+                    if association.get("Main"):
+                        found[None] = _default_route(table["Routes"])
+                    elif "SubnetId" in association:
+                        found[association["SubnetId"]] = _default_route(table["Routes"])
+        return found
+
     # Asking
 
     def _ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
@@ -639,35 +711,17 @@ def _instance(region: str, told: Mapping[str, Any]) -> Instance:
     )
 
 
+def _default_route(routes: Sequence[Mapping[str, Any]]) -> str:
+    """Id of the gateway, NAT or other thing that takes what goes to the internet; empty if nothing does."""
+    for route in routes:
+        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State") != "blackhole":
+            return next((str(route[name]) for name in _ROUTE_TARGETS if route.get(name)), "")
+    return ""
+
+
 def _only(found: Sequence[Any], what: str, region: str) -> Any:
     if len(found) != 1:
         raise BadConfiguration(
             f"{region} has no {what}", "correct the id, or `ami_parameter`, in the config file"
         )
     return found[0]
-
-    # What is known before money is spent (preflight)
-
-    def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
-        """vCPUs of everything that runs in the region, whoever started it, by instance type and purchase.
-
-        Pending and running instances of the whole account: all pages of DescribeInstances filtered by state.
-        Purchase is `on-demand`, `spot` or `capacity-block` (InstanceLifecycle). vCPUs are the default ones of
-        the type, which quotas count: one DescribeInstanceTypes (100 types each) for the types found.
-        """
-        raise NotImplementedError
-
-    def default_quota(self, region: str, service: str, code: str) -> float | None:
-        """AWS's default of a quota (servicequotas:GetAWSDefaultServiceQuota); None if there is none.
-
-        What counts where `quota` is None: an account whose quota was never changed may have no other.
-        """
-        raise NotImplementedError
-
-    def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
-        """Target of the route to 0.0.0.0/0, such as `igw-0a1b` or `nat-0a1b`, by subnet of the VPC.
-
-        Under None that of the main route table, for subnets without a table of their own; a table without
-        such a route is "". One DescribeRouteTables, all pages.
-        """
-        raise NotImplementedError
