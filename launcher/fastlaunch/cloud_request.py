@@ -82,7 +82,7 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
         check_sold(instance, terms.purchase, terms.max_price_usd)
         for recipe in recipes:
             _check_recipe(recipe, instance, catalogue)
-    batch_size = request.batch_size or workload.batch_size
+    batch_size = workload.batch_size if request.batch_size is None else request.batch_size
     return CloudRequest(
         recipes=tuple(recipes),
         workload=workload,

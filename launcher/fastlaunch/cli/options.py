@@ -1,6 +1,7 @@
 """What several commands share: options, quantities as people write them, the last line on stderr."""
 
 import datetime
+import math
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,12 +56,36 @@ def _parse_date(text: str) -> datetime.date:
         raise UserError(f"{text!r} is not a date", "give one such as 2023-11-15") from None
 
 
-#: `10k` steps, 0 allowed; the same above 0; seconds of `48h`; bytes of `2GiB`; a date.
+def _parse_minutes(text: str) -> int:
+    """Whole minutes of `2` (hours), `1.5`, `90min` or `1h30m`."""
+    try:
+        seconds = float(text) * 3600
+    except ValueError:
+        seconds = parse_duration_s(text)
+    if not math.isfinite(seconds):
+        raise UserError(f"{text!r} is not a time", "give hours such as 2, or 90min")
+    return int(seconds // 60)
+
+
+def _parse_usd(text: str) -> float:
+    try:
+        value = float(text.strip().removeprefix("$"))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{text!r} is not an amount of USD", "give a number such as 25.50")
+    return value
+
+
+#: `10k` steps, 0 allowed; the same above 0; seconds of `48h`; bytes of `2GiB`; a date; minutes of `2`
+#: hours or `90min`; USD.
 COUNT = _Quantity("count", parse_count)
 POSITIVE_COUNT = _Quantity("count", _positive(parse_count))
 DURATION = _Quantity("duration", _positive(parse_duration_s))
 SIZE = _Quantity("size", _positive(parse_bytes))
 DATE = _Quantity("date", _parse_date)
+MINUTES = _Quantity("time", _positive(_parse_minutes))
+USD = _Quantity("usd", _positive(_parse_usd))
 
 #: `--output table|json|csv`, as parameter `output`.
 output_option = click.option(

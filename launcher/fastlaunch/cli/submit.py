@@ -1,4 +1,4 @@
-"""`fastlaunch submit`: options to jobs, jobs to plans, and here they run."""
+"""`fastlaunch submit`: options to jobs, jobs to plans, and they run: here, or on AWS (submit_cloud.py)."""
 
 import json
 import shlex
@@ -9,24 +9,28 @@ from typing import Any
 import click
 
 from fastlaunch.backends import Backend, Plan
-from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import COUNT, next_command, workload_option, yes_option
-from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
+from fastlaunch.cli.cloud_options import cloud_options, split_names, take_cloud_options
+from fastlaunch.cli.options import COUNT, workload_option, yes_option
+from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UnknownName, UserError
+from fastlaunch.errors import EXIT_DONE, UnknownName, UserError
 from fastlaunch.job import JobSpec
-from fastlaunch.log_file import LOG, telling_lines
 from fastlaunch.quantities import parse_count
 from fastlaunch.request import Jobs, Request, build_jobs
 
 #: Stands for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
-_NUM_LOG_LINES = 20
 
 
-@click.command(short_help="Train a workload with a recipe: here, or (later) on AWS.")
+@click.command(short_help="Train a workload with a recipe: here, or on AWS.")
 @click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
-@click.option("--backend", metavar="NAME", help="Where to train; so far only `local`.")
+@click.option("--backend", metavar="NAME", help="Where to train: local, or ec2, which --instance implies.")
+@click.option(
+    "--instance",
+    metavar="TYPE[,TYPE]",
+    help="Train on this EC2 instance type, else on the next. With --local: rehearse for it here.",
+)
+@click.option("--region", metavar="REGION[,REGION]", help="Where to buy it.  [default: yours, or us-east-1]")
 @click.option(
     "--recipe",
     "recipes",
@@ -58,10 +62,7 @@ _NUM_LOG_LINES = 20
     "--num-workers", type=COUNT, default=12, show_default=True, help="Loader processes per GPU for that data."
 )
 @click.option("--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]")
-@click.option(
-    "--instance", metavar="TYPE", help="With --local: rehearse the job for this instance type here."
-)
-@click.option("--region", metavar="REGION", help="Of the instance.  [default: yours, or us-east-1]")
+@cloud_options
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
 @click.option(
     "--output",
@@ -80,7 +81,7 @@ def submit(
     yes: bool,
     **options: Any,
 ) -> int:
-    """Train a workload with a recipe: here, or (later) on AWS.
+    """Train a workload with a recipe: here, or on AWS.
 
     Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
@@ -88,42 +89,64 @@ def submit(
     \b
       fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
+      fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --recipe te-fp8 --dry-run
     """
     around = surroundings()
-    if local and backend not in (None, "local"):
-        raise UserError(f"--local is short for --backend local, not {backend}", "give one of the two")
-    chosen = _backend(around, "local" if local else backend)
+    typed = take_cloud_options(options)
+    name = _backend_name(around, local=local, named=backend, instance=options["instance"])
+    region = region or around.settings.region
+    if name == "ec2":
+        from fastlaunch.cli.submit_cloud import submit_to_ec2
+
+        instance, request = options.pop("instance"), _request(region, options)
+        return submit_to_ec2(
+            around, request, typed, instance=instance, region=region, dry_run=dry_run, output=output, yes=yes
+        )
     jobs = _jobs(around, region, options)
     for line in _rehearsal(options["instance"], jobs):
         click.echo(line, err=True)
     if dry_run:
-        plans = [chosen.plan({_RUN_ID: job}) for job in jobs.specs]
+        plans = [around.backends[name].plan({_RUN_ID: job}) for job in jobs.specs]
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, jobs.specs))
         return EXIT_DONE
-    return _run(around, chosen, jobs.specs, output=output)
+    return _run(around, around.backends[name], jobs.specs, output=output)
 
 
-def _backend(around: Surroundings, name: str | None) -> Backend:
+def _backend_name(around: Surroundings, *, local: bool, named: str | None, instance: str | None) -> str:
+    if local and named not in (None, "local"):
+        raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
+    name = "local" if local else named or ("ec2" if instance else None)
+    typed = shlex.join(["fastlaunch", *around.argv])
     if name is None:
-        typed = shlex.join(["fastlaunch", *around.argv, "--local"])
-        raise UserError("training on AWS does not exist yet, only on this machine", f"type: {typed}")
-    if name not in around.backends:
-        raise UnknownName("backend", name, around.backends)
-    return around.backends[name]
+        raise UserError(
+            "it does not say where to train",
+            f"on this machine, type: {typed} --local\n  on AWS: {typed} --instance p5.48xlarge",
+        )
+    if name not in (*around.backends, "ec2"):
+        raise UnknownName("backend", name, (*around.backends, "ec2"))
+    if name == "ec2" and not instance:
+        raise UserError("it does not say on which instance type", f"type: {typed} --instance p5.48xlarge")
+    return name
 
 
-def _jobs(around: Surroundings, region: str | None, options: dict[str, Any]) -> Jobs:
-    recipes = [name.strip() for given in options.pop("recipes") for name in given.split(",")]
+def _request(region: str, options: dict[str, Any]) -> Request:
     batch_size = options.pop("batch_size")
     if batch_size is not None and batch_size != "auto":
         batch_size = parse_count(batch_size)
-    request = Request(
-        recipes=tuple(recipes),
+    return Request(
+        recipes=tuple(name.strip() for given in options.pop("recipes") for name in given.split(",")),
         overrides=tuple(options.pop("overrides")),
         batch_size=batch_size,
-        region=region or around.settings.region,
+        region=region,
         **options,
     )
+
+
+def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
+    if options["instance"]:
+        # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
+        options["instance"] = split_names(options["instance"])[0]
+    request = _request(split_names(region)[0], options)
     catalogue = None
     if request.instance is not None:
         from fastlaunch.prices import load_catalogue
@@ -183,23 +206,5 @@ def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, out
             sleep=around.sleep,
         )
         runs = launcher.submit(jobs, command=shlex.join(["fastlaunch", *around.argv]))
-    _tell(runs, output=output)
-    if stop.by:
-        return EXIT_INTERRUPTED
-    return EXIT_DONE if all(run.state == "completed" for run in runs) else EXIT_JOB_FAILED
-
-
-def _tell(runs: Sequence[Any], *, output: str) -> None:
-    """Rows and answer on stdout; the end of a failed run's log and the next command on stderr."""
-    if output == "json":
-        click.echo(
-            json.dumps({"submission": runs[0].submission_id, "runs": [to_json(r) for r in runs]}, indent=2)
-        )
-    else:
-        click.echo(f"{table([row(run) for run in runs], HEADERS)}\n\n{answer(runs)}")
-    failed = next((run for run in runs if run.state in ("failed", "lost")), None)
-    if failed is not None:
-        lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
-        click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
-    measured = any(run.summary and run.summary.step_time_s for run in runs)
-    next_command("fastlaunch compare" if measured else f"fastlaunch logs {(failed or runs[0]).id}")
+    tell_runs(runs, output=output)
+    return exit_code_of(runs, stopped=bool(stop.by))

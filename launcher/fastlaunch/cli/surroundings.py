@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 class Surroundings:
     """argv: the command line as typed. backends: by name. monotonic_s, sleep: for following a job.
 
-    aws: asked only by what concerns AWS. now: with its time zone.
+    aws: asked only by what concerns AWS. now: with its time zone. commit: of the training code, None if that
+    is not known.
     """
 
     settings: Settings
     machine: Machine
     backends: Mapping[str, Backend]
     argv: tuple[str, ...] = ()
+    commit: str | None = None
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     aws: Aws = field(default_factory=Aws)
@@ -53,6 +56,7 @@ def surroundings() -> Surroundings:
         machine=machine,
         backends=make_backends(settings, machine),
         argv=tuple(sys.argv[1:]),
+        commit=_commit(_training_package()),
     )
 
 
@@ -80,9 +84,7 @@ BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _loca
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
     """Settings of the local backend on `machine`, from the environment and the installed training package."""
-    found = find_spec("fastlaunch_train")
-    assert found is not None and found.origin is not None
-    package = Path(found.origin).parent
+    package = _training_package()
     return LocalSettings(
         home=home.absolute(),
         working_directory=Path.cwd(),
@@ -93,6 +95,12 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
     )
 
 
+def _training_package() -> Path:
+    found = find_spec("fastlaunch_train")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent
+
+
 def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
     inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
     # Site packages are found anyway, and must not come before the standard library.
@@ -101,6 +109,7 @@ def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
     return os.pathsep.join([str(folder), *filter(None, inherited)])
 
 
+@cache
 def _commit(package: Path) -> str | None:
     """Commit of the checkout that tracks the training package, `-dirty` if it was changed since."""
     if not _git(package, "ls-files", "--error-unmatch", "records.py"):

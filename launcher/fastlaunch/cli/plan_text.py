@@ -1,0 +1,95 @@
+"""An EC2 plan for people: what it does in words, and the request as YAML, its user data readable."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.cost_ceiling import CostCeiling
+from fastlaunch.job import JobSpec
+
+#: Placeholders of what AWS cannot be asked for, and the options that give it.
+_TO_BE_GIVEN = {"bucket": "--bucket", "instance-profile": "--instance-profile"}
+#: What YAML reads as text without quotes, whatever stands around it.
+_PLAIN = re.compile(r"[A-Za-z/<][\w./:@<>=-]*(?: [\w./@<>=-]+)*")
+_NOT_TEXT = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+
+
+def plan_text(
+    plan: Plan,
+    jobs: Sequence[JobSpec],
+    *,
+    sites: Sequence[Site],
+    skipped: Sequence[tuple[str, str]],
+    ceiling: CostCeiling,
+) -> str:
+    """The plan at the first of `sites`, what comes after it, what is not known yet and what it may cost."""
+    site, *others = sites
+    lines = [_training(jobs, site), "", f"{plan.operation} in {plan.region}:"]
+    lines += [f"  {line}".rstrip() for line in as_yaml(plan.request)]
+    lines.append("")
+    if others:
+        lines += ["Without capacity there, in this order:", *(f"  {other.name}" for other in others)]
+    if skipped:
+        lines += ["Left out:", *(f"  {name}: {why}" for name, why in skipped)]
+    lines += _placeholders(plan)
+    lines.append(f"Planned, not started: {ceiling}.")
+    return "\n".join(lines)
+
+
+def _placeholders(plan: Plan) -> list[str]:
+    missing = [f"<{name}>" for name in plan.placeholders if name in _TO_BE_GIVEN]
+    looked_up = [f"<{name}>" for name in plan.placeholders if name not in _TO_BE_GIVEN]
+    options = [_TO_BE_GIVEN[name] for name in plan.placeholders if name in _TO_BE_GIVEN]
+    lines = []
+    if missing:
+        lines.append(
+            f"To be given: {', '.join(missing)}, by {' and '.join(options)} "
+            f"or under `aws.{plan.region}` in the config file"
+        )
+    if looked_up:
+        lines.append(f"Known when it is submitted: {', '.join(looked_up)}")
+    return lines
+
+
+def as_yaml(value: Mapping[str, Any]) -> list[str]:
+    """Lines of YAML; a text of several lines stands as it is, indented."""
+    lines = []
+    for key, part in value.items():
+        if isinstance(part, Mapping):
+            lines += [f"{key}:", *(f"  {line}" for line in as_yaml(part))]
+        elif isinstance(part, list):
+            lines.append(f"{key}:")
+            for item in part:
+                first, *rest = as_yaml(item) if isinstance(item, Mapping) else [_scalar(item)]
+                lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+        elif isinstance(part, str) and "\n" in part:
+            mark = "|" if part.endswith("\n") else "|-"
+            lines += [f"{key}: {mark}", *(f"  {line}" for line in part.removesuffix("\n").split("\n"))]
+        else:
+            lines.append(f"{key}: {_scalar(part)}")
+    return lines
+
+
+def _scalar(value: object) -> str:
+    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT
+    return str(value) if plain and not str(value).endswith(":") else json.dumps(value, ensure_ascii=False)
+
+
+def _training(jobs: Sequence[JobSpec], site: Site) -> str:
+    """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
+    job = jobs[0]
+    recipes = []
+    for recipe in dict.fromkeys(one.recipe for one in jobs):
+        times = sum(one.recipe == recipe for one in jobs)
+        recipes.append(f"{recipe.label}, {times} times" if times > 1 else recipe.label)
+    batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
+    where = f"one {site.instance.name} ({site.instance.num_accelerators} x {site.instance.accelerator})"
+    after = ", one run after another" if len(jobs) > 1 else ""
+    zone = site.zone or f"{site.region}, in a zone of EC2's choice"
+    return (
+        f"{'; '.join(recipes)}: {job.workload} at {batch} for {job.steps:,} steps{after}, on {where} "
+        f"in {zone}, {job.purchase}."
+    )

@@ -1,0 +1,120 @@
+"""`fastlaunch submit --instance`: a request for AWS to sites and plans, asked about, and submitted."""
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.ec2_plan import plan_ec2
+from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.cli.cloud_options import settings_with, split_names, terms_of
+from fastlaunch.cli.plan_text import plan_text
+from fastlaunch.cli.surroundings import Surroundings
+from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.cost_ceiling import CostCeiling, check_budget, cost_ceiling
+from fastlaunch.errors import EXIT_DONE, UserError
+from fastlaunch.job import JobSpec
+from fastlaunch.offline_sites import OfflineSites, offline_sites
+from fastlaunch.prices import Catalogue, load_catalogue
+from fastlaunch.request import Request
+from fastlaunch.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request for AWS with all that is known of it offline. Its checks have passed, its budget holds."""
+
+    request: CloudRequest
+    settings: Settings
+    catalogue: Catalogue
+    offline: OfflineSites
+    ceiling: CostCeiling
+    today: datetime.date
+
+
+def submit_to_ec2(
+    around: Surroundings,
+    request: Request,
+    typed: Mapping[str, Any],
+    *,
+    instance: str,
+    region: str,
+    dry_run: bool,
+    output: str,
+    yes: bool,
+) -> int:
+    """Exit code of a submission, or of its dry run, which starts, asks and looks up nothing."""
+    asked = ask_offline(around, request, typed, instance=instance, region=region)
+    if dry_run:
+        click.echo(dry_run_text(asked, output=output))
+        return EXIT_DONE
+    offline_plan(asked)
+    raise UserError("not yet")
+
+
+def ask_offline(
+    around: Surroundings, request: Request, typed: Mapping[str, Any], *, instance: str, region: str
+) -> Asked:
+    """The request, checked as far as that needs no AWS. Raises UserError, also for one above its budget."""
+    terms = terms_of(typed, instance=instance, region=region)
+    settings = settings_with(around.settings, typed, split_names(region))
+    catalogue = load_catalogue(settings.prices)
+    cloud = build_cloud_request(request, terms, catalogue=catalogue)
+    today = around.now().date()
+    offline = offline_sites(
+        cloud,
+        settings=settings,
+        catalogue=catalogue,
+        today=today,
+        image_at=_images(cloud, today),
+        commit=around.commit,
+    )
+    ceiling = cost_ceiling(offline.sites, num_nodes=1, max_minutes=cloud.max_minutes)
+    check_budget(ceiling, typed["max_cost"])
+    return Asked(
+        request=cloud,
+        settings=settings,
+        catalogue=catalogue,
+        offline=offline,
+        ceiling=ceiling,
+        today=today,
+    )
+
+
+def offline_plan(asked: Asked) -> tuple[Plan, tuple[JobSpec, ...]]:
+    """The plan at the first site with its jobs. Raises UserError for what EC2 would refuse."""
+    site = asked.offline.sites[0]
+    jobs = jobs_at(asked.request, site.instance, site.region, image=site.image)
+    names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
+    plan = plan_ec2(
+        dict(zip(names, jobs, strict=True)), attempt=1, site=site, max_minutes=asked.request.max_minutes
+    )
+    if problems := broken_rules(plan):
+        raise UserError(f"EC2 would refuse the request: {'; '.join(problems)}")
+    return plan, jobs
+
+
+def dry_run_text(asked: Asked, *, output: str) -> str:
+    """The plan at the first site, for people or as a JSON object; what it may cost is the dearest site's."""
+    planned, jobs = offline_plan(asked)
+    plan = replace(planned, max_cost_usd=asked.ceiling.usd)
+    if output == "json":
+        return json.dumps(plan.to_json(), indent=2)
+    return plan_text(
+        plan, jobs, sites=asked.offline.sites, skipped=asked.offline.skipped, ceiling=asked.ceiling
+    )
+
+
+def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]:
+    """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
+    given = request.image
+    if given:
+        return lambda region: given
+    from fastlaunch.images import find_base_image, image_uri
+
+    base = find_base_image(request.base_image, flavour="ec2", today=today)
+    return lambda region: image_uri(base, region, "<image-digest>")

@@ -1,0 +1,48 @@
+"""How a command ends that started runs: rows and an answer on stdout, the next command on stderr."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.backends import RunState
+from fastlaunch.cli.listing import table
+from fastlaunch.cli.options import next_command
+from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
+from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from fastlaunch.log_file import LOG, telling_lines
+
+if TYPE_CHECKING:
+    from fastlaunch.runs import Run
+
+_NUM_LOG_LINES = 20
+_FAILED = (RunState.FAILED, RunState.LOST)
+
+
+def tell_runs(runs: "Sequence[Run]", *, output: str) -> None:
+    """Rows and answer on stdout; the end of a failed run's log and the next command on stderr."""
+    if output == "json":
+        click.echo(
+            json.dumps({"submission": runs[0].submission_id, "runs": [to_json(r) for r in runs]}, indent=2)
+        )
+    else:
+        click.echo(f"{table([row(run) for run in runs], HEADERS)}\n\n{answer(runs)}")
+    failed = next((run for run in runs if run.state in _FAILED and run.directory), None)
+    if failed is not None and failed.directory is not None:
+        lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
+        click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
+    measured = any(run.summary and run.summary.step_time_s for run in runs)
+    under_way = next((run for run in runs if not run.state.is_final), None)
+    if under_way:
+        next_command(f"fastlaunch logs -f {under_way.id}")
+    else:
+        next_command("fastlaunch compare" if measured else f"fastlaunch logs {(failed or runs[0]).id}")
+
+
+def exit_code_of(runs: "Sequence[Run]", *, stopped: bool) -> int:
+    """Done if every run completed, or goes on by itself; interrupted if the user stopped it."""
+    if stopped:
+        return EXIT_INTERRUPTED
+    good = all(run.state is RunState.COMPLETED or not run.state.is_final for run in runs)
+    return EXIT_DONE if good else EXIT_JOB_FAILED
