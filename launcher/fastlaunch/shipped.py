@@ -6,7 +6,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(name: str) -> Path:
-    """Path of a shipped file or folder: `instance_prices.yaml`, `measurements`."""
+    """Path of a shipped file or folder: `instance_prices.yaml`, `measurements`, `containers/Dockerfile`."""
     installed = _PACKAGE / "shipped" / name
     if installed.exists():
         return installed
