@@ -240,6 +240,9 @@ _ASKED_FOR = (
     "Client.UserInitiatedHibernate",
 )
 
+#: The right that an action needs, where IAM calls it otherwise.
+_RIGHTS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
+
 SPOT_INTERRUPTIONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
@@ -318,7 +321,8 @@ def _quota_hint(asked: Asked) -> str:
 
 
 def _made(kind: type[CloudRefused], message: str, hint: str, asked: Asked, code: str) -> CloudRefused:
-    told = hint.format(service=asked.service, action=asked.action, region=asked.region)
+    right = _RIGHTS.get(asked.action, asked.action)
+    told = hint.format(service=asked.service, action=right, region=asked.region)
     error = kind(message, told)
     error.code = code
     return error
