@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fastlaunch.cost_ceiling import check_sold
+from fastlaunch.cost_ceiling import MIN_MINUTES, check_sold
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
@@ -18,8 +18,6 @@ from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workloads import WorkloadInfo
 
 DEFAULT_WORKLOAD = "vit-huge"
-#: Booting, pulling the image and the six minutes that the node keeps for saving and uploading.
-MIN_MINUTES = 15
 MAX_MINUTES = 30 * 24 * 60
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+")
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
@@ -75,8 +73,8 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     """The checked request. Raises UserError for what does not exist, cannot be trained or is not sold."""
     recipes = resolve_recipes(request.recipes, request.overrides)
     workload = known_workload(request.workload or DEFAULT_WORKLOAD)
-    instances = [catalogue.instance(name) for name in _once("instance type", terms.instances)]
     _check_terms(terms)
+    instances = [_instance(name, catalogue) for name in _once("instance type", terms.instances)]
     _check_training(request, workload, terms)
     for instance in instances:
         check_sold(instance, terms.purchase, terms.max_price_usd)
@@ -134,7 +132,16 @@ def jobs_at(
     return interleaved(specs, request.repeats)
 
 
+def _instance(name: str, catalogue: Catalogue) -> InstanceType:
+    sizes = [known for known in catalogue.instances if known.startswith(f"{name}.")]
+    if sizes:
+        raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
+    return catalogue.instance(name)
+
+
 def _once(kind: str, names: Sequence[str]) -> Sequence[str]:
+    if not names:
+        raise UserError(f"no {kind} is named", f"give at least one {kind}")
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
         raise UserError(f"{kind} {min(doubled)} is given twice", "give it once")

@@ -12,6 +12,8 @@ from fastlaunch.prices import Catalogue
 
 #: Billed on top of the time limit: EC2's time from starting to booting, and from shutdown to terminated.
 MARGIN_MINUTES = 10
+#: Less is not worth a machine: booting, pulling the image, and what the node keeps for saving and uploading.
+MIN_MINUTES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     if budget_usd is None or ceiling.usd <= budget_usd:
         return
     minutes = int(budget_usd / ceiling.dearest.usd_per_hour * 60 / ceiling.num_nodes) - MARGIN_MINUTES
-    fits = f", or --max-hours {minutes}min" if minutes > 0 else ""
+    fits = f", or --max-hours {minutes}min" if minutes >= MIN_MINUTES else ""
     raise UserError(
         f"this may cost {str(ceiling).removeprefix('at most ')}, above --max-cost {budget_usd:g}",
         f"give --max-cost {math.ceil(ceiling.usd)}{fits}",

@@ -59,6 +59,9 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
     ("terms", "request_", "message", "hint"),
     [
         ({"instances": ("p5.48xlarg",)}, {}, "unknown instance", "p5.48xlarge"),
+        ({"instances": ("p5",)}, {}, "unknown instance 'p5'", "its sizes are p5.4xlarge and p5.48xlarge"),
+        ({"instances": ()}, {}, "no instance type is named", "at least one"),
+        ({"regions": ()}, {}, "no region is named", "at least one"),
         ({"instances": ("p5.48xlarge",) * 2}, {}, "instance type p5.48xlarge is given twice", "once"),
         ({"regions": ("us-east-1",) * 2}, {}, "region us-east-1 is given twice", "once"),
         ({"regions": ("us-east-1a",)}, {}, "'us-east-1a' is not the name of a region", "us-east-1"),

@@ -115,7 +115,7 @@ def submit(
 def _backend_name(around: Surroundings, *, local: bool, named: str | None, instance: str | None) -> str:
     if local and named not in (None, "local"):
         raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
-    name = "local" if local else named or ("ec2" if instance else None)
+    name = "local" if local else named or (None if instance is None else "ec2")
     typed = shlex.join(["fastlaunch", *around.argv])
     if name is None:
         raise UserError(
@@ -124,7 +124,7 @@ def _backend_name(around: Surroundings, *, local: bool, named: str | None, insta
         )
     if name not in (*around.backends, "ec2"):
         raise UnknownName("backend", name, (*around.backends, "ec2"))
-    if name == "ec2" and not instance:
+    if name == "ec2" and instance is None:
         raise UserError("it does not say on which instance type", f"type: {typed} --instance p5.48xlarge")
     return name
 
@@ -143,10 +143,10 @@ def _request(region: str, options: dict[str, Any]) -> Request:
 
 
 def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
-    if options["instance"]:
+    if options["instance"] is not None:
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
-        options["instance"] = split_names(options["instance"])[0]
-    request = _request(split_names(region)[0], options)
+        options["instance"] = next(iter(split_names(options["instance"])), "")
+    request = _request(next(iter(split_names(region)), ""), options)
     catalogue = None
     if request.instance is not None:
         from fastlaunch.prices import load_catalogue
