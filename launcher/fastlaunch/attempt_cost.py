@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastlaunch.aws import Instance
-from fastlaunch.backends.ec2 import is_taken
+from fastlaunch.aws_errors import is_spot_interruption
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.run_attempts import Attempt
 
@@ -56,7 +56,7 @@ def billed(
         billing = "times" if _transition_time(instance) else "node"
     elif status is not None and isinstance(status.get("uptime_s"), int | float):
         lived_s, billing = float(status["uptime_s"]), "node"
-    if is_taken(instance) and lived_s < _FIRST_HOUR_S and billing != "limit":
+    if _is_taken(instance, status) and lived_s < _FIRST_HOUR_S and billing != "limit":
         return Billed(lived_s=lived_s, billed_s=0.0, billing="free")
     return Billed(lived_s=lived_s, billed_s=max(lived_s, _LEAST_BILLED_S), billing=billing)
 
@@ -113,6 +113,13 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool, suffix: str) -> C
         return Cost(usd=None, is_final=is_final, told=f"n/a: {minutes}")
     usd = seconds / 3600 * attempt.usd_per_hour
     return Cost(usd=usd, is_final=is_final, told=f"${usd:,.2f}{suffix}")
+
+
+def _is_taken(instance: Instance | None, status: Mapping[str, Any] | None) -> bool:
+    """Whether EC2 took a spot instance back: by its own word, or by the node's once EC2 has forgotten it."""
+    if instance is not None:
+        return is_spot_interruption(instance)
+    return status is not None and status.get("reason") == "spot"
 
 
 def _transition_time(instance: Instance | None) -> datetime | None:

@@ -51,7 +51,9 @@ class RecordTail:
     def read(self) -> Progress | None:
         """How far the run is now; None until its header is there."""
         if self._path is None:
-            self._path = max(self._directory.glob("rank-00000-attempt-*.jsonl"), default=None)
+            found = self._directory.glob("rank-00000-attempt-*.jsonl")
+            # By length first: attempt 10 comes after attempt 9.
+            self._path = max(found, key=lambda path: (len(path.name), path.name), default=None)
         if self._path is not None:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

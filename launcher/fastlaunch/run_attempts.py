@@ -70,6 +70,7 @@ def insert_attempt(
     region: str | None,
     plan: Plan | None,
     max_minutes: int | None,
+    usd_per_hour: float | None,
 ) -> tuple[int, str]:
     """Id and token of the new row. Call it within a transaction."""
     row = file.one("SELECT backend FROM runs WHERE id = ?", (run_ids[0],))
@@ -83,6 +84,7 @@ def insert_attempt(
         "state": str(RunState.PLANNED),
         "started_at": now,
         "max_minutes": max_minutes,
+        "usd_per_hour": usd_per_hour,
         "instance": plan.request.get("InstanceType") if plan else None,
         "output": tag_of(plan, "fastlaunch:output") if plan else None,
         "plan": dumps(plan.to_json()) if plan else None,

@@ -175,20 +175,18 @@ class Ledger:
                 plan=_dumps(plan) if plan is not None else None,
             )
 
-    def place(self, run_id: str, *, spec: Mapping[str, Any], instance: str) -> None:
-        """Store where the run is tried now: its spec, as it is there, and the instance type."""
+    def place(self, run_id: str, *, spec: Mapping[str, Any], instance: str, price: "Price | None") -> None:
+        """Store where the run is tried now: its spec as it is there, instance type, price if known."""
         with self.transaction():
             self._file.write(
-                "UPDATE runs SET spec = ?, instance = ? WHERE id = ?", (_dumps(spec), instance, run_id)
+                "UPDATE runs SET spec = ?, instance = ?, price = ? WHERE id = ?",
+                (_dumps(spec), instance, _dumps(price.to_json()) if price else None, run_id),
             )
 
-    def set_price(self, run_id: str, price: "Price | None") -> None:
-        """Store the list or spot price of what the run got; None where it is not known."""
+    def set_price(self, run_id: str, price: "Price") -> None:
+        """Store the price of what the run got."""
         with self.transaction():
-            self._file.write(
-                "UPDATE runs SET price = ? WHERE id = ?",
-                (_dumps(price.to_json()) if price else None, run_id),
-            )
+            self._file.write("UPDATE runs SET price = ? WHERE id = ?", (_dumps(price.to_json()), run_id))
 
     def explain(self, run_id: str, reason: str | None) -> None:
         """Store what is to be known of a run that has not ended; nothing if it has."""
@@ -257,12 +255,14 @@ class Ledger:
         *,
         region: str | None = None,
         max_minutes: int | None = None,
+        usd_per_hour: float | None = None,
         make_plan: Callable[[int], Plan] | None = None,
     ) -> tuple[int, str]:
         """Id and token of a new attempt at `run_ids`, to be made before its request is sent.
 
         The token is `<first run id>-a<n>`; n counts from 1, and is above that of every earlier attempt at any
         of the runs. make_plan: the plan that attempt n sends; it is stored in the same transaction.
+        usd_per_hour: what an hour costs, with the discount, where that is known before.
         """
         assert run_ids
         with self.transaction():
@@ -275,6 +275,7 @@ class Ledger:
                 region=region,
                 plan=make_plan(n) if make_plan else None,
                 max_minutes=max_minutes,
+                usd_per_hour=usd_per_hour,
             )
 
     def set_handle(self, attempt_id: int, handle: Mapping[str, Any]) -> None:
@@ -287,14 +288,16 @@ class Ledger:
             )
 
     def set_machine(
-        self, attempt_id: int, *, zone: str | None, launched_at: datetime, usd_per_hour: float | None
+        self, attempt_id: int, *, zone: str | None, launched_at: datetime, usd_per_hour: float | None = None
     ) -> None:
-        """Store what machine the attempt got, since when, and what an hour of it costs, with the discount."""
-        columns = {"zone": zone, "launched_at": _iso(launched_at), "usd_per_hour": usd_per_hour}
+        """Store which machine the attempt got, since when, and what an hour costs if that is known now."""
+        columns: dict[str, Any] = {"zone": zone, "launched_at": _iso(launched_at)}
+        if usd_per_hour is not None:
+            columns["usd_per_hour"] = usd_per_hour
         with self.transaction():
             update_attempt(self._file, attempt_id, columns)
 
-    def explain_attempt(self, attempt_id: int, reason: str) -> None:
+    def explain_attempt(self, attempt_id: int, reason: str | None) -> None:
         """Store what is to be known of an attempt that has not ended; nothing if it has."""
         with self.transaction():
             self._file.write(

@@ -1,6 +1,7 @@
 """Joins backend and ledger: rows first, then the jobs one after another, each collected and summarised."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -178,11 +179,14 @@ def finish(
 def reconcile(ledger: "Ledger", backends: Mapping[str, Backend]) -> None:
     """Bring the ledger up to what is true: end the runs that ended while their launcher was gone.
 
-    A run whose launcher lives is left to it.
+    A run whose launcher lives is left to it. What AWS does not answer stays as it is, with a warning.
     """
-    for run in ledger.select(["state=planned", "state=running"]):
+    runs = ledger.select(["state=planned", "state=running"])
+    if any(run.backend == "ec2" for run in runs) or ledger.unfinished_attempts("ec2"):
+        _reconcile_cloud(ledger, backends.get("ec2"))
+    for run in runs:
         backend = backends.get(run.backend)
-        if backend is None or run.plan is None or launcher_lives(ledger, run):
+        if run.backend == "ec2" or backend is None or run.plan is None or launcher_lives(ledger, run):
             continue
         handle = handle_of(run, ledger=ledger, backend=backend)
         if handle is None:
@@ -198,6 +202,12 @@ def cancel(
     run: "Run", *, backend: Backend, ledger: "Ledger", sleep: Callable[[float], None] = time.sleep
 ) -> RunState:
     """The final state of `run` after it was stopped, or was kept from starting."""
+    if run.backend == "ec2":
+        from fastlaunch.backends.ec2 import Ec2Backend
+        from fastlaunch.cloud_reconcile import cancel_cloud
+
+        assert isinstance(backend, Ec2Backend)
+        return cancel_cloud(run, backend=backend, ledger=ledger, tell=tell)
     if ledger.get(run.id).state is RunState.PLANNED:
         ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
     if ledger.get(run.id).state.is_final:
@@ -216,6 +226,22 @@ def cancel(
         ledger.end_attempt(attempt.id, RunState.CANCELLED)
     backend.stop(handle)
     return finish(run, handle, backend=backend, ledger=ledger)
+
+
+def tell(line: str) -> None:
+    """Write a line for the user, whose terminal may be gone."""
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def _reconcile_cloud(ledger: "Ledger", backend: Backend | None) -> None:
+    # Imported late: they bring the modules that speak to AWS.
+    from fastlaunch.backends.ec2 import Ec2Backend
+    from fastlaunch.cloud_reconcile import reconcile_cloud
+
+    if isinstance(backend, Ec2Backend):
+        reconcile_cloud(ledger, backend, warn=lambda line: tell(f"warning: {line}"))
 
 
 def handle_of(run: "Run", *, ledger: "Ledger", backend: Backend) -> Mapping[str, Any] | None:

@@ -147,7 +147,7 @@ def test_a_run_that_needs_no_more_is_not_reopened(ledger: Ledger, state: RunStat
 
 def test_a_run_is_placed_anew_for_every_candidate(ledger: Ledger) -> None:
     with ledger:
-        ledger.place("run-a", spec={"steps": 3, "num_gpus": 8}, instance="p5.48xlarge")
+        ledger.place("run-a", spec={"steps": 3, "num_gpus": 8}, instance="p5.48xlarge", price=None)
         ledger.explain("run-a", "no answer yet")
         run = ledger.get("run-a")
         assert (run.instance, run.spec, run.reason) == (

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastlaunch import s3_sync
 from fastlaunch.aws import Aws, Instance
+from fastlaunch.aws_errors import is_spot_interruption
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.errors import CloudRefused, Throttled, Unreachable
@@ -26,7 +27,6 @@ LOOK_INTERVAL_S = 10.0
 #: Until TerminateInstances shows.
 _KILL_WAIT_S = 180.0
 _KILL_INTERVAL_S = 5.0
-_SPOT = "Server.SpotInstanceTermination"
 _STATE_OF_OUTCOME = {
     "completed": RunState.COMPLETED,
     "failed": RunState.FAILED,
@@ -43,7 +43,7 @@ class Sight:
     has_ended: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Ec2Backend:
     """Runs plans on EC2, and keeps what they leave under `home`.
 
@@ -77,14 +77,16 @@ class Ec2Backend:
 
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
         """The handle of the plan's machine, by its client token or else its tags; None if EC2 shows none."""
-        assert plan.region is not None
-        tags = _tags(plan)
-        found = self.aws.describe_instances(plan.region, tokens=[plan.request["ClientToken"]])
-        if not found:
-            wanted = {key: [tags[key]] for key in ("fastlaunch:run", "fastlaunch:attempt")}
-            found = self.aws.describe_instances(plan.region, tags=wanted)
-        live = sorted(found, key=lambda instance: (not instance.is_live, instance.id))
-        return _handle(plan, live[0]) if live else None
+        return self.find_all([plan]).get(plan.request["ClientToken"])
+
+    def find_all(self, plans: Sequence[Plan]) -> dict[str, Mapping[str, Any]]:
+        """The handles of those plans whose machine EC2 shows, by token, in two requests per region."""
+        by_token = {plan.request["ClientToken"]: plan for plan in plans}
+        asked = [{"region": plan.region, "token": token} for token, plan in by_token.items()]
+        found: dict[str, Instance] = {}
+        for region, tokens in _by_region(asked, "token").items():
+            found |= self._under_other_names(region, tokens)
+        return {token: _handle(by_token[token], one) for token, one in found.items() if token in by_token}
 
     def see(self, handles: Sequence[Mapping[str, Any]]) -> list[Sight]:
         """What EC2 says of the machines now: one request per region (200 ids each).
@@ -103,17 +105,23 @@ class Ec2Backend:
         ]
         others: dict[str, Instance] = {}
         for region, tokens in _by_region(forgotten, "token").items():
-            tags = {"fastlaunch:run": sorted({token.rpartition("-a")[0] for token in tokens})}
-            for one in self.aws.describe_instances(region, tags=tags):
-                others[f"{one.tags.get('fastlaunch:run')}-a{one.tags.get('fastlaunch:attempt')}"] = one
-            for one in self.aws.describe_instances(region, tokens=tokens):
-                others[one.token or ""] = one
+            others |= self._under_other_names(region, tokens)
         sights = []
         for handle in handles:
             instance = known[handle["region"]].get(handle["instance_id"]) or others.get(handle["token"])
             gone = instance is None and handle in forgotten
             sights.append(Sight(instance=instance, has_ended=gone or _is_terminated(instance)))
         return sights
+
+    def _under_other_names(self, region: str, tokens: Sequence[str]) -> dict[str, Instance]:
+        """Instances by the token that they carry, or that their tags say; of several, one that lives."""
+        tags = {"fastlaunch:run": sorted({token.rpartition("-a")[0] for token in tokens})}
+        tagged = self.aws.describe_instances(region, tags=tags)
+        named = [
+            (f"{one.tags.get('fastlaunch:run')}-a{one.tags.get('fastlaunch:attempt')}", one) for one in tagged
+        ]
+        named += [(one.token or "", one) for one in self.aws.describe_instances(region, tokens=tokens)]
+        return dict(sorted(named, key=lambda pair: pair[1].is_live))
 
     def state(self, handle: Mapping[str, Any]) -> RunState:
         return self.states([handle])[0]
@@ -197,12 +205,8 @@ class Ec2Backend:
         status = self.sync(handle).status
         if status is not None:
             return _STATE_OF_OUTCOME.get(str(status.get("outcome")), RunState.LOST)
-        return RunState.INTERRUPTED if is_taken(instance) else RunState.LOST
-
-
-def is_taken(instance: Instance | None) -> bool:
-    """Whether EC2 itself took a spot instance back."""
-    return instance is not None and (instance.state_reason or "").startswith(_SPOT)
+        taken = instance is not None and is_spot_interruption(instance)
+        return RunState.INTERRUPTED if taken else RunState.LOST
 
 
 def _is_terminated(instance: Instance | None) -> bool:

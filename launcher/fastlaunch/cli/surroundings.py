@@ -17,6 +17,7 @@ import click
 
 from fastlaunch.aws import Aws
 from fastlaunch.backends import Backend
+from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.machine import Machine, this_machine
 from fastlaunch.settings import Settings, load_settings
@@ -62,7 +63,8 @@ def surroundings() -> Surroundings:
 
 def reconcile_here(ledger: "Ledger") -> None:
     """End the runs whose launcher was killed, so that none is shown as running that is not."""
-    if not ledger.fetch_comparable(["state=planned", "state=running"]):
+    unfinished = ledger.fetch_comparable(["state=planned", "state=running"])
+    if not unfinished and not ledger.unfinished_attempts("ec2"):
         return
     from fastlaunch.submission import reconcile
 
@@ -78,8 +80,12 @@ def _local(settings: Settings, machine: Machine) -> Backend:
     return LocalBackend(local_settings(settings.home, machine, os.environ))
 
 
+def _ec2(settings: Settings, machine: Machine) -> Backend:
+    return Ec2Backend(aws=Aws(), home=settings.home.absolute())
+
+
 #: What `--backend` may name, and what makes it.
-BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _local}
+BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _local, "ec2": _ec2}
 
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:

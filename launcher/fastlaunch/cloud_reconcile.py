@@ -1,0 +1,175 @@
+"""Brings the ledger up to what is true on AWS: for attempts whose launcher is gone, or only started them."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.attempt_price import note_machine
+from fastlaunch.backends import RunState
+from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt
+from fastlaunch.errors import CloudRefused, UserError
+from fastlaunch.submission import LOOK_INTERVAL_S, launcher_lives
+
+if TYPE_CHECKING:
+    from fastlaunch.run_attempts import Attempt
+    from fastlaunch.runs import Ledger, Run
+
+NEVER_STARTED = "its launcher ended before a machine was started"
+#: How long `cancel` leaves it to a launcher that lives to be told what it started.
+_LAUNCHER_GRACE_S = 60.0
+
+
+def reconcile_cloud(ledger: "Ledger", backend: Ec2Backend, *, warn: Callable[[str], None]) -> None:
+    """End what ended, adopt what was started though nobody noted it, and settle what never was.
+
+    In few requests per region, however many attempts there are. What AWS does not answer stays as it is, with
+    a warning. Attempts whose launcher lives are left to it.
+    """
+    attempts = [one for one in ledger.unfinished_attempts("ec2") if not _is_followed(ledger, one)]
+    for region in sorted({one.region or "" for one in attempts}):
+        here = [one for one in attempts if one.region == region]
+        try:
+            _adopt(ledger, backend, [one for one in here if one.handle is None])
+            _update(ledger, backend, [ledger.attempt(one.id) for one in here], warn)
+        except CloudRefused as error:
+            warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
+    _settle_unheld(ledger)
+
+
+def cancel_cloud(
+    run: "Run", *, backend: Ec2Backend, ledger: "Ledger", tell: Callable[[str], None]
+) -> RunState:
+    """The final state of `run` after its attempt's machine was stopped, with all other runs of the attempt.
+
+    Raises CloudRefused's kinds where AWS does not let it be stopped, or where it is not known yet whether
+    there is a machine.
+    """
+    attempt = _attempt_to_stop(run, backend, ledger)
+    if attempt is None:
+        run = ledger.get(run.id)
+        if not run.state.is_final:
+            ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
+        return ledger.get(run.id).state
+    assert attempt.handle is not None
+    others = [one for one in attempt.run_ids if one != run.id and not _has_ended(ledger, one)]
+    if others:
+        tell(f"its machine does other runs too, which are stopped as well: {', '.join(others)}")
+    # A note for its launcher, if that lives: it may be the first to see the machine end.
+    ledger.explain_attempt(attempt.id, f"{STOPPED_BY}fastlaunch cancel")
+    backend.stop(attempt.handle)
+    while not (sight := backend.see([attempt.handle])[0]).has_ended:
+        backend.sleep(5.0)
+    note_seen(ledger, backend, attempt, sight.instance)
+    finish_attempt(attempt, sight.instance, backend=backend, ledger=ledger)
+    return ledger.get(run.id).state
+
+
+def note_seen(ledger: "Ledger", backend: Ec2Backend, attempt: "Attempt", instance: Any) -> None:
+    """Store what is seen of the attempt's machine, unless that was done."""
+    if instance is not None:
+        note_machine(ledger, backend.aws, ledger.attempt(attempt.id), instance, backend.now().date())
+
+
+def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]") -> None:
+    """Note the machines of attempts whose launcher died before it was told, and end those that have none."""
+    plans = {one.id: plan for one in attempts if (plan := ledger.plan_of(one.id)) is not None}
+    found = backend.find_all(list(plans.values()))
+    for attempt in attempts:
+        plan = plans.get(attempt.id)
+        handle = found.get(attempt.token)
+        if handle is not None:
+            _start(ledger, attempt, handle)
+        elif plan is None or _is_old(attempt, backend.now()):
+            with ledger.transaction():
+                ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
+        elif ledger.attempt(attempt.id).handle is None:
+            minutes = FORGOTTEN_AFTER.total_seconds() / 60
+            ledger.explain_attempt(
+                attempt.id,
+                "its launcher ended while a machine was being started; EC2 shows none (yet): this is settled "
+                f"{minutes:.0f} minutes after the request",
+            )
+
+
+def _start(ledger: "Ledger", attempt: "Attempt", handle: Any) -> None:
+    with ledger.transaction():
+        ledger.set_handle(attempt.id, handle)
+        ledger.explain_attempt(attempt.id, None)
+        for run_id in attempt.run_ids:
+            ledger.set_state(run_id, RunState.RUNNING)
+            ledger.explain(run_id, None)
+
+
+def _update(
+    ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]", warn: Callable[[str], None]
+) -> None:
+    """Note the machines that are seen, and end the attempts whose machine has ended."""
+    known = [(one, one.handle) for one in attempts if one.handle is not None and one.ended_at is None]
+    sights = backend.see([handle for _, handle in known])
+    for (attempt, _), sight in zip(known, sights, strict=True):
+        note_seen(ledger, backend, attempt, sight.instance)
+        if not sight.has_ended:
+            continue
+        try:
+            finish_attempt(attempt, sight.instance, backend=backend, ledger=ledger)
+        except CloudRefused as error:
+            warn(f"what {attempt.token} uploaded cannot be read: {error.message}")
+
+
+def _settle_unheld(ledger: "Ledger") -> None:
+    """End the runs that no attempt holds and no launcher is about to start."""
+    from fastlaunch.cloud import settle_run
+
+    runs = ledger.fetch_comparable(["state=planned", "state=running"])
+    alone = [run for run in runs if run.backend == "ec2" and not launcher_lives(ledger, run)]
+    # Looked up after the launchers: one that has ended since may have left an attempt behind.
+    held = {run_id for one in ledger.unfinished_attempts("ec2") for run_id in one.run_ids}
+    for run in alone:
+        if run.id not in held:
+            attempts = ledger.attempts_of(run.id)
+            settle_run(ledger, run.id, (attempts[-1].reason if attempts else None) or NEVER_STARTED)
+
+
+def _attempt_to_stop(run: "Run", backend: Ec2Backend, ledger: "Ledger") -> "Attempt | None":
+    """The run's attempt that has a machine, None if there is none. Waits for one that is being started."""
+    waited_s = 0.0
+    while True:
+        open_ones = [one for one in ledger.attempts_of(run.id) if one.ended_at is None]
+        if not open_ones:
+            if not _is_starting(run, ledger) or waited_s >= _LAUNCHER_GRACE_S:
+                return None
+        elif open_ones[-1].handle is not None:
+            return open_ones[-1]
+        elif not _is_starting(run, ledger) or waited_s >= _LAUNCHER_GRACE_S:
+            _adopt(ledger, backend, open_ones)
+            attempt = ledger.attempt(open_ones[-1].id)
+            if attempt.ended_at is not None:
+                return None
+            if attempt.handle is not None:
+                return attempt
+            raise UserError(
+                f"run {run.id}: whether a machine was started is not known yet: {attempt.reason}",
+                f"type the same again in a few minutes; or fastlaunch reap --region {attempt.region}",
+            )
+        backend.sleep(LOOK_INTERVAL_S)
+        waited_s += LOOK_INTERVAL_S
+
+
+def _is_starting(run: "Run", ledger: "Ledger") -> bool:
+    return launcher_lives(ledger, run) and not ledger.get(run.id).state.is_final
+
+
+def _is_followed(ledger: "Ledger", attempt: "Attempt") -> bool:
+    known = ledger.existing(attempt.run_ids)
+    return any(
+        launcher_lives(ledger, ledger.get(run_id)) for run_id in attempt.run_ids[:1] if run_id in known
+    )
+
+
+def _has_ended(ledger: "Ledger", run_id: str) -> bool:
+    return not ledger.existing([run_id]) or ledger.get(run_id).state.is_final
+
+
+def _is_old(attempt: "Attempt", now: datetime) -> bool:
+    return now - datetime.fromisoformat(attempt.started_at) > FORGOTTEN_AFTER
