@@ -2,18 +2,23 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastlaunch import s3_sync
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.aws import StoredObject
 from fastlaunch.errors import CloudRefused
+from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
+from fastlaunch.outcome import contradictions, read_records
 from fastlaunch.run_attempts import Attempt
 from fastlaunch.runs import Run
+
+if TYPE_CHECKING:
+    from fastlaunch.metrics import RunSummary
 
 _RECORD = re.compile(r"rank-(\d{5})-attempt-(\d+)\.jsonl")
 _CHECKPOINT = re.compile(r"step-(\d{8})\.pt")
@@ -75,6 +80,19 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
         node_logs=tuple(path for path in node_logs if path.is_file()),
         missing=tuple(_missing(run, attempts, records, log, home)),
     )
+
+
+def summary_of(run: Run, home: Path) -> "RunSummary | None":
+    """What the run measured, by the records that are here; None if there are none."""
+    # Imported late: it brings numpy.
+    from fastlaunch.metrics import summarize
+
+    records, _ = read_records(s3_sync.record_paths(home, run.id))
+    if not records:
+        return None
+    summary = summarize(records)
+    problems = contradictions(JobSpec.from_json(run.spec), records) if run.spec else ()
+    return replace(summary, problems=(*summary.problems, *problems)) if problems else summary
 
 
 def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:

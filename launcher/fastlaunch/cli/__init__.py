@@ -18,6 +18,7 @@ COMMANDS = {
     "runs": ("runs", "List, show, import, export and remove runs."),
     "status": ("follow", "Where runs stand, after checking that they really do."),
     "logs": ("follow", "What a run printed; -f follows it."),
+    "collect": ("collect", "Bring home records, logs and facts of runs on AWS."),
     "cancel": ("follow", "Stop a run and keep what it recorded."),
     "reap": ("reap", "Terminate instances that are over their time, found by their tags."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),

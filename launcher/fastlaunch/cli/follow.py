@@ -4,11 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.backends import RunState
+from fastlaunch.cli.follow_cloud import fetch_unfollowed, others_on_its_machine, show_log
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
 from fastlaunch.cli.run_table import HEADERS, row, to_json
@@ -37,13 +38,15 @@ def status(runs: tuple[str, ...], output: str) -> None:
 
     RUN is an id, a part of one, or `field=glob`; without any, the runs under way and the last submission.
     """
-    with _ledger() as (_, ledger):
-        shown = ledger.select(runs) if runs else _current(ledger)
-    if output == "json":
-        click.echo(json.dumps({"runs": [to_json(run) for run in shown]}, indent=2))
-        return
-    if shown:
-        click.echo(table([row(run, note=_progress(run)) for run in shown], HEADERS) + "\n")
+    with open_reconciled() as (around, ledger):
+        shown = ledger.select(runs) if runs else current_runs(ledger)
+        fetch_unfollowed(around, ledger, shown)
+        if output == "json":
+            click.echo(json.dumps({"runs": [_as_json(around, ledger, run) for run in shown]}, indent=2))
+            return
+        rows = [row(run, note=_note(around, ledger, run)) for run in shown]
+    if rows:
+        click.echo(table(rows, HEADERS) + "\n")
     counts = Counter(run.state for run in shown)
     told = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
     click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {told}." if shown else "No runs yet.")
@@ -58,21 +61,10 @@ def logs(run: str | None, follow: bool) -> None:
 
     RUN is an id or a part of one; without it, the last run that was started.
     """
-    with _ledger() as (around, ledger):
+    with open_reconciled() as (around, ledger):
         chosen = ledger.get(run) if run else _last_started(ledger)
-        path = chosen.directory / LOG if chosen.directory else None
-        if path is None or not path.is_file():
-            raise UserError(f"run {chosen.id} has no log: it is {chosen.state} ({chosen.backend})")
-        with path.open("rb") as log:
-            while True:
-                # Looked up before reading: what was printed up to the end is then read after it.
-                lives = follow and ledger.get(chosen.id).state is RunState.RUNNING
-                while chunk := log.read(_CHUNK_BYTES):
-                    click.echo(chunk, nl=False)
-                if not lives:
-                    break
-                around.sleep(0.2)
-                _reconcile(around, ledger)
+        show = show_log if chosen.backend == "ec2" else _show_local_log
+        show(around, ledger, chosen, follow=follow)
         completed = ledger.get(chosen.id).state is RunState.COMPLETED
         next_command("fastlaunch compare" if completed else "fastlaunch status")
 
@@ -87,12 +79,16 @@ def cancel(runs: tuple[str, ...]) -> None:
     from fastlaunch.submission import cancel as cancel_run
 
     states = []
-    with _ledger() as (around, ledger):
-        for run in ledger.select(runs):
+    with open_reconciled() as (around, ledger):
+        for run_id in [run.id for run in ledger.select(runs)]:
+            # Looked up now: it may share a machine with one that was stopped a moment ago.
+            run = ledger.get(run_id)
             if run.state.is_final:
                 states.append(f"{run.id} was {run.state} already")
                 continue
             click.echo(f"stopping {run.id}", err=True)
+            if others := others_on_its_machine(ledger, run):
+                click.echo(f"its machine stops, and with it {', '.join(others)}", err=True)
             state = cancel_run(run, backend=around.backends[run.backend], ledger=ledger, sleep=around.sleep)
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")
@@ -100,7 +96,7 @@ def cancel(runs: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _ledger() -> "Iterator[tuple[Surroundings, Ledger]]":
+def open_reconciled() -> "Iterator[tuple[Surroundings, Ledger]]":
     """Surroundings and open ledger, brought up to what is true."""
     from fastlaunch.runs import open_ledger
 
@@ -116,27 +112,60 @@ def _reconcile(around: Surroundings, ledger: "Ledger") -> None:
     reconcile(ledger, around.backends)
 
 
-def _current(ledger: "Ledger") -> "list[Run]":
+def current_runs(ledger: "Ledger") -> "list[Run]":
+    """The runs under way, and those of the last submission."""
     last = ledger.last_submission()
     unfinished = ledger.select(["state=planned", "state=running"])
     others = [run for run in unfinished if run.submission_id != last]
     return others + (ledger.select(submission=last) if last else [])
 
 
+def _show_local_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+    path = run.directory / LOG if run.directory else None
+    if path is None or not path.is_file():
+        raise UserError(f"run {run.id} has no log: it is {run.state} ({run.backend})")
+    with path.open("rb") as log:
+        while True:
+            # Looked up before reading: what was printed up to the end is then read after it.
+            lives = follow and ledger.get(run.id).state is RunState.RUNNING
+            while chunk := log.read(_CHUNK_BYTES):
+                click.echo(chunk, nl=False)
+            if not lives:
+                break
+            around.sleep(0.2)
+            _reconcile(around, ledger)
+
+
 def _last_started(ledger: "Ledger") -> "Run":
     started = [
-        run for run in ledger.select(["backend=local"]) if run.directory and (run.directory / LOG).is_file()
+        run
+        for run in ledger.select(["backend=local", "backend=ec2"])
+        if (run.directory and (run.directory / LOG).is_file())
+        or (run.backend == "ec2" and ledger.attempts_of(run.id))
     ]
     if not started:
         raise UserError("no run was started here yet", "type: fastlaunch submit --local")
     return started[-1]
 
 
-def _progress(run: "Run") -> str | None:
+def _note(around: Surroundings, ledger: "Ledger", run: "Run") -> str | None:
+    if run.backend == "ec2":
+        from fastlaunch.cloud_view import cloud_note
+
+        return cloud_note(run, ledger.attempts_of(run.id), home=around.settings.home, now=around.now())
     if run.state is not RunState.RUNNING or run.directory is None:
         return None
     progress = RecordTail(run.directory).read()
     return describe(progress) if progress else "starting"
+
+
+def _as_json(around: Surroundings, ledger: "Ledger", run: "Run") -> dict[str, Any]:
+    if run.backend != "ec2":
+        return to_json(run)
+    from fastlaunch.cloud_view import cloud_as_json
+
+    attempts = ledger.attempts_of(run.id)
+    return {**to_json(run), **cloud_as_json(run, attempts, home=around.settings.home, now=around.now())}
 
 
 def _after_status(runs: "Sequence[Run]") -> str:

@@ -1,0 +1,143 @@
+"""`fastlaunch collect`: bring home what runs on AWS uploaded, and say what is here and what is missing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastlaunch.cli.follow import current_runs, open_reconciled
+from fastlaunch.cli.follow_cloud import fetch
+from fastlaunch.cli.listing import table
+from fastlaunch.cli.options import next_command
+from fastlaunch.cli.surroundings import Surroundings
+from fastlaunch.collected import as_json, checkpoints, collected, summary_of
+from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, CloudRefused
+
+if TYPE_CHECKING:
+    from fastlaunch.runs import Ledger, Run
+
+_HEADERS = {
+    "run": "run",
+    "recipe": "recipe",
+    "state": "state",
+    "ranks": "ranks",
+    "log": "log",
+    "checkpoint": "checkpoint",
+    "cost": "cost",
+    "missing": "missing",
+}
+
+
+@click.command(short_help="Bring home records, logs and facts of runs on AWS.")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the report is written to stdout.",
+)
+def collect(runs: tuple[str, ...], output: str) -> int:
+    """Bring home records, logs and facts of runs on AWS.
+
+    RUN is an id, a part of one, or `field=glob`; without any, the runs under way and the last submission.
+    What is here already is not fetched again. A run under way is collected as far as it has come.
+    """
+    with open_reconciled() as (around, ledger):
+        chosen = ledger.select(runs) if runs else current_runs(ledger)
+        cloud = [run for run in chosen if run.backend == "ec2"]
+        for run in chosen:
+            if run.backend != "ec2":
+                click.echo(f"run {run.id} is here already: it ran on {run.backend}", err=True)
+        refused = _fetch_all(around, ledger, cloud)
+        reports = [_report(around, ledger, run.id, refused) for run in cloud]
+    if output == "json":
+        click.echo(json.dumps({"runs": reports}, indent=2))
+    else:
+        _tell(reports, around)
+    return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
+
+
+def _fetch_all(around: Surroundings, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, CloudRefused]:
+    """Why the output of attempts cannot be had, by token. Runs that share a machine are fetched together."""
+    attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
+    return fetch(around, attempts.values())
+
+
+def _report(
+    around: Surroundings, ledger: "Ledger", run_id: str, refused: Mapping[str, CloudRefused]
+) -> dict[str, Any]:
+    home, run = around.settings.home, ledger.get(run_id)
+    if run.state.is_final:
+        summary = summary_of(run, home)
+        if summary is not None and summary != run.summary:
+            ledger.set_summary(run.id, summary)
+    attempts = ledger.attempts_of(run.id)
+    own = {token: error for token, error in refused.items() if token in {one.token for one in attempts}}
+    try:
+        stored = None if own else checkpoints(around.aws, run, attempts)
+    except CloudRefused as error:
+        stored, own = None, {"checkpoints": error}
+    return as_json(
+        collected(run, attempts, home),
+        home=home,
+        now=around.now(),
+        discount=around.settings.discount,
+        stored=stored,
+        refused=own,
+    )
+
+
+def _tell(reports: Sequence[Mapping[str, Any]], around: Surroundings) -> None:
+    if not reports:
+        click.echo("No runs on AWS fit.")
+        next_command("fastlaunch runs")
+        return
+    click.echo(table([_row(report) for report in reports], _HEADERS) + "\n")
+    for report in reports:
+        for name, value in _facts(report):
+            click.echo(f"{report['id']}  {name:<11} {value}")
+    whole = sum(not report["missing"] for report in reports)
+    click.echo(
+        f"\n{whole} of {len(reports)} run{'s' if len(reports) > 1 else ''} complete, "
+        f"in {around.settings.home / 'runs'}."
+    )
+    next_command("fastlaunch compare" if whole else "fastlaunch status")
+
+
+def _row(report: Mapping[str, Any]) -> dict[str, Any]:
+    stored, log = report["checkpoints"], report["log"] or next(iter(report["node_logs"]), None)
+    return {
+        "run": report["id"],
+        "recipe": report["recipe"],
+        "state": report["state"],
+        "ranks": str(report["num_ranks"]),
+        "log": "no" if log is None else "yes" if report["log"] else "node's",
+        "checkpoint": f"step {stored['step']}" if stored and stored["newest"] else "none",
+        "cost": "n/a" if report["cost_usd"] is None else f"${report['cost_usd']:,.2f}",
+        "missing": "; ".join(report["missing"]) or None,
+    }
+
+
+def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of the run's machines, image and files, as name and text."""
+    facts = []
+    for one in report["attempts"]:
+        if one["instance_id"] is None:
+            continue
+        billed = "" if one["billed_seconds"] is None else f", billed {one['billed_seconds']:.0f} s"
+        place = f"{one['instance']} {one['instance_id']} in {one['zone'] or one['region']}"
+        shared = f" ({one['lifecycle']})" if one["lifecycle"] else ""
+        facts.append((f"attempt {one['n']}", f"{place}{shared}{billed}: {one['cost']}"))
+    if report["list_price"]:
+        price = report["list_price"]
+        less = f", less {report['discount']:.0%}" if report["discount"] else ""
+        facts.append(("list price", f"${price['usd_per_hour']:g} per hour, {price['as_of']}{less}"))
+    if report["image"]:
+        facts.append(("image", report["image"]))
+    if report["checkpoints"]:
+        facts.append(("checkpoints", report["checkpoints"]["newest"] or report["checkpoints"]["uri"]))
+    if report["reason"]:
+        facts.append(("reason", report["reason"]))
+    return facts

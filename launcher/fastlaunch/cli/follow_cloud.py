@@ -1,0 +1,110 @@
+"""What `status`, `logs`, `cancel` and `collect` do for runs on AWS: fetch what is new, and show it."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch import s3_sync
+from fastlaunch.cli.surroundings import Surroundings
+from fastlaunch.errors import CloudRefused, UserError
+from fastlaunch.log_file import LOG
+
+if TYPE_CHECKING:
+    from fastlaunch.run_attempts import Attempt
+    from fastlaunch.runs import Ledger, Run
+
+#: A node uploads every 30 s.
+FETCH_INTERVAL_S = 5.0
+#: `status` fetches for so many machines that nobody follows; for more it would take long.
+_MAX_FETCHED = 16
+_CHUNK_BYTES = 2**16
+
+
+def fetch(around: Surroundings, attempts: Iterable["Attempt"]) -> dict[str, CloudRefused]:
+    """Bring what is new of the attempts; why that failed, by token of those for which it did."""
+    refused = {}
+    for attempt in attempts:
+        if attempt.region is None or attempt.output is None:
+            continue
+        try:
+            s3_sync.sync(
+                around.aws,
+                around.settings.home,
+                region=attempt.region,
+                output=attempt.output,
+                token=attempt.token,
+            )
+        except CloudRefused as error:
+            refused[attempt.token] = error
+    return refused
+
+
+def fetch_unfollowed(around: Surroundings, ledger: "Ledger", runs: Sequence["Run"]) -> None:
+    """Bring what is new of the machines that do these runs and that no launcher follows; a few of them."""
+    from fastlaunch.submission import launcher_lives
+
+    found: dict[str, Attempt] = {}
+    for run in runs:
+        if run.backend != "ec2" or run.state.is_final or len(found) >= _MAX_FETCHED:
+            continue
+        for attempt in ledger.attempts_of(run.id)[-1:]:
+            if attempt.handle and not attempt.ended_at and not launcher_lives(ledger, run):
+                found[attempt.token] = attempt
+    for token, error in fetch(around, found.values()).items():
+        click.echo(f"warning: what {token} uploaded cannot be read: {error.message}", err=True)
+
+
+def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+    """Print the run's log as far as it was uploaded; its node's until it has one. follow: until it ends.
+
+    Raises UserError if there is neither.
+    """
+    from fastlaunch.submission import reconcile
+
+    shown: dict[Path, int] = {}
+    while True:
+        # Looked up before fetching: what was printed up to the end is then fetched after it.
+        has_ended = ledger.get(run.id).state.is_final
+        attempts = ledger.attempts_of(run.id)
+        for error in fetch(around, attempts[-1:]).values():
+            click.echo(f"warning: {error.message}", err=True)
+        path = _log(around.settings.home, run, attempts)
+        if path is not None:
+            if path not in shown and path.name != LOG:
+                click.echo(f"the machine's own log, until run {run.id} prints something:", err=True)
+            shown[path] = _print_from(path, shown.get(path, 0))
+        if has_ended or not follow:
+            break
+        around.sleep(FETCH_INTERVAL_S)
+        reconcile(ledger, around.backends)
+    if not shown:
+        raise UserError(
+            f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"
+        )
+
+
+def others_on_its_machine(ledger: "Ledger", run: "Run") -> list[str]:
+    """Ids of the other runs that end when the run's machine is stopped."""
+    attempts = [attempt for attempt in ledger.attempts_of(run.id) if not attempt.ended_at]
+    if run.backend != "ec2" or not attempts:
+        return []
+    members = [run_id for run_id in attempts[-1].run_ids if run_id != run.id]
+    return [other.id for other in ledger.select(members) if not other.state.is_final] if members else []
+
+
+def _log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
+    own = s3_sync.run_folder(home, run.id) / LOG
+    if own.is_file():
+        return own
+    nodes = [s3_sync.node_log_path(home, attempt.token) for attempt in reversed(attempts)]
+    return next((path for path in nodes if path.is_file()), None)
+
+
+def _print_from(path: Path, offset: int) -> int:
+    with path.open("rb") as log:
+        log.seek(offset)
+        while chunk := log.read(_CHUNK_BYTES):
+            click.echo(chunk, nl=False)
+        return log.tell()

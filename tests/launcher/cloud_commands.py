@@ -1,0 +1,30 @@
+"""The command line over the AWS of a test: `cloud("status")`, and one set of clients for all tests."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+
+from fake_train.launcher import surroundings
+
+from fastlaunch.aws import Aws
+from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.cli import run
+
+
+@cache
+def aws() -> Aws:
+    """Clients of the test session's server, made once: making them takes longer than most tests."""
+    return Aws(sleep=lambda _: None)
+
+
+def cloud(
+    *argv: str,
+    sleep: Callable[[float], None] = lambda _: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> int:
+    """Exit code of `fastlaunch ARGV` in this process, with an EC2 backend beside the local one."""
+    around = surroundings(*argv)
+    ec2 = Ec2Backend(aws=aws(), home=around.settings.home, sleep=sleep, now=now)
+    backends = {**around.backends, "ec2": ec2}
+    return run(list(argv), replace(around, backends=backends, aws=aws(), sleep=sleep, now=now))

@@ -1,0 +1,193 @@
+"""`fastlaunch reap` against an EC2 that keeps tags: what goes, what is left, and what is said of both."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cloud_commands import aws, cloud
+
+from fastlaunch.backends import RunState
+from fastlaunch.runs import Ledger, open_ledger
+from fastlaunch.settings import load_settings
+
+if TYPE_CHECKING:
+    from moto_server import MotoServer
+
+PRICE_OF_P5 = 55.04
+
+
+def start(
+    run_id: str = "20261121-090000-abcd",
+    *,
+    hours_ago: float = 0.0,
+    max_minutes: str | None = "60",
+    region: str = "us-east-1",
+    server: "MotoServer",
+) -> str:
+    """Id of an instance as `submit` starts it, launched so long ago."""
+    import moto_gaps
+
+    tags = {"fastlaunch:run": run_id, "fastlaunch:attempt": "1", "Name": f"fastlaunch {run_id}"}
+    if max_minutes is not None:
+        tags["fastlaunch:max-minutes"] = max_minutes
+    (instance,) = aws().run_instances(
+        region,
+        {
+            "ImageId": moto_gaps.machine_image_id(region),
+            "InstanceType": "p5.48xlarge",
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": f"{run_id}-a1",
+            "TagSpecifications": [
+                {"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}
+            ],
+        },
+    )
+    server.set_instance(
+        instance.id, state="running", launch_time=datetime.now(UTC) - timedelta(hours=hours_ago)
+    )
+    return instance.id
+
+
+def states(server: "MotoServer") -> dict[str, str]:
+    return {instance.id: instance.state for instance in server.instances()}
+
+
+def reaped(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert cloud("reap", *argv, "--output", "json") == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_without_an_instance_nothing_is_done(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cloud("reap") == 0
+    assert capsys.readouterr().out == "No instance of fastlaunch lives in us-east-1.\n"
+
+
+def test_what_is_over_its_time_goes_and_the_rest_is_left(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
+    young = start("20261121-090000-bbbb", hours_ago=1, server=aws_server)
+    told = reaped(capsys, "--yes")
+    assert states(aws_server) == {old: "shutting-down", young: "running"}
+    by_id = {one["instance"]: one for one in told["instances"]}
+    assert (by_id[old]["done"], by_id[young]["done"]) == ("terminated", "left")
+    assert by_id[old]["cost_usd"] == pytest.approx(3 * PRICE_OF_P5, rel=1e-3)
+    assert by_id[young]["run"] == "20261121-090000-bbbb"
+
+    again = reaped(capsys, "--yes")
+    assert [one["instance"] for one in again["instances"]] == [young]
+    assert len(aws_server.sent("TerminateInstances")) == 1
+
+
+def test_a_table_says_what_went_and_what_it_cost(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
+    start("20261121-090000-bbbb", hours_ago=1, server=aws_server)
+    assert cloud("reap", "--yes") == 0
+    out = capsys.readouterr().out
+    assert "over its time: 60 minutes, and 10 more" in out
+    assert "of another ledger; within its time until " in out
+    assert "2 instances in us-east-1: 1 terminated, 1 left; what went cost about $165." in out
+
+
+def test_a_dry_run_changes_nothing(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    old = start(hours_ago=3, server=aws_server)
+    told = reaped(capsys, "--dry-run")
+    assert [one["done"] for one in told["instances"]] == ["to terminate"]
+    assert states(aws_server) == {old: "running"}
+    assert not load_settings().home.exists()
+
+
+def test_nothing_is_terminated_unasked(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    old = start(hours_ago=3, server=aws_server)
+    assert cloud("reap") == 2
+    told = capsys.readouterr().err
+    assert f"{old} of run 20261121-090000-abcd: over its time" in told
+    assert "add --yes" in told
+    assert states(aws_server) == {old: "running"}
+
+
+def test_all_regions_are_looked_at_and_one_that_refuses_is_named(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = start(hours_ago=3, region="us-east-2", server=aws_server)
+    aws_server.refuse(
+        "DescribeInstances", "UnauthorizedOperation", where=lambda request: request.region == "us-west-2"
+    )
+    told = reaped(capsys, "--all-regions", "--yes", code=3)
+    assert [region["region"] for region in told["refused_regions"]] == ["us-west-2"]
+    assert states(aws_server) == {old: "shutting-down"}
+    assert len(told["regions"]) > 10
+
+
+def test_one_region_is_looked_at_if_named(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(hours_ago=3, region="us-east-2", server=aws_server)
+    assert reaped(capsys)["instances"] == []
+    assert len(reaped(capsys, "--region", "us-east-2", "--dry-run")["instances"]) == 1
+    assert cloud("reap", "--region", "us-east-2", "--all-regions") == 2
+
+
+def test_what_cannot_be_terminated_is_told(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start("20261121-060000-aaaa", hours_ago=4, server=aws_server)
+    second = start("20261121-070000-bbbb", hours_ago=3, server=aws_server)
+    aws_server.refuse("TerminateInstances", "UnauthorizedOperation", where={"InstanceId.1": first})
+    told = reaped(capsys, "--yes", code=3)
+    assert [one["done"] for one in told["instances"]] == ["refused", "terminated"]
+    assert states(aws_server) == {first: "running", second: "shutting-down"}
+
+
+def test_a_lost_limit_is_told(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    odd = start(hours_ago=2.5, max_minutes=None, server=aws_server)
+    (told,) = reaped(capsys, "--yes")["instances"]
+    assert told["warning"] == "without a time limit in its tags; 120 minutes are assumed"
+    assert states(aws_server) == {odd: "shutting-down"}
+
+
+def submitted(ledger: Ledger, *, usd_per_hour: float | None = None) -> tuple[str, int]:
+    """Id of a run under way on EC2, and of its attempt."""
+    submission = ledger.add_submission("fastlaunch submit")
+    run_id = ledger.new_run_id()
+    ledger.add_run(submission, run_id, spec={}, plan=None, workload="vit-tiny", recipe="bf16", backend="ec2")
+    attempt, token = ledger.add_attempt([run_id], region="us-east-1", max_minutes=60)
+    assert token == f"{run_id}-a1"
+    ledger.set_state(run_id, RunState.RUNNING)
+    ledger.set_machine(attempt, zone="us-east-1a", launched_at=datetime.now(UTC), usd_per_hour=usd_per_hour)
+    return run_id, attempt
+
+
+def test_the_ledger_tells_what_has_ended_and_what_it_is_billed_at(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_ledger(load_settings()) as ledger:
+        ended, attempt = submitted(ledger)
+        ledger.end_attempt(attempt, RunState.FAILED, reason="it failed")
+        ledger.set_state(ended, RunState.FAILED, "it failed")
+        running, _ = submitted(ledger, usd_per_hour=40.0)
+    gone = start(ended, server=aws_server)
+    kept = start(running, hours_ago=0.5, server=aws_server)
+    told = {one["instance"]: one for one in reaped(capsys, "--dry-run")["instances"]}
+    assert told[gone]["why"] == "its attempt has ended, and it still runs"
+    assert told[kept]["cost_usd"] == pytest.approx(20.0, abs=0.05)
+    assert "its own timer stops it" in told[kept]["why"]
+
+
+def test_a_damaged_ledger_does_not_keep_machines_alive(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = load_settings().home
+    home.mkdir()
+    (home / "ledger.sqlite").write_bytes(b"no database at all, and long enough to be taken for one" * 100)
+    old = start(hours_ago=3, server=aws_server)
+    assert cloud("reap", "--yes") == 0
+    assert "going by tags alone" in capsys.readouterr().err
+    assert states(aws_server) == {old: "shutting-down"}
