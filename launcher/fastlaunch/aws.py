@@ -385,13 +385,20 @@ class Aws:
     # S3
 
     def bucket_exists(self, region: str, bucket: str) -> bool:
-        """Whether the bucket exists and may be used (HeadBucket)."""
+        """Whether the bucket exists and may be used (HeadBucket).
+
+        Raises BadConfiguration for one of another region, which boto3 would follow there.
+        """
         try:
-            self._ask("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
+            told = self._ask("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
         except BadConfiguration as error:
             if error.code in ("404", "NoSuchBucket", "NotFound"):
                 return False
             raise
+        where = told.get("BucketRegion", region)
+        if where != region:
+            asked = Asked(service="s3", action="HeadBucket", region=region, subject=bucket)
+            raise refusal(asked, "PermanentRedirect", f"the bucket is in {where}", status=301)
         return True
 
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:

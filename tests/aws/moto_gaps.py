@@ -44,6 +44,7 @@ def mend_moto() -> None:
     """Change moto itself where its answers come out wrong."""
     from moto import settings
     from moto.ec2.models.amis import Ami
+    from moto.ec2.utils import filter_dict_attribute_mapping
 
     def volumes(image: Ami) -> list[dict[str, Any]]:
         ebs = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": IMAGE_GIB, "VolumeType": "gp3"}
@@ -51,6 +52,7 @@ def mend_moto() -> None:
         return [{"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"}, root]
 
     Ami.block_device_mappings = property(volumes)
+    filter_dict_attribute_mapping["client-token"] = "client_token"
     settings.ENABLE_AMI_VALIDATION = True
     settings.EC2_ENABLE_INSTANCE_TYPE_VALIDATION = True
     # Thousands of images that nobody asks for, read again after each reset of each region.
