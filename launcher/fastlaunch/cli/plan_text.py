@@ -14,6 +14,8 @@ from fastlaunch.job import JobSpec
 _TO_BE_GIVEN = {"bucket": "--bucket", "instance-profile": "--instance-profile"}
 #: What YAML reads as text without quotes, whatever stands around it.
 _PLAIN = re.compile(r"[A-Za-z/<][\w./:@<>=-]*(?: [\w./@<>=-]+)*")
+#: Several lines that a block can hold as they are: it takes its indentation from the first one.
+_BLOCK = re.compile(r"[^\s].*\n(.*[^\n]\n?)", re.DOTALL)
 _NOT_TEXT = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 
@@ -58,14 +60,14 @@ def as_yaml(value: Mapping[str, Any]) -> list[str]:
     """Lines of YAML; a text of several lines stands as it is, indented."""
     lines = []
     for key, part in value.items():
-        if isinstance(part, Mapping):
+        if isinstance(part, Mapping) and part:
             lines += [f"{key}:", *(f"  {line}" for line in as_yaml(part))]
-        elif isinstance(part, list):
+        elif isinstance(part, list) and part:
             lines.append(f"{key}:")
             for item in part:
-                first, *rest = as_yaml(item) if isinstance(item, Mapping) else [_scalar(item)]
+                first, *rest = as_yaml(item) if isinstance(item, Mapping) and item else [_scalar(item)]
                 lines += [f"  - {first}", *(f"    {line}" for line in rest)]
-        elif isinstance(part, str) and "\n" in part:
+        elif isinstance(part, str) and _BLOCK.fullmatch(part):
             mark = "|" if part.endswith("\n") else "|-"
             lines += [f"{key}: {mark}", *(f"  {line}" for line in part.removesuffix("\n").split("\n"))]
         else:
@@ -74,8 +76,9 @@ def as_yaml(value: Mapping[str, Any]) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT
-    return str(value) if plain and not str(value).endswith(":") else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value if ": " not in f"{value} " else json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _training(jobs: Sequence[JobSpec], site: Site) -> str:
