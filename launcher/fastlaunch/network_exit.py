@@ -1,0 +1,71 @@
+"""How a machine in a subnet would reach S3 and ECR: by a public address, a NAT, or endpoints in its VPC."""
+
+from dataclasses import dataclass
+
+from fastlaunch.ask_once import AskOnce
+from fastlaunch.aws import Aws, Subnet
+from fastlaunch.errors import CloudRefused
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkExit:
+    """The way out of a subnet, in words. is_known: whether one is seen; hint: what to do if it is not."""
+
+    is_known: bool
+    told: str
+    hint: str | None = None
+
+
+def network_exit(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> NetworkExit:
+    """The way out of the subnet, as far as AWS tells: a right that is lacking only makes it less certain."""
+    target = _default_route(region, subnet, aws, ask)
+    if target is None:
+        if subnet.maps_public_ip:
+            return NetworkExit(is_known=True, told="its machines get a public address")
+        return NetworkExit(
+            is_known=False,
+            told="its machines get no public address, and its routes may not be looked at",
+            hint=_HINT.format(region=region),
+        )
+    if target.startswith("igw-") and subnet.maps_public_ip:
+        return NetworkExit(is_known=True, told=f"public address, and out by {target}")
+    if target and not target.startswith("igw-"):
+        return NetworkExit(is_known=True, told=f"out by {target}")
+    problem = (
+        f"routes to {target}, but its machines get no public address"
+        if target
+        else "has no route to the internet"
+    )
+    if _has_gateway(region, subnet, aws, ask):
+        return NetworkExit(
+            is_known=False,
+            told=f"{problem}: S3 is reached by the VPC's endpoint, ECR only if it has some too",
+            hint=f"see that the VPC has endpoints for com.amazonaws.{region}.ecr.api and .ecr.dkr",
+        )
+    return NetworkExit(
+        is_known=False,
+        told=f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes",
+        hint=_HINT.format(region=region),
+    )
+
+
+_HINT = (
+    "let the subnet give public addresses (`aws ec2 modify-subnet-attribute --region {region} --subnet-id ID "
+    "--map-public-ip-on-launch`), or route it through a NAT, or see that the VPC has endpoints for S3 and ECR"
+)
+
+
+def _default_route(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> str | None:
+    """Where the subnet sends what leaves the VPC: empty for nowhere, None if that may not be looked at."""
+    try:
+        routes = ask(aws.default_routes, region, subnet.vpc)
+    except CloudRefused:
+        return None
+    return routes.get(subnet.id, routes.get(None, ""))
+
+
+def _has_gateway(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> bool:
+    try:
+        return ask(aws.s3_gateways, region, subnet.vpc)
+    except CloudRefused:
+        return False
