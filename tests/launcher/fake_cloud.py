@@ -1,0 +1,320 @@
+"""AWS in memory with a clock of its own: machines that boot, upload and end as a test has them do.
+
+Only what the life of a submission needs. What crosses the wire is tested against moto, see tests/aws.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fake_records import write_run
+
+from fastlaunch.aws import Aws, Instance, StoredObject
+from fastlaunch.errors import CloudRefused, Unreachable
+
+START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+BOOT_S, SHUTDOWN_S = 60, 40
+
+
+@dataclass
+class Clock:
+    """Time that passes only when somebody sleeps; what is planned `at` a moment happens then."""
+
+    moment: datetime = START
+    planned: list[tuple[datetime, int, Callable[[], None]]] = field(default_factory=list)
+
+    def now(self) -> datetime:
+        return self.moment
+
+    def at(self, seconds: float, do: Callable[[], None]) -> None:
+        """Plan `do` so many seconds from now."""
+        self.planned.append((self.moment + timedelta(seconds=seconds), len(self.planned), do))
+
+    def sleep(self, seconds: float) -> None:
+        until = self.moment + timedelta(seconds=seconds)
+        while due := [item for item in self.planned if item[0] <= until]:
+            item = min(due, key=lambda one: one[:2])
+            self.planned.remove(item)
+            self.moment = max(self.moment, item[0])
+            item[2]()
+        self.moment = max(self.moment, until)
+
+
+class FakeAws(Aws):
+    """answers: to the next RunInstances, in turn: an error to raise, or `lost`, which starts a machine and
+    then answers nothing; after them every request is carried out. hidden_s: so long EC2 does not show it.
+    node: what the machine does, called when it was started. refusals: errors by method, raised once each.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(sleep=clock.sleep, now=clock.now)
+        self.clock = clock
+        self.instances: dict[str, Instance] = {}
+        self.requests: list[tuple[str, Mapping[str, Any]]] = []
+        self.objects: dict[tuple[str, str], bytes] = {}
+        self.answers: list[CloudRefused | str] = []
+        self.refusals: dict[str, list[CloudRefused]] = {}
+        self.calls: Counter[str] = Counter()
+        self.hidden_s = 0.0
+        self.node: Callable[[FakeNode], None] = lambda node: node.train()
+        self.nodes: dict[str, FakeNode] = {}
+        self.spot_usd: float | None = 17.0
+
+    # What the launcher calls
+
+    def run_instances(self, region: str, request: Mapping[str, Any]) -> list[Instance]:
+        self._called("run_instances")
+        self.requests.append((region, request))
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, CloudRefused):
+            raise answer
+        started = [one for one in self.instances.values() if one.token == request["ClientToken"]]
+        if not started:
+            started = [self._start(region, request)]
+        if answer == "lost":
+            raise Unreachable("no answer to ec2:RunInstances")
+        return started
+
+    def describe_instances(
+        self,
+        region: str,
+        *,
+        ids: Sequence[str] = (),
+        tokens: Sequence[str] = (),
+        tags: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Instance]:
+        self._called("describe_instances")
+        return [
+            one
+            for one in self.instances.values()
+            if one.region == region
+            and (not ids or one.id in ids)
+            and (not tokens or one.token in tokens)
+            and all(one.tags.get(key) in values for key, values in (tags or {}).items())
+            and (ids or tokens or tags)
+            and self.clock.now() >= one.launch_time + timedelta(seconds=self.hidden_s)
+        ]
+
+    def terminate(self, region: str, ids: Sequence[str]) -> None:
+        self._called("terminate")
+        for instance_id in ids:
+            one = self.instances.get(instance_id)
+            # Like EC2's, an order that is given before it shows the machine does nothing.
+            if one is None or not self.describe_instances(region, ids=[instance_id]):
+                continue
+            if one.is_live:
+                self.end(
+                    instance_id, "Client.UserInitiatedShutdown: User initiated shutdown", "User initiated"
+                )
+
+    def console_output(self, region: str, instance_id: str) -> str:
+        self._called("console_output")
+        return "Kernel panic - not syncing"
+
+    def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
+        self._called("spot_price_usd")
+        return (self.spot_usd, zone or "us-east-1a") if self.spot_usd else None
+
+    def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
+        self._called("put_object")
+        self.objects[bucket, key] = body
+        return True
+
+    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+        self._called("get_object")
+        return self.objects.get((bucket, key))
+
+    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+        self._called("list_objects")
+        return sorted(
+            (
+                StoredObject(key=key, size=len(body))
+                for (where, key), body in self.objects.items()
+                if where == bucket and key.startswith(prefix)
+            ),
+            key=lambda one: one.key,
+        )
+
+    # What a test does
+
+    def refuse(self, method: str, *errors: CloudRefused) -> None:
+        """Raise these errors from the next calls of `method`."""
+        self.refusals.setdefault(method, []).extend(errors)
+
+    def change(self, instance_id: str, **changes: Any) -> None:
+        """Change what EC2 says of an instance, unless it has ended."""
+        if self.instances[instance_id].state != "terminated":
+            self.instances[instance_id] = replace(self.instances[instance_id], **changes)
+
+    def end(self, instance_id: str, reason: str, transition: str) -> None:
+        """End a machine: shutting down now, terminated after a while."""
+        if not self.instances[instance_id].is_live:
+            return
+        told = f"{transition} ({self.clock.now():%Y-%m-%d %H:%M:%S} GMT)"
+        self.change(instance_id, state="shutting-down", state_reason=reason, transition_reason=told)
+        self.clock.at(SHUTDOWN_S, lambda: self.change(instance_id, state="terminated"))
+
+    def live(self) -> list[str]:
+        """Ids of the machines that cost."""
+        return [one.id for one in self.instances.values() if one.is_live]
+
+    def _called(self, method: str) -> None:
+        self.calls[method] += 1
+        if self.refusals.get(method):
+            raise self.refusals[method].pop(0)
+
+    def _start(self, region: str, request: Mapping[str, Any]) -> Instance:
+        number = len(self.instances) + 1
+        tags = {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
+        zone = {"subnet-b": "us-east-1b"}.get(request.get("SubnetId", ""), f"{region}a")
+        one = Instance(
+            id=f"i-{number:04d}",
+            region=region,
+            zone=zone,
+            instance_type=request["InstanceType"],
+            state="pending",
+            is_spot="InstanceMarketOptions" in request,
+            launch_time=self.clock.now(),
+            token=request["ClientToken"],
+            tags=tags,
+        )
+        self.instances[one.id] = one
+        node = FakeNode(aws=self, instance_id=one.id, request=request)
+        self.nodes[one.id] = node
+        self.clock.at(20, lambda: self.change(one.id, state="running") if one.id in self.live() else None)
+        self.node(node)
+        return one
+
+
+@dataclass
+class FakeNode:
+    """A machine's own side: what it uploads, and how it ends. stops: whether it heeds being asked to."""
+
+    aws: FakeAws
+    instance_id: str
+    request: Mapping[str, Any]
+    jobs: Callable[[str], Mapping[str, Any]] = lambda run_id: {}
+    stops: bool = True
+
+    @property
+    def token(self) -> str:
+        return str(self.request["ClientToken"])
+
+    @property
+    def output(self) -> tuple[str, str]:
+        """Bucket and key."""
+        tags = self.request["TagSpecifications"][0]["Tags"]
+        uri = next(tag["Value"] for tag in tags if tag["Key"] == "fastlaunch:output")
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        return bucket, key
+
+    @property
+    def attempt(self) -> int:
+        return int(self.token.rpartition("-a")[2])
+
+    def put(self, name: str, body: bytes) -> None:
+        """Upload an object of the attempt's output, if the machine lives."""
+        if self.aws.instances[self.instance_id].is_live:
+            bucket, key = self.output
+            self.aws.objects[bucket, f"{key}/{name}"] = body
+
+    def boot(self) -> None:
+        said = {"schema": 1, "token": self.token, "instance_id": self.instance_id}
+        self.put("boot.json", json.dumps(said).encode())
+        self.put("node-0/log.txt.000000000000", b"pulling the image\n")
+
+    def upload_records(self, run_id: str, *, segments: int = 3, **how: Any) -> None:
+        """Upload a run's records in so many segments, as `write_run` makes them, and a log."""
+        with tempfile.TemporaryDirectory() as folder:
+            for path in write_run(Path(folder), run_id=run_id, attempt=self.attempt, **how):
+                body, size = path.read_bytes(), -(-path.stat().st_size // segments)
+                for start in range(0, len(body), size):
+                    self.put(f"node-0/{run_id}/{path.name}.{start:012d}", body[start : start + size])
+        self.put(f"node-0/{run_id}/log.txt.000000000000", f"training on {self.instance_id}\n".encode())
+
+    def say_last(self, outcome: str, runs: Mapping[str, str], *, reason: str | None = None) -> None:
+        """Upload status.json. runs: state by run id."""
+        said = {
+            "schema": 1,
+            "token": self.token,
+            "instance_id": self.instance_id,
+            "outcome": outcome,
+            "reason": reason,
+            "uptime_s": 200.0,
+            "billed_until": f"{self.aws.clock.now():%Y-%m-%dT%H:%M:%SZ}",
+            "runs": [
+                {"run_id": run_id, "state": state, "exit_code": {"completed": 0, "failed": 1}.get(state)}
+                for run_id, state in runs.items()
+            ],
+        }
+        self.put("node-0/status.json", json.dumps(said).encode())
+
+    def turn_off(self) -> None:
+        reason = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
+        self.aws.end(self.instance_id, reason, "User initiated")
+
+    def take_back(self) -> None:
+        """EC2's spot interruption."""
+        reason = "Server.SpotInstanceTermination: Spot instance termination"
+        self.aws.end(self.instance_id, reason, "Server.SpotInstanceTermination")
+
+    def run_ids(self) -> list[str]:
+        """The runs that the program in the user data does, found in it as words."""
+        import re
+
+        found = re.findall(r"\d{8}-\d{6}-[a-z0-9]{4}", str(self.request["UserData"]))
+        return list(dict.fromkeys(found))
+
+    def train(
+        self,
+        *,
+        states: Mapping[str, str] | None = None,
+        how: Callable[[str], Mapping[str, Any]] = lambda run_id: {},
+        seconds_per_run: float = 60,
+        upto: int | None = None,
+    ) -> None:
+        """Boot, do the runs one after another, say how it went, turn off. upto: only so many, then silence.
+
+        Asked to stop, it ends as the node's program does.
+        """
+        clock, runs = self.aws.clock, self.run_ids()
+        clock.at(BOOT_S, self.boot)
+        done: dict[str, str] = {}
+
+        def do(run_id: str) -> None:
+            options = {"steps": 200, "batch_size": 64, "world_size": 8, **how(run_id)}
+            self.upload_records(run_id, **options)
+            done[run_id] = (states or {}).get(run_id, "completed")
+
+        for number, run_id in enumerate(runs[:upto], start=1):
+            clock.at(BOOT_S + number * seconds_per_run, lambda run_id=run_id: do(run_id))  # type: ignore[misc]
+        if upto is not None:
+            self._watch_abort(done, runs)
+            return
+
+        def end() -> None:
+            outcome = "completed" if set(done.values()) == {"completed"} else "failed"
+            self.say_last(outcome, done)
+            self.turn_off()
+
+        clock.at(BOOT_S + (len(runs) + 1) * seconds_per_run, end)
+
+    def _watch_abort(self, done: Mapping[str, str], runs: Sequence[str]) -> None:
+        bucket, key = self.output
+
+        def look() -> None:
+            if not self.aws.instances[self.instance_id].is_live:
+                return
+            if self.stops and (bucket, f"{key}/abort") in self.aws.objects:
+                states = {run_id: done.get(run_id, "interrupted") for run_id in runs}
+                self.say_last("interrupted", states, reason="stop")
+                self.turn_off()
+                return
+            self.aws.clock.at(10, look)
+
+        self.aws.clock.at(10, look)
