@@ -133,9 +133,14 @@ def next_command(text: str) -> None:
 
 def confirm(question: str, *, yes: bool) -> None:
     """Return if the user agrees. Raises UserError if not, and if there is nobody to ask."""
+    check_can_ask(yes=yes)
     if yes:
         return
-    if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")
     if not click.confirm(question, err=True):
         raise UserError("nothing was done")
+
+
+def check_can_ask(*, yes: bool) -> None:
+    """Nothing, if there is somebody to ask, or nothing to ask; else UserError."""
+    if not yes and not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")

@@ -29,7 +29,7 @@ def plan_text(
 ) -> str:
     """The plan at the first of `sites`, what comes after it, what is not known yet and what it may cost."""
     site, *others = sites
-    lines = [_training(jobs, site), "", f"{plan.operation} in {plan.region}:"]
+    lines = [in_words(jobs, site), "", f"{plan.operation} in {plan.region}:"]
     lines += [f"  {line}".rstrip() for line in as_yaml(plan.request)]
     lines.append("")
     if others:
@@ -81,7 +81,7 @@ def _scalar(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _training(jobs: Sequence[JobSpec], site: Site) -> str:
+def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     job = jobs[0]
     recipes = []

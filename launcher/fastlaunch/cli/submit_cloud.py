@@ -2,9 +2,11 @@
 
 import datetime
 import json
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +14,9 @@ from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import plan_ec2
 from fastlaunch.backends.ec2_rules import broken_rules
 from fastlaunch.cli.cloud_options import settings_with, split_names, terms_of
-from fastlaunch.cli.plan_text import plan_text
+from fastlaunch.cli.options import check_can_ask, confirm
+from fastlaunch.cli.plan_text import in_words, plan_text
+from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.cost_ceiling import CostCeiling, check_budget, cost_ceiling
@@ -22,6 +26,10 @@ from fastlaunch.offline_sites import OfflineSites, offline_sites
 from fastlaunch.prices import Catalogue, load_catalogue
 from fastlaunch.request import Request
 from fastlaunch.settings import Settings
+
+if TYPE_CHECKING:
+    from fastlaunch.cloud import CloudSubmission
+    from fastlaunch.cloud_prepare import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,7 @@ def submit_to_ec2(
         click.echo(dry_run_text(asked, output=output))
         return EXIT_DONE
     offline_plan(asked)
-    raise UserError("not yet")
+    return _submit(around, asked, detach=typed["detach"], max_cost=typed["max_cost"], output=output, yes=yes)
 
 
 def ask_offline(
@@ -118,3 +126,68 @@ def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]
 
     base = find_base_image(request.base_image, flavour="ec2", today=today)
     return lambda region: image_uri(base, region, "<image-digest>")
+
+
+def _submit(
+    around: Surroundings, asked: Asked, *, detach: bool, max_cost: float | None, output: str, yes: bool
+) -> int:
+    from fastlaunch.cloud import CloudLauncher, CloudSubmission
+    from fastlaunch.cloud_prepare import prepare, upload_code
+    from fastlaunch.follow import make_display
+    from fastlaunch.runs import open_ledger
+    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.submission import check_home
+
+    check_can_ask(yes=yes)
+    check_home(asked.settings.home)
+    prepared = prepare(
+        asked.request,
+        aws=around.aws,
+        settings=asked.settings,
+        catalogue=asked.catalogue,
+        today=asked.today,
+        commit=around.commit,
+        max_cost_usd=max_cost,
+    )
+    submission = CloudSubmission(
+        sites=prepared.sites,
+        jobs_at=lambda site: jobs_at(asked.request, site.instance, site.region, image=site.image),
+        max_minutes=asked.request.max_minutes,
+        detach=detach,
+    )
+    _ask(prepared, submission, yes=yes)
+    with open_ledger(asked.settings) as ledger, StopRequest() as stop:
+        upload_code(prepared, around.aws)
+        launcher = CloudLauncher(
+            aws=around.aws,
+            ledger=ledger,
+            home=asked.settings.home,
+            settings=asked.settings,
+            display=make_display(sys.stderr, around.monotonic_s),
+            stop=stop,
+            sleep=around.sleep,
+            now=around.now,
+        )
+        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *around.argv]))
+    tell_runs(runs, output=output)
+    return exit_code_of(runs, stopped=bool(stop.by))
+
+
+def _ask(prepared: "Prepared", submission: "CloudSubmission", *, yes: bool) -> None:
+    """Tell what is going to be done and what it may cost, then ask. Raises UserError if that is refused."""
+    first, *others = prepared.sites
+    lines = [in_words(submission.jobs_at(first), first)]
+    if others:
+        lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
+    lines += [f"left out: {name}: {why}" for name, why in prepared.skipped]
+    for check in prepared.found:
+        if check.result == "warning":
+            lines.append(f"warning: {check.told}" + (f"\n  {check.hint}" if check.hint else ""))
+    if submission.detach:
+        lines.append(
+            "--detach: nobody will follow it; only the machine's own timer then ends what hangs or is "
+            "forgotten"
+        )
+    lines.append(str(cost_ceiling(prepared.sites, num_nodes=1, max_minutes=submission.max_minutes)))
+    click.echo("\n".join(lines), err=True)
+    confirm("Start it?", yes=yes)

@@ -1,0 +1,115 @@
+"""A checked request for AWS -> all that its plans name, looked up; and, once agreed to, its code there.
+
+Looking up changes nothing at AWS but a probe, which shows that the bucket can be written.
+"""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlaunch.ask_once import AskOnce
+from fastlaunch.aws import Aws
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.candidates import candidates
+from fastlaunch.cloud_request import CloudRequest
+from fastlaunch.code_bundle import Bundle, make_bundle, upload_bundle
+from fastlaunch.images import find_base_image
+from fastlaunch.preflight import Check, Wanted, checks, usable
+from fastlaunch.prices import Catalogue
+from fastlaunch.resolve import resolve
+from fastlaunch.settings import Settings
+
+if TYPE_CHECKING:
+    from fastlaunch.pinned_wheels import Pin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """sites: in the order in which they are tried. skipped: the candidates left out, as (name, why).
+
+    found: what was checked. bundle: the code to upload before a machine needs it, None if the image holds it.
+    """
+
+    sites: tuple[Site, ...]
+    skipped: tuple[tuple[str, str], ...]
+    found: tuple[Check, ...]
+    bundle: Bundle | None
+
+
+def prepare(
+    request: CloudRequest,
+    *,
+    aws: Aws,
+    settings: Settings,
+    catalogue: Catalogue,
+    today: datetime.date,
+    commit: str | None,
+    max_cost_usd: float | None = None,
+    pins: "Sequence[Pin] | None" = None,
+) -> Prepared:
+    """Where the request can be carried out. pins: wheels of the bundle instead of the shipped ones.
+
+    Raises UserError and CloudRefused's kinds, also where no candidate is left.
+    """
+    ask = AskOnce()
+    # First: without credentials nothing else can be told, and fetching wheels takes a while.
+    ask(aws.identity)
+    base = None if request.image else find_base_image(request.base_image, flavour="ec2", today=today)
+    bundle = None
+    if base is not None:
+        bundle = make_bundle(
+            base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
+        )
+    resolved = resolve(
+        candidates(request.instances, request.regions, settings),
+        aws=aws,
+        settings=settings,
+        catalogue=catalogue,
+        purchase=request.purchase,
+        max_price_usd=request.max_price_usd,
+        base=base,
+        bundle=bundle,
+        today=today,
+        image=request.image,
+        ask=ask,
+    )
+    wanted = Wanted(
+        instances=request.instances,
+        regions=request.regions,
+        purchase=request.purchase,
+        max_price_usd=request.max_price_usd,
+        checkpoint_every=request.checkpoint_every,
+        base=base,
+        image=request.image,
+        max_minutes=request.max_minutes,
+        max_cost_usd=max_cost_usd,
+    )
+    found = checks(
+        wanted,
+        aws=aws,
+        settings=settings,
+        catalogue=catalogue,
+        today=today,
+        sites=resolved.sites,
+        ask=ask,
+    )
+    left = usable(resolved.sites, found)
+    return Prepared(
+        sites=left.sites, skipped=(*resolved.skipped, *left.skipped), found=tuple(found), bundle=bundle
+    )
+
+
+def upload_code(prepared: Prepared, aws: Aws) -> None:
+    """Store the bundle in the bucket of every region where the job may run; nothing where it is there."""
+    if prepared.bundle is None:
+        return
+    places = dict.fromkeys((site.region, site.bucket, site.prefix) for site in prepared.sites)
+    for region, bucket, prefix in places:
+        upload_bundle(aws, region, bucket, prefix, prepared.bundle)
+
+
+def wheel_folder(settings: Settings) -> Path:
+    """Where wheels are kept once they were fetched."""
+    return settings.home / "wheels"
