@@ -49,7 +49,9 @@ _LOG_IN = (
     "log in again (`aws sso login`, `aws login`, or new AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
     "then `fastlaunch doctor`"
 )
-_CLOCK = "set this machine's clock: AWS refuses requests that are more than five minutes off"
+_CLOCK = "set this machine's clock, which AWS finds more than five minutes off"
+# EC2 says the same of a session that has ended and of a clock that is wrong.
+_LOG_IN_OR_CLOCK = f"{_LOG_IN}; if that does not help, {_CLOCK}"
 _ALLOW = "ask for {service}:{action} to be allowed to who is logged in (`aws sts get-caller-identity`)"
 _DECODE = (
     "ask for {service}:{action} to be allowed; which statement refused it says "
@@ -110,7 +112,7 @@ _CODES: Mapping[str, tuple[type[CloudRefused], str]] = {
     # Credentials and rights.
     "AccessDenied": (NotAuthorised, _ALLOW),
     "AccessDeniedException": (NotAuthorised, _ALLOW),
-    "AuthFailure": (NotAuthorised, _LOG_IN),
+    "AuthFailure": (NotAuthorised, _LOG_IN_OR_CLOCK),
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (NotAuthorised, _SPOT_ROLE),
     "UnauthorizedOperation": (NotAuthorised, _ALLOW),
     "ExpiredToken": (NotAuthorised, _LOG_IN),
@@ -125,7 +127,7 @@ _CODES: Mapping[str, tuple[type[CloudRefused], str]] = {
     "IncompleteSignature": (NotAuthorised, _LOG_IN),
     "MissingAuthenticationToken": (NotAuthorised, _LOG_IN),
     "MissingAuthenticationTokenException": (NotAuthorised, _LOG_IN),
-    "RequestExpired": (NotAuthorised, _CLOCK),
+    "RequestExpired": (NotAuthorised, _LOG_IN_OR_CLOCK),
     "RequestTimeTooSkewed": (NotAuthorised, _CLOCK),
     "Blocked": (NotAuthorised, _SUPPORT),
     "PendingVerification": (NotAuthorised, _SUPPORT),

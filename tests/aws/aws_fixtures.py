@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from faulty_proxy import FaultyProxy
     from moto_server import MotoServer
+
+    from fastlaunch.aws import Aws
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,36 @@ def aws_server(shared_aws_server: "MotoServer", monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return shared_aws_server
+
+
+@pytest.fixture
+def faulty_proxy(aws_server: "MotoServer", monkeypatch: pytest.MonkeyPatch) -> Iterator["FaultyProxy"]:
+    """A proxy before `aws_server`, through which everybody's requests go now; faultless at first."""
+    from faulty_proxy import FaultyProxy
+
+    proxy = FaultyProxy(aws_server.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(scope="session")
+def shared_aws() -> "tuple[Aws, list[float]]":
+    """One `Aws` for all tests, since making clients takes most of their time; and where its pauses go."""
+    from fastlaunch.aws import Aws
+
+    pauses_s: list[float] = []
+    return Aws(attempts=3, sleep=pauses_s.append, timeouts_s=(5, 20)), pauses_s
+
+
+@pytest.fixture
+def aws(shared_aws: "tuple[Aws, list[float]]", aws_server: "MotoServer") -> "Aws":
+    """What calls `aws_server`: three attempts, with pauses that take no time. Not through `faulty_proxy`."""
+    return shared_aws[0]
+
+
+@pytest.fixture
+def aws_pauses_s(shared_aws: "tuple[Aws, list[float]]") -> list[float]:
+    """How long `aws` would have slept in this test, s."""
+    shared_aws[1].clear()
+    return shared_aws[1]

@@ -183,7 +183,8 @@ def _simulate(server: "MotoServer", request: SentRequest) -> "Answer":
 
 def _quota(server: "MotoServer", request: SentRequest) -> "Answer":
     code = request.parameters["QuotaCode"]
-    value = server.quotas.get((request.region, code))
+    known = server.quotas if request.action == "GetServiceQuota" else server.default_quotas
+    value = known.get((request.region, code))
     if value is None:
         return error(request, "NoSuchResourceException", f"{code}: there is no such quota", 400)
     quota = {"ServiceCode": request.parameters["ServiceCode"], "QuotaCode": code, "Value": value}
@@ -226,5 +227,6 @@ _ANSWERS = {
     ("ec2", "DeletePlacementGroup"): _delete_placement_group,
     ("iam", "SimulatePrincipalPolicy"): _simulate,
     ("servicequotas", "GetServiceQuota"): _quota,
+    ("servicequotas", "GetAWSDefaultServiceQuota"): _quota,
     ("ecr", "BatchGetImage"): _batch_get_image,
 }

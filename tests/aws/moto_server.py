@@ -64,8 +64,8 @@ class Refusal:
 class MotoServer:
     """A started server; one for a test session, `reset` for every test. `url` is AWS_ENDPOINT_URL.
 
-    Keyed by what a test wants to be so, and empty after `reset`: console (text by instance id), quotas (by
-    region and code), spot_prices (USD by region, type, zone), images (digest by region, account, repository,
+    Keyed by what a test wants to be so, and empty after `reset`: console (text by instance id), quotas and
+    default_quotas (by region and code), spot_prices (USD by region, type, zone), images (digest by region, account, repository,
     tag), denied (actions that iam:SimulatePrincipalPolicy refuses), endpoints (VPCs with an S3 gateway).
     pending_describes, shutting_down_describes: how often an instance is seen so before it goes on.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
@@ -89,6 +89,7 @@ class MotoServer:
         self._seen: Counter[str] = Counter()
         self.console: dict[str, str] = {}
         self.quotas: dict[tuple[str, str], float] = {}
+        self.default_quotas: dict[tuple[str, str], float] = {}
         self.spot_prices: dict[tuple[str, str, str], float] = {}
         self.images: dict[tuple[str, str, str, str], str] = {}
         self.denied: set[str] = set()

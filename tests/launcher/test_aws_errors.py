@@ -1,0 +1,417 @@
+"""What AWS's errors are made into: the kind, the words and the next thing to type."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.stub import Stubber
+
+from fastlaunch import aws_errors
+from fastlaunch.aws import Aws, Instance
+from fastlaunch.aws_errors import Asked, is_spot_interruption, refusal, state_reason_problem, unanswered
+from fastlaunch.errors import (
+    EXIT_CLOUD_REFUSED,
+    BadConfiguration,
+    CloudRefused,
+    NoCapacity,
+    NotAuthorised,
+    QuotaExceeded,
+    Throttled,
+    Unreachable,
+)
+from fastlaunch.quota_codes import quota_code
+
+REQUEST = {
+    "ImageId": "ami-0123456789abcdef0",
+    "InstanceType": "p5.48xlarge",
+    "MinCount": 1,
+    "MaxCount": 1,
+    "ClientToken": "run-a1",
+}
+SPOT = {**REQUEST, "InstanceMarketOptions": {"MarketType": "spot"}}
+RUN = Asked(service="ec2", action="RunInstances", region="us-east-1", instance_type="p5.48xlarge")
+
+
+@pytest.fixture(scope="module")
+def clients() -> dict[str, Any]:
+    return {}
+
+
+class Refusing:
+    """An AWS whose every answer is made beforehand; what it is asked is checked against botocore's model."""
+
+    def __init__(self, clients: dict[str, Any]) -> None:
+        self.clients = clients
+        self.slept_s: list[float] = []
+        self.aws = Aws(connect=self.connect, sleep=self.slept_s.append, attempts=2)
+        self.stubs: dict[str, Stubber] = {}
+
+    def connect(self, service: str, region: str) -> Any:
+        return self.stub(service).client
+
+    def stub(self, service: str) -> Any:
+        if service not in self.clients:
+            self.clients[service] = boto3.client(
+                {"servicequotas": "service-quotas"}.get(service, service),
+                region_name="us-east-1",
+                aws_access_key_id="id",
+                aws_secret_access_key="secret",
+                config=Config(retries={"total_max_attempts": 1}),
+            )
+        if service not in self.stubs:
+            self.stubs[service] = Stubber(self.clients[service])
+            self.stubs[service].activate()
+        return self.stubs[service]
+
+    def error(
+        self, service: str, method: str, code: str, message: str = "told so", status: int = 400
+    ) -> None:
+        self.stub(service).add_client_error(method, code, message, http_status_code=status)
+
+
+@pytest.fixture
+def refusing(clients: dict[str, Any]) -> Any:
+    made = Refusing(clients)
+    yield made
+    for stub in made.stubs.values():
+        stub.assert_no_pending_responses()
+        stub.deactivate()
+
+
+def refused_run(refusing: Refusing, request: Mapping[str, Any] = REQUEST) -> CloudRefused:
+    with pytest.raises(CloudRefused) as error:
+        refusing.aws.run_instances("us-east-1", request)
+    assert error.value.exit_code == EXIT_CLOUD_REFUSED
+    return error.value
+
+
+def test_no_capacity(refusing: Refusing) -> None:
+    told = "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested"
+    refusing.error("ec2", "run_instances", "InsufficientInstanceCapacity", told, 500)
+    error = refused_run(refusing)
+    assert type(error) is NoCapacity and error.code == "InsufficientInstanceCapacity"
+    assert error.message == (
+        f"AWS refused ec2:RunInstances of p5.48xlarge in us-east-1: InsufficientInstanceCapacity: {told}"
+    )
+    assert error.hint == (
+        "allow another region or instance type (`--region R1,R2`, `--instance T1,T2`), or try later"
+    )
+    assert refusing.slept_s == []
+
+
+def test_quota(refusing: Refusing) -> None:
+    told = "You have requested more vCPU capacity than your current vCPU limit of 0 allows"
+    refusing.error("ec2", "run_instances", "VcpuLimitExceeded", told)
+    error = refused_run(refusing)
+    assert type(error) is QuotaExceeded and told in error.message
+    assert error.hint == (
+        "end instances that count against 'Running On-Demand P instances' (L-417A185B, in vCPUs), or ask for "
+        "more: https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B "
+        "(another region has its own, another zone does not help)"
+    )
+
+
+def test_spot_has_a_quota_of_its_own(refusing: Refusing) -> None:
+    refusing.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
+    error = refused_run(refusing, SPOT)
+    assert type(error) is QuotaExceeded and "All P5 Spot Instance Requests" in (error.hint or "")
+
+
+def test_a_quota_whose_code_is_unknown_is_not_guessed(refusing: Refusing) -> None:
+    refusing.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
+    error = refused_run(refusing, {**SPOT, "InstanceType": "p6-b200.48xlarge"})
+    assert "Service Quotas in us-east-1" in (error.hint or "") and "L-" not in (error.hint or "")
+
+
+def test_no_right(refusing: Refusing) -> None:
+    refusing.error("ec2", "run_instances", "UnauthorizedOperation", "You are not authorized", 403)
+    error = refused_run(refusing)
+    assert type(error) is NotAuthorised
+    assert "ask for ec2:RunInstances to be allowed" in (error.hint or "")
+
+
+def test_an_encoded_message_is_told_how_to_read(refusing: Refusing) -> None:
+    told = "You are not authorized. Encoded authorization failure message: 4GOI_abc"
+    refusing.error("ec2", "run_instances", "UnauthorizedOperation", told, 403)
+    error = refused_run(refusing)
+    assert "4GOI_abc" in error.message
+    assert "aws sts decode-authorization-message --encoded-message" in (error.hint or "")
+
+
+def test_too_fast(refusing: Refusing) -> None:
+    for _ in range(2):
+        refusing.error("ec2", "run_instances", "RequestLimitExceeded", "Request limit exceeded.", 503)
+    error = refused_run(refusing)
+    assert type(error) is Throttled and refusing.slept_s == [1.0]
+    assert error.hint == "wait a minute and type the same again; nothing was done"
+
+
+def test_the_token_of_an_ended_instance(refusing: Refusing) -> None:
+    refusing.error(
+        "ec2", "run_instances", "IdempotentInstanceTerminated", "The request to launch an instance"
+    )
+    error = refused_run(refusing)
+    assert type(error) is BadConfiguration and error.code == "IdempotentInstanceTerminated"
+    assert "`fastlaunch resume RUN`" in (error.hint or "")
+
+
+@pytest.mark.parametrize("code", ["RequestExpired", "ExpiredToken", "AuthFailure", "InvalidClientTokenId"])
+def test_expired_credentials(refusing: Refusing, code: str) -> None:
+    refusing.error("ec2", "run_instances", code, "Request has expired.")
+    error = refused_run(refusing)
+    assert type(error) is NotAuthorised and "Request has expired." in error.message
+    assert (error.hint or "").startswith("log in again (`aws sso login`")
+
+
+def test_spot_without_its_role(refusing: Refusing) -> None:
+    code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+    refusing.error("ec2", "run_instances", code, "The provided credentials do not have permission to create")
+    error = refused_run(refusing, SPOT)
+    assert type(error) is NotAuthorised
+    assert "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in (error.hint or "")
+
+
+def test_a_refused_request_is_asked_of_ec2_as_it_is(refusing: Refusing) -> None:
+    stub = refusing.stub("ec2")
+    stub.add_client_error("run_instances", "InvalidSubnetID.NotFound", expected_params=SPOT)
+    error = refused_run(refusing, SPOT)
+    assert type(error) is BadConfiguration and "`aws.us-east-1` in the config file" in (error.hint or "")
+
+
+CALLS = [
+    (
+        "ssm",
+        "get_parameter",
+        "ParameterNotFound",
+        400,
+        BadConfiguration,
+        lambda aws: aws.parameter("r", "/p"),
+    ),
+    ("ssm", "get_parameter", "ThrottlingException", 400, Throttled, lambda aws: aws.parameter("r", "/p")),
+    (
+        "ssm",
+        "get_parameter",
+        "AccessDeniedException",
+        400,
+        NotAuthorised,
+        lambda aws: aws.parameter("r", "/p"),
+    ),
+    ("ssm", "get_parameter", "InternalServerError", 500, Unreachable, lambda aws: aws.parameter("r", "/p")),
+    (
+        "ecr",
+        "batch_get_image",
+        "AccessDeniedException",
+        400,
+        NotAuthorised,
+        lambda aws: aws.image_digest("r", "763104351884", "pytorch", "2.13"),
+    ),
+    (
+        "ecr",
+        "create_repository",
+        "LimitExceededException",
+        400,
+        QuotaExceeded,
+        lambda aws: aws.ensure_repository("r", "ours"),
+    ),
+    (
+        "ecr",
+        "get_authorization_token",
+        "ServerException",
+        500,
+        Unreachable,
+        lambda aws: aws.registry_login("r"),
+    ),
+    (
+        "s3",
+        "put_object",
+        "NoSuchBucket",
+        404,
+        BadConfiguration,
+        lambda aws: aws.put_object("r", "b", "k", b""),
+    ),
+    ("s3", "put_object", "AccessDenied", 403, NotAuthorised, lambda aws: aws.put_object("r", "b", "k", b"")),
+    ("s3", "put_object", "SlowDown", 503, Throttled, lambda aws: aws.put_object("r", "b", "k", b"")),
+    ("s3", "get_object", "NoSuchBucket", 404, BadConfiguration, lambda aws: aws.get_object("r", "b", "k")),
+    ("s3", "get_object", "ExpiredToken", 400, NotAuthorised, lambda aws: aws.get_object("r", "b", "k")),
+    ("s3", "list_objects_v2", "AccessDenied", 403, NotAuthorised, lambda aws: aws.list_objects("r", "b", "")),
+    ("s3", "head_bucket", "403", 403, NotAuthorised, lambda aws: aws.bucket_exists("r", "b")),
+    (
+        "servicequotas",
+        "get_service_quota",
+        "AccessDeniedException",
+        400,
+        NotAuthorised,
+        lambda a: a.quota("r", "ec2", "L-1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("service", "method", "code", "status", "kind", "call"), CALLS)
+def test_every_service(
+    refusing: Refusing, service: str, method: str, code: str, status: int, kind: type[CloudRefused], call: Any
+) -> None:
+    if method == "create_repository":
+        refusing.error(service, "describe_repositories", "RepositoryNotFoundException")
+    for _ in range(2 if kind in (Throttled, Unreachable) else 1):
+        refusing.error(service, method, code, "told so", status)
+    with pytest.raises(CloudRefused) as error:
+        call(refusing.aws)
+    assert type(error.value) is kind and error.value.code == code
+    assert "told so" in error.value.message and " in r: " in error.value.message
+    assert error.value.hint
+
+
+def test_all_pages_are_read(refusing: Refusing) -> None:
+    stub = refusing.stub("ec2")
+    asked = {"Filters": [{"Name": "client-token", "Values": ["run-a1"]}], "MaxResults": 1000}
+    for number, token in ((1, "more"), (2, None)):
+        instance = {
+            "InstanceId": f"i-{number}",
+            "InstanceType": "p5.48xlarge",
+            "State": {"Name": "running"},
+            "LaunchTime": datetime(2026, 11, 21, tzinfo=UTC),
+            "StateReason": {"Code": "pending", "Message": "pending"},
+        }
+        page = {"Reservations": [{"Instances": [instance]}], **({"NextToken": token} if token else {})}
+        stub.add_response("describe_instances", page, asked)
+        asked = {**asked, "NextToken": "more"}
+    found = refusing.aws.describe_instances("us-east-1", tokens=["run-a1"])
+    assert [one.id for one in found] == ["i-1", "i-2"]
+    assert [one.state_reason for one in found] == [None, None]
+
+
+# The table
+
+
+@pytest.mark.parametrize("code", sorted(aws_errors._CODES))
+def test_every_known_code_has_a_next_action(code: str) -> None:
+    error = refusal(RUN, code, "told so", status=400)
+    assert type(error) is aws_errors._CODES[code][0] and error.code == code
+    assert error.hint and "{" not in error.hint and error.message.endswith(f"{code}: told so")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("InvalidGroup.NotFound", 400, BadConfiguration),
+        ("SomethingNew", 400, BadConfiguration),
+        ("SomethingNew", 500, Unreachable),
+        ("SomethingThrottled", 400, Throttled),
+        ("KMSAccessDeniedException", 400, NotAuthorised),
+        ("SessionExpired", 403, NotAuthorised),
+        ("", 403, NotAuthorised),
+        ("404", 404, BadConfiguration),
+        ("429", 429, Throttled),
+        ("502", 502, Unreachable),
+        ("InternalError", 0, Unreachable),
+    ],
+)
+def test_codes_that_are_in_no_table(code: str, status: int, kind: type[CloudRefused]) -> None:
+    assert type(refusal(RUN, code, "told so", status=status)) is kind
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "hint"),
+    [
+        ("NoCredentialsError", NotAuthorised, "aws sso login"),
+        ("PartialCredentialsError", NotAuthorised, "AWS_SECRET_ACCESS_KEY"),
+        ("UnauthorizedSSOTokenError", NotAuthorised, "aws sso login"),
+        ("LoginRefreshRequired", NotAuthorised, "aws login"),
+        ("ProfileNotFound", BadConfiguration, "aws configure"),
+        ("InvalidRegionError", BadConfiguration, "--region"),
+        ("UnknownEndpointError", BadConfiguration, "--region"),
+        ("EndpointConnectionError", Unreachable, "us-east-1"),
+        ("ConnectTimeoutError", Unreachable, "us-east-1"),
+        ("ReadTimeoutError", Unreachable, "fastlaunch status"),
+        ("ConnectionClosedError", Unreachable, "fastlaunch status"),
+        ("ProxyConnectionError", Unreachable, "us-east-1"),
+        ("SSLError", Unreachable, "AWS_CA_BUNDLE"),
+    ],
+)
+def test_exceptions_of_botocore(raised: str, kind: type[CloudRefused], hint: str) -> None:
+    import botocore.exceptions
+
+    names = tuple(each.__name__ for each in getattr(botocore.exceptions, raised).__mro__)
+    error = unanswered(RUN, names, "told so")
+    assert type(error) is kind and error.code == raised
+    assert hint in (error.hint or "") and "told so" in error.message
+
+
+def test_a_bug_stays_one() -> None:
+    assert unanswered(RUN, ("KeyError", "LookupError", "Exception"), "told so") is None
+
+
+def test_quotas_by_family_and_purchase() -> None:
+    known = {
+        ("p4d.24xlarge", "on-demand"): "L-417A185B",
+        ("p6-b300.48xlarge", "on-demand"): "L-417A185B",
+        ("g6.xlarge", "on-demand"): "L-DB2E81BA",
+        ("trn2.48xlarge", "on-demand"): "L-2C3B7624",
+        ("p5en.48xlarge", "spot"): "L-C4BD4855",
+        ("p4de.24xlarge", "spot"): "L-7212CCBC",
+        ("g7e.2xlarge", "spot"): "L-3819A6DF",
+        ("trn1.32xlarge", "spot"): "L-6B0D517C",
+        ("p6-b200.48xlarge", "spot"): None,
+        ("p5.48xlarge", "capacity-block"): None,
+        ("m7i.large", "on-demand"): None,
+    }
+    found = {key: quota_code(*key) for key in known}
+    assert {key: quota and quota.code for key, quota in found.items()} == known
+
+
+# Why an instance ended
+
+
+def ended(reason: str | None) -> Instance:
+    return Instance(
+        id="i-1",
+        region="us-east-1",
+        zone="us-east-1a",
+        instance_type="p5.48xlarge",
+        state="terminated",
+        is_spot=True,
+        launch_time=datetime(2026, 11, 21, tzinfo=UTC),
+        state_reason=reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "hint"),
+    [
+        ("Client.InternalError: Client error on launch", BadConfiguration, "key"),
+        ("Client.VolumeLimitExceeded: Volume limit exceeded", QuotaExceeded, "Amazon EBS"),
+        ("Client.InvalidSnapshot.NotFound: The snapshot", BadConfiguration, "config file"),
+        ("Server.InsufficientInstanceCapacity: Insufficient capacity", NoCapacity, "--region"),
+        ("Server.SpotInstanceTermination: Spot instance termination", NoCapacity, "fastlaunch resume"),
+        ("Server.SpotInstanceShutdown: Spot instance shutdown", NoCapacity, "fastlaunch resume"),
+        ("Server.InternalError: Internal error on launch", NoCapacity, "fastlaunch resume"),
+        ("Server.SomethingNew: told so", NoCapacity, "fastlaunch resume"),
+        ("Client.SomethingNew: told so", BadConfiguration, "config file"),
+    ],
+)
+def test_reasons_of_an_end(reason: str, kind: type[CloudRefused], hint: str) -> None:
+    error = state_reason_problem(ended(reason))
+    assert type(error) is kind and error.code == reason.partition(":")[0]
+    assert error.message.startswith("instance i-1 ") and error.message.endswith(reason)
+    assert hint in (error.hint or "") and "{" not in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        None,
+        "Client.InstanceInitiatedShutdown: Instance initiated shutdown",
+        "Client.UserInitiatedShutdown: User initiated shutdown",
+    ],
+)
+def test_an_end_of_its_own_is_no_problem(reason: str | None) -> None:
+    assert state_reason_problem(ended(reason)) is None and not is_spot_interruption(ended(reason))
+
+
+def test_which_ends_are_interruptions() -> None:
+    assert is_spot_interruption(ended("Server.SpotInstanceTermination: Spot instance termination"))
+    assert is_spot_interruption(ended("Server.SpotInstanceShutdown: Spot instance shutdown"))
+    assert not is_spot_interruption(ended("Server.InternalError: Internal error"))

@@ -1,0 +1,255 @@
+"""Instances started, found and ended through `Aws`, on an AWS on loopback, and a network that fails."""
+
+import socket
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from moto_gaps import machine_image_id
+from moto_server import MotoServer
+
+from fastlaunch.aws import MAX_FILTER_VALUES, Aws
+from fastlaunch.errors import (
+    BadConfiguration,
+    NoCapacity,
+    NotAuthorised,
+    QuotaExceeded,
+    Throttled,
+    Unreachable,
+)
+
+REGION = "us-east-1"
+
+
+def request(token: str = "run-a1", **changed: Any) -> dict[str, Any]:
+    return {
+        "ImageId": machine_image_id(REGION),
+        "InstanceType": "g6.xlarge",
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": token,
+        "UserData": "#!/bin/sh\necho 'ä & <b>'\n",
+        "TagSpecifications": [
+            {"ResourceType": "instance", "Tags": [{"Key": "fastlaunch:run", "Value": token[:-3]}]}
+        ],
+        **changed,
+    }
+
+
+def test_an_instance_is_started_as_it_was_asked_for(aws: Aws, aws_server: MotoServer) -> None:
+    settings = aws_server.set_up_region(REGION)
+    asked = request(
+        SubnetId=settings.subnets["us-east-1b"],
+        InstanceMarketOptions={"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}},
+    )
+    (started,) = aws.run_instances(REGION, asked)
+    assert (started.region, started.zone, started.instance_type) == (REGION, "us-east-1b", "g6.xlarge")
+    assert started.state == "pending" and started.is_live and started.is_spot
+    assert (started.token, started.tags) == ("run-a1", {"fastlaunch:run": "run"})
+    assert started.launch_time.tzinfo is not None
+    assert (started.state_reason, started.transition_reason) == (None, None)
+    (sent,) = aws_server.sent("RunInstances")
+    assert sent.user_data() == asked["UserData"]
+    assert sent.parameters["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
+    # Nothing but what was asked for, and the two words that say what it is.
+    prefixes = {name.partition(".")[0] for name in sent.parameters}
+    assert prefixes - {"Action", "Version"} == {
+        "TagSpecification" if name == "TagSpecifications" else name for name in asked
+    }
+
+
+def test_a_request_is_not_changed_by_sending_it(aws: Aws) -> None:
+    asked = request()
+    aws.run_instances(REGION, asked)
+    assert asked == request()
+
+
+def test_what_the_model_of_ec2_does_not_know_is_not_sent(aws: Aws, aws_server: MotoServer) -> None:
+    with pytest.raises(BadConfiguration, match="InstanceTyp"):
+        aws.run_instances(REGION, request(InstanceTyp="p5.48xlarge"))
+    assert aws_server.sent() == []
+
+
+def test_a_request_without_a_token_is_a_bug(aws: Aws) -> None:
+    with pytest.raises(AssertionError, match="token"):
+        aws.run_instances(REGION, {"InstanceType": "g6.xlarge", "MinCount": 1, "MaxCount": 1})
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "InternalError", "ServiceUnavailable"])
+def test_the_same_bytes_go_out_again(
+    aws: Aws, aws_pauses_s: list[float], aws_server: MotoServer, code: str
+) -> None:
+    aws_server.refuse("RunInstances", code, times=2)
+    (started,) = aws.run_instances(REGION, request())
+    first, second, third = aws_server.sent("RunInstances")
+    assert first.body == second.body == third.body
+    assert [first.status, second.status, third.status] == [503 if code != "InternalError" else 500] * 2 + [
+        200
+    ]
+    assert aws_pauses_s == [1.0, 2.0]
+    assert [one.id for one in aws_server.instances()] == [started.id]
+
+
+def test_a_definite_refusal_is_not_asked_again(
+    aws: Aws, aws_pauses_s: list[float], aws_server: MotoServer
+) -> None:
+    # EC2 says it with a server's error, which boto3 alone would repeat.
+    aws_server.refuse("RunInstances", "InsufficientInstanceCapacity")
+    with pytest.raises(NoCapacity):
+        aws.run_instances(REGION, request())
+    assert aws_server.counts() == {"RunInstances": 1} and aws_pauses_s == []
+
+
+def test_throttling_ends(aws: Aws, aws_server: MotoServer) -> None:
+    aws_server.refuse("RunInstances", "RequestLimitExceeded")
+    with pytest.raises(Throttled):
+        aws.run_instances(REGION, request())
+    assert aws_server.counts() == {"RunInstances": 3}
+
+
+@pytest.mark.parametrize("later", ["RequestLimitExceeded", "ExpiredToken", "UnauthorizedOperation"])
+def test_an_unanswered_request_stays_so_whatever_its_repetition_met(
+    aws: Aws, aws_server: MotoServer, later: str
+) -> None:
+    aws_server.refuse("RunInstances", "InternalError", times=1)
+    aws_server.refuse("RunInstances", later)
+    with pytest.raises(Unreachable):
+        aws.run_instances(REGION, request())
+
+
+def test_a_definite_refusal_after_an_unanswered_request_is_believed(aws: Aws, aws_server: MotoServer) -> None:
+    aws_server.refuse("RunInstances", "InternalError", times=1)
+    aws_server.refuse("RunInstances", "VcpuLimitExceeded")
+    with pytest.raises(QuotaExceeded):
+        aws.run_instances(REGION, request())
+
+
+def test_a_token_that_is_used_up(aws: Aws) -> None:
+    (started,) = aws.run_instances(REGION, request())
+    with pytest.raises(BadConfiguration) as mismatch:
+        aws.run_instances(REGION, request(InstanceType="g6.12xlarge"))
+    assert mismatch.value.code == "IdempotentParameterMismatch"
+    aws.terminate(REGION, [started.id])
+    with pytest.raises(BadConfiguration) as ended:
+        aws.run_instances(REGION, request())
+    assert ended.value.code == "IdempotentInstanceTerminated"
+
+
+def test_instances_are_found_by_id_token_and_tag(aws: Aws) -> None:
+    one, two, three = (aws.run_instances(REGION, request(f"r{n}-a1"))[0].id for n in (1, 2, 3))
+
+    def found(**how: Any) -> set[str]:
+        return {instance.id for instance in aws.describe_instances(REGION, **how)}
+
+    assert found(ids=[one, three, "i-0123456789abcdef0"]) == {one, three}
+    assert found(tokens=["r2-a1", "r9-a1"]) == {two}
+    assert found(tags={"fastlaunch:run": ["r1", "r2"]}) == {one, two}
+    assert found(tags={"fastlaunch:run": []}) == {one, two, three}
+    assert found(tags={"other": []}) == set()
+    assert found(tokens=["r1-a1", "r2-a1"], tags={"fastlaunch:run": ["r2", "r3"]}) == {two}
+    assert aws.describe_instances("us-west-2", ids=[one]) == []
+
+
+def test_nothing_asked_for_is_nothing_sent(aws: Aws, aws_server: MotoServer) -> None:
+    assert aws.describe_instances(REGION) == []
+    assert aws.describe_instances(REGION, ids=[], tokens=[]) == []
+    aws.terminate(REGION, [])
+    assert aws.subnets(REGION, []) == [] and aws.security_group_vpcs(REGION, []) == {}
+    assert aws_server.sent() == []
+
+
+def test_500_instances_take_three_requests(aws: Aws, aws_server: MotoServer) -> None:
+    (started,) = aws.run_instances(REGION, request())
+    ids = [f"i-{n:017x}" for n in range(499)]
+    assert [one.id for one in aws.describe_instances(REGION, ids=[*ids, started.id])] == [started.id]
+    sent = aws_server.sent("DescribeInstances")
+    values = [sum(name.startswith("Filter.1.Value.") for name in each.parameters) for each in sent]
+    assert values == [MAX_FILTER_VALUES, MAX_FILTER_VALUES, 100]
+
+
+def test_why_an_instance_ended_is_told(aws: Aws, aws_server: MotoServer) -> None:
+    started = aws.run_instances(REGION, request())[0].id
+    aws_server.set_instance(
+        started,
+        state="terminated",
+        state_reason="Client.InternalError: Client error on launch",
+        transition_reason="Client.InternalError: Client error on launch",
+        launch_time=datetime(2026, 11, 21, 9, tzinfo=UTC),
+    )
+    (told,) = aws.describe_instances(REGION, ids=[started])
+    assert not told.is_live
+    assert told.state_reason == "Client.InternalError: Client error on launch"
+    assert told.transition_reason == "Client.InternalError: Client error on launch"
+    assert told.launch_time == datetime(2026, 11, 21, 9, tzinfo=UTC)
+
+
+def test_terminating_is_no_error_where_one_is_gone(aws: Aws, aws_server: MotoServer) -> None:
+    one, two = (aws.run_instances(REGION, request(f"r{n}-a1"))[0].id for n in (1, 2))
+    gone = "i-0123456789abcdef0"
+    aws.terminate(REGION, [one, gone, two])
+    aws.terminate(REGION, [gone])
+    aws.terminate(REGION, [one])
+    assert {i.id for i in aws_server.instances("shutting-down", "terminated")} == {one, two}
+
+
+def test_terminating_what_may_not_be_is_an_error(aws: Aws, aws_server: MotoServer) -> None:
+    aws_server.refuse("TerminateInstances", "UnauthorizedOperation")
+    with pytest.raises(NotAuthorised):
+        aws.terminate(REGION, ["i-0123456789abcdef0"])
+
+
+def test_console(aws: Aws, aws_server: MotoServer) -> None:
+    started = aws.run_instances(REGION, request())[0].id
+    assert aws.console_output(REGION, started) == ""
+    aws_server.console[started] = "[    0.0] Linux\nKernel panic ä\n"
+    assert aws.console_output(REGION, started) == "[    0.0] Linux\nKernel panic ä\n"
+    assert aws_server.sent("GetConsoleOutput")[-1].parameters["Latest"] == "true"
+    assert aws.console_output(REGION, "i-0123456789abcdef0") == ""
+
+
+def test_console_of_a_type_without_the_newest(aws: Aws, aws_server: MotoServer) -> None:
+    started = aws.run_instances(REGION, request())[0].id
+    aws_server.console[started] = "boot"
+    aws_server.refuse("GetConsoleOutput", "UnsupportedOperation", where={"Latest": "true"})
+    assert aws.console_output(REGION, started) == "boot"
+
+
+# Nobody there
+
+
+def test_nobody_answers(aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        slept_s: list[float] = []
+        with pytest.raises(Unreachable) as error:
+            Aws(attempts=8, sleep=slept_s.append).run_instances(REGION, request())
+    assert error.value.code == "EndpointConnectionError"
+    assert slept_s == [1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0]
+
+
+def test_somebody_listens_and_says_nothing(aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        aws = Aws(attempts=2, sleep=lambda seconds: None, timeouts_s=(0.2, 0.2))
+        with pytest.raises(Unreachable) as error:
+            aws.run_instances(REGION, request())
+    assert error.value.code == "ReadTimeoutError"
+    assert "fastlaunch status" in (error.value.hint or "")
+
+
+def test_something_else_answers(aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(BaseHTTPRequestHandler):
+        """Answers every POST with a page of HTML that says 501."""
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Quiet) as page:
+        Thread(target=page.handle_request, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{page.server_port}")
+        with pytest.raises(Unreachable) as error:
+            Aws(attempts=1).run_instances(REGION, request())
+    assert error.value.code == "ResponseParserError"
