@@ -10,7 +10,7 @@ from fastlaunch.attempt_cost import billed
 from fastlaunch.aws import Instance
 from fastlaunch.aws_errors import is_spot_interruption, state_reason_problem
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.ec2 import Ec2Backend, Sight
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
@@ -43,7 +43,7 @@ class _RunEnd:
 
 def finish_attempt(
     attempt: "Attempt",
-    instance: Instance | None,
+    sight: Sight,
     *,
     backend: Ec2Backend,
     ledger: "Ledger",
@@ -52,11 +52,12 @@ def finish_attempt(
 ) -> tuple[str, ...]:
     """Ids of the runs that another machine may go on with; the others, and the attempt, have ended.
 
-    Call it when the machine has ended. instance: as EC2 still describes it. why: for which the launcher
-    itself ended it. go_on: whether there will be another attempt if EC2 took the machine; else no run is
-    left. Whoever comes second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read.
+    Call it when the machine is not live any more. sight: of it; while it is shutting down its runs end, and
+    the attempt stays for whoever looks when it is terminated. why: for which the launcher itself ended it.
+    go_on: whether there will be another attempt if EC2 took the machine; else no run is left. Whoever comes
+    second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read.
     """
-    handle = attempt.handle
+    handle, instance = attempt.handle, sight.instance
     assert handle is not None
     status = backend.sync(handle).status
     # Read again: someone may have asked it to stop since.
@@ -81,14 +82,15 @@ def finish_attempt(
                 left.append(item.run.id)
             elif ledger.set_state(item.run.id, item.outcome.state, item.outcome.reason) and item.summary:
                 ledger.set_summary(item.run.id, item.summary)
-        ledger.end_attempt(
-            attempt.id,
-            end.state,
-            reason=end.reason,
-            billed_seconds=time.billed_s,
-            billing=time.billing,
-            lived_s=time.lived_s,
-        )
+        if sight.has_ended:
+            ledger.end_attempt(
+                attempt.id,
+                end.state,
+                reason=end.reason,
+                billed_seconds=time.billed_s,
+                billing=time.billing,
+                lived_s=time.lived_s,
+            )
     return tuple(left)
 
 
@@ -126,6 +128,20 @@ def how_it_ended(
         state=RunState.LOST,
         reason=f"its machine ended without saying why{f' ({told_by_ec2})' if told_by_ec2 else ''}",
     )
+
+
+def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False) -> None:
+    """End a run that no attempt holds: never started, refused, or interrupted and not gone on with."""
+    run = ledger.get(run_id)
+    if run.state.is_final:
+        return
+    attempts = ledger.attempts_of(run_id)
+    if any(attempt.handle for attempt in attempts):
+        ledger.set_state(run_id, RunState.INTERRUPTED, why)
+    elif stopped or not attempts:
+        ledger.set_state(run_id, RunState.CANCELLED, why)
+    else:
+        ledger.set_state(run_id, RunState.FAILED, why)
 
 
 def _run_end(

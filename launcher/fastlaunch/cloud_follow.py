@@ -24,6 +24,8 @@ BOOT_LIMIT = timedelta(minutes=12)
 SYNC_INTERVAL = timedelta(seconds=20)
 #: After the node's last word: shutting down takes a minute, and a spot interruption two.
 LINGER_LIMIT = timedelta(minutes=4)
+#: Large machines take many minutes to be terminated, for which nothing is billed.
+SHUTDOWN_WAIT = timedelta(minutes=1)
 #: After its time, how long a machine that cannot be seen is waited for.
 _LOST_CONTACT = timedelta(minutes=30)
 #: Between two looks at whether the user wants to stop.
@@ -44,6 +46,7 @@ class Follower:
     _told: str | None = None
     _runs_since: datetime | None = None
     _done_since: datetime | None = None
+    _down_since: datetime | None = None
     _synced_at: datetime | None = None
     _synced: s3_sync.Synced = field(
         default_factory=lambda: s3_sync.Synced(boot=None, status=None, is_complete=False)
@@ -66,7 +69,7 @@ class Follower:
         self.shown.finish()
         return finish_attempt(
             self.attempt,
-            sight.instance,
+            sight,
             backend=self.backend,
             ledger=self.ledger,
             why=self._why,
@@ -93,8 +96,18 @@ class Follower:
                 )
             self._sync()
             self.shown.update(last.instance)
+            if self._is_down(last):
+                self._sync(at_once=True)
+                return last
             self._end_what_hangs(last)
             self._pause()
+
+    def _is_down(self, sight: Sight) -> bool:
+        """Whether the machine has been shutting down for a while: it costs nothing, and uploads no more."""
+        if sight.instance is None or sight.instance.is_live:
+            return False
+        self._down_since = self._down_since or self.backend.now()
+        return self.backend.now() - self._down_since > SHUTDOWN_WAIT
 
     def _see(self) -> Sight | None:
         assert self.attempt.handle is not None
@@ -180,7 +193,7 @@ class Follower:
             sight = self.backend.see([self.attempt.handle])[0]
             # One that is only shutting down yet is ended in the ledger by whoever looks next.
             if sight.has_ended:
-                finish_attempt(self.attempt, sight.instance, backend=self.backend, ledger=self.ledger)
+                finish_attempt(self.attempt, sight, backend=self.backend, ledger=self.ledger)
 
     def _unfollowed(self, error: CloudRefused) -> CloudRefused:
         told = f"{error.hint}; " if error.hint else ""

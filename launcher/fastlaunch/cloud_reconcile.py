@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.attempt_price import note_machine
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt
+from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
+from fastlaunch.cloud_follow import SHUTDOWN_WAIT
 from fastlaunch.errors import CloudRefused, UserError
 from fastlaunch.submission import LOOK_INTERVAL_S, launcher_lives
 
@@ -58,10 +59,11 @@ def cancel_cloud(
     # A note for its launcher, if that lives: it may be the first to see the machine end.
     ledger.explain_attempt(attempt.id, f"{STOPPED_BY}fastlaunch cancel")
     backend.stop(attempt.handle)
-    while not (sight := backend.see([attempt.handle])[0]).has_ended:
+    deadline = backend.now() + SHUTDOWN_WAIT
+    while not (sight := backend.see([attempt.handle])[0]).has_ended and backend.now() < deadline:
         backend.sleep(5.0)
     note_seen(ledger, backend, attempt, sight.instance)
-    finish_attempt(attempt, sight.instance, backend=backend, ledger=ledger)
+    finish_attempt(attempt, sight, backend=backend, ledger=ledger)
     return ledger.get(run.id).state
 
 
@@ -112,15 +114,13 @@ def _update(
         if not sight.has_ended:
             continue
         try:
-            finish_attempt(attempt, sight.instance, backend=backend, ledger=ledger)
+            finish_attempt(attempt, sight, backend=backend, ledger=ledger)
         except CloudRefused as error:
             warn(f"what {attempt.token} uploaded cannot be read: {error.message}")
 
 
 def _settle_unheld(ledger: "Ledger") -> None:
     """End the runs that no attempt holds and no launcher is about to start."""
-    from fastlaunch.cloud import settle_run
-
     runs = ledger.fetch_comparable(["state=planned", "state=running"])
     alone = [run for run in runs if run.backend == "ec2" and not launcher_lives(ledger, run)]
     # Looked up after the launchers: one that has ended since may have left an attempt behind.

@@ -61,6 +61,7 @@ class FakeAws(Aws):
         self.refusals: dict[str, list[CloudRefused]] = {}
         self.calls: Counter[str] = Counter()
         self.hidden_s = 0.0
+        self.shutdown_s = SHUTDOWN_S
         self.node: Callable[[FakeNode], None] = lambda node: node.train()
         self.nodes: dict[str, FakeNode] = {}
         self.spot_usd: float | None = 17.0
@@ -157,7 +158,7 @@ class FakeAws(Aws):
             return
         told = f"{transition} ({self.clock.now():%Y-%m-%d %H:%M:%S} GMT)"
         self.change(instance_id, state="shutting-down", state_reason=reason, transition_reason=told)
-        self.clock.at(SHUTDOWN_S, lambda: self.change(instance_id, state="terminated"))
+        self.clock.at(self.shutdown_s, lambda: self.change(instance_id, state="terminated"))
 
     def live(self) -> list[str]:
         """Ids of the machines that cost."""

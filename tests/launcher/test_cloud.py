@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fake_cloud import BOOT_S, Clock, FakeAws, FakeNode
 
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.backends import RunState
+from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.cloud import CloudLauncher, CloudSubmission
 from fastlaunch.errors import (
@@ -29,6 +31,7 @@ from fastlaunch.job import JobSpec
 from fastlaunch.runs import Ledger, Run
 from fastlaunch.settings import Settings
 from fastlaunch.stop_request import StopRequest
+from fastlaunch.submission import reconcile
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
@@ -340,6 +343,20 @@ def test_a_machine_that_lingers_after_its_last_word_is_ended(world: World) -> No
     assert attempt.state is RunState.COMPLETED
     assert 200 + 240 <= (attempt.lived_s or 0) <= 200 + 300
     assert world.aws.live() == []
+
+
+def test_a_machine_that_shuts_down_for_long_is_not_waited_for(world: World) -> None:
+    world.aws.shutdown_s = 1200
+    (run,) = world.submit()
+    assert run.state is RunState.COMPLETED
+    assert world.clock.now() < Clock().now() + timedelta(minutes=6)
+    # The attempt ends when the machine has.
+    assert [one.run_ids for one in world.ledger.unfinished_attempts("ec2")] == [(run.id,)]
+    world.clock.sleep(1200)
+    backend = Ec2Backend(aws=world.aws, home=world.home, sleep=world.clock.sleep, now=world.clock.now)
+    reconcile(world.ledger, {"ec2": backend})
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert (attempt.state, attempt.billed_seconds) == (RunState.COMPLETED, 180.0)
 
 
 def test_a_machine_that_ec2_does_not_show_yet_is_waited_for(world: World) -> None:

@@ -14,13 +14,16 @@ from fastlaunch.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
     "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
+    "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
     "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
     "runs": ("runs", "List, show, import, export and remove runs."),
     "status": ("follow", "Where runs stand, after checking that they really do."),
     "logs": ("follow", "What a run printed; -f follows it."),
     "collect": ("collect", "Bring home records, logs and facts of runs on AWS."),
     "cancel": ("follow", "Stop a run and keep what it recorded."),
+    "resume": ("resume", "Go on with an interrupted run on AWS, from its last checkpoint."),
     "reap": ("reap", "Terminate instances that are over their time, found by their tags."),
+    "build": ("build", "Build an image with the training code in it; --push it to ECR."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
     "prices": ("prices", "Instance prices with their dates and sources."),

@@ -1,0 +1,86 @@
+"""`fastlaunch resume`: another machine for a run that did not complete, from its last checkpoint."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.cli.listing import table
+from fastlaunch.cli.options import confirm, next_command, yes_option
+from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
+from fastlaunch.cli.surroundings import Surroundings, surroundings
+from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
+
+if TYPE_CHECKING:
+    from fastlaunch.cloud import CloudLauncher
+    from fastlaunch.runs import Ledger, Run
+    from fastlaunch.stop_request import StopRequest
+
+
+@click.command(short_help="Go on with an interrupted run on AWS, from its last checkpoint.")
+@click.argument("run")
+@click.option(
+    "--max-cost", type=click.FloatRange(min=0, min_open=True), help="USD; refuse if it may cost more."
+)
+@click.option("--detach", is_flag=True, help="Return once a machine was started.")
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the run is written to stdout.",
+)
+@yes_option
+def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: bool) -> int:
+    """Go on with an interrupted run on AWS, from its last checkpoint.
+
+    RUN is an id or a part of one. The new machine is of the type the run began on, and gets the minutes that
+    earlier ones left of its limit.
+    """
+    from fastlaunch.runs import open_ledger
+    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.submission import reconcile
+
+    around = surroundings()
+    with open_ledger(around.settings) as ledger, StopRequest() as stop:
+        reconcile(ledger, around.backends)
+        chosen = ledger.get(run)
+        _ask(around, ledger, chosen, max_cost=max_cost, yes=yes)
+        after = _launcher(around, ledger, stop).resume(chosen, detach=detach)
+    shown = {"runs": [to_json(after)]}
+    rows = f"{table([row(after)], HEADERS)}\n\n{answer([after])}"
+    click.echo(json.dumps(shown, indent=2) if output == "json" else rows)
+    completed, is_under_way = after.state == "completed", detach and not after.state.is_final
+    next_command("fastlaunch compare" if completed else f"fastlaunch logs {after.id}")
+    if stop.by:
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if completed or is_under_way else EXIT_JOB_FAILED
+
+
+def _ask(around: Surroundings, ledger: "Ledger", run: "Run", *, max_cost: float | None, yes: bool) -> None:
+    """Say from where the run would go on and what that may cost, and return if the user agrees."""
+    from fastlaunch.cloud_resume import ceiling_of, resumable
+    from fastlaunch.cost_ceiling import check_budget
+
+    found = resumable(run, aws=around.aws, ledger=ledger, now=around.now())
+    ceiling = ceiling_of(found)
+    check_budget(ceiling, max_cost)
+    click.echo(f"from {found.checkpoint}, with {found.minutes_left} minutes left; {ceiling}", err=True)
+    confirm(f"go on with {run.id}?", yes=yes)
+
+
+def _launcher(around: Surroundings, ledger: "Ledger", stop: "StopRequest") -> "CloudLauncher":
+    from fastlaunch.cloud import CloudLauncher
+    from fastlaunch.follow import make_display
+
+    return CloudLauncher(
+        aws=around.aws,
+        ledger=ledger,
+        home=around.settings.home.absolute(),
+        settings=around.settings,
+        display=make_display(sys.stderr, around.monotonic_s),
+        stop=stop,
+        sleep=around.sleep,
+        now=around.now,
+    )
