@@ -16,7 +16,8 @@ from fastlaunch.candidates import candidates
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.code_bundle import Bundle, make_bundle, upload_bundle
 from fastlaunch.images import find_base_image
-from fastlaunch.preflight import Check, Wanted, checks, usable
+from fastlaunch.preflight import Wanted, checks, usable
+from fastlaunch.preflight_check import Check
 from fastlaunch.prices import Catalogue
 from fastlaunch.resolve import resolve
 from fastlaunch.settings import Settings

@@ -1,15 +1,17 @@
 """Where a job would run, as far as settings, options and the price list tell it. Nothing is asked of AWS."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastlaunch.backends.ec2_plan import ROOT_GIB
+from fastlaunch.backends.ec2_plan import ROOT_GIB, plan_ec2
+from fastlaunch.backends.ec2_rules import broken_rules
 from fastlaunch.backends.ec2_site import CodeBundle, Site
 from fastlaunch.candidates import Candidate, candidates
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
 from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -57,6 +59,15 @@ def offline_sites(
     if not sites:
         raise skipped[0][1]
     return OfflineSites(sites=tuple(sites), skipped=tuple((name, error.message) for name, error in skipped))
+
+
+def check_plan(site: Site, jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
+    """Nothing, if EC2 would take the request for these jobs, on any attempt; else UserError."""
+    # Ids as long as real ones: user data has a limit, and many runs reach it.
+    by_id = {f"00000000-000000-{number:04}": job for number, job in enumerate(jobs)}
+    plan = plan_ec2(by_id, attempt=99, site=site, max_minutes=max_minutes)
+    if problems := broken_rules(plan, root_device=site.root_device):
+        raise UserError(f"EC2 would refuse the request at {site.name}: {'; '.join(problems)}")
 
 
 def offline_site(

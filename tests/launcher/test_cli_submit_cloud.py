@@ -125,7 +125,10 @@ def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str], conf
     assert after[4].startswith(
         "  p5.48xlarge in eu-north-1: no ec2 on-demand price of p5.48xlarge in eu-north"
     )
-    assert after[-2].startswith("Known when it is submitted: <ami-id>, <code-sha256>, <image-digest>")
+    assert after[-2] == (
+        "Known when it is submitted: "
+        "<ami-id>, <code-sha256>, <image-digest>, <root-device>, <run-id> to <run-id-4>"
+    )
     assert lines[-1] == (
         "Planned, not started: at most $137.14 of instance time: (2 h + 10 min) x $63.296/h, "
         "the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20."
@@ -179,6 +182,7 @@ def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFix
         (["--nproc", "4"], "one process per GPU"),
         (["--steps", "0"], "steps is 0"),
         (["--batch-size", "0"], "batch size is 0"),
+        (["--repeats", "999"], "EC2 takes 16,384\n  submit fewer recipes or repeats at a time"),
         (["--subnet", "subnet-0a"], "is not ZONE=ID"),
         (
             ["--subnet", "us-west-2a=subnet-0a"],

@@ -4,12 +4,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import ec2_builders
 import pytest
 from ec2_builders import IMAGE, catalogue
 
 from fastlaunch.cloud_request import CloudTerms, build_cloud_request
 from fastlaunch.errors import UserError
-from fastlaunch.offline_sites import OfflineSites, offline_sites
+from fastlaunch.offline_sites import OfflineSites, check_plan, offline_sites
 from fastlaunch.request import Request
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -75,3 +76,14 @@ def test_a_limit_for_spot_is_a_price_anywhere() -> None:
     found = sites(regions=("eu-north-1",), purchase="spot", max_price_usd=20.0)
     (site,) = found.sites
     assert (site.usd_per_hour, site.max_price_usd, site.price_as_of) == (20.0, 20.0, "2026-11-21")
+
+
+def test_a_plan_that_ec2_would_refuse_is_refused_before() -> None:
+    site = ec2_builders.site(prefix="p" * 250)
+    check_plan(ec2_builders.site(), [ec2_builders.job()], max_minutes=120)
+    with pytest.raises(
+        UserError, match=r"refuse the request at p5.48xlarge in us-east-1a: .*fastlaunch:output"
+    ):
+        check_plan(site, [ec2_builders.job()], max_minutes=120)
+    with pytest.raises(UserError, match="300 runs has"):
+        check_plan(ec2_builders.site(), [ec2_builders.job()] * 300, max_minutes=120)

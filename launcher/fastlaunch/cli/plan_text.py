@@ -43,7 +43,9 @@ def plan_text(
 
 def _placeholders(plan: Plan) -> list[str]:
     missing = [f"<{name}>" for name in plan.placeholders if name in _TO_BE_GIVEN]
-    looked_up = [f"<{name}>" for name in plan.placeholders if name not in _TO_BE_GIVEN]
+    run_ids = [name for name in plan.placeholders if name.startswith("run-id")]
+    looked_up = [f"<{name}>" for name in plan.placeholders if name not in (*_TO_BE_GIVEN, *run_ids)]
+    looked_up.append("<run-id>" if len(run_ids) == 1 else f"<run-id> to <run-id-{len(run_ids)}>")
     options = [_TO_BE_GIVEN[name] for name in plan.placeholders if name in _TO_BE_GIVEN]
     lines = []
     if missing:
@@ -51,8 +53,7 @@ def _placeholders(plan: Plan) -> list[str]:
             f"To be given: {', '.join(missing)}, by {' and '.join(options)} "
             f"or under `aws.{plan.region}` in the config file"
         )
-    if looked_up:
-        lines.append(f"Known when it is submitted: {', '.join(looked_up)}")
+    lines.append(f"Known when it is submitted: {', '.join(looked_up)}")
     return lines
 
 

@@ -12,7 +12,6 @@ import click
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import plan_ec2
-from fastlaunch.backends.ec2_rules import broken_rules
 from fastlaunch.cli.cloud_options import settings_with, split_names, terms_of
 from fastlaunch.cli.options import check_can_ask, confirm
 from fastlaunch.cli.plan_text import in_words, plan_text
@@ -20,9 +19,9 @@ from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.cost_ceiling import CostCeiling, check_budget, cost_ceiling
-from fastlaunch.errors import EXIT_DONE, UserError
+from fastlaunch.errors import EXIT_DONE
 from fastlaunch.job import JobSpec
-from fastlaunch.offline_sites import OfflineSites, offline_sites
+from fastlaunch.offline_sites import OfflineSites, check_plan, offline_sites
 from fastlaunch.prices import Catalogue, load_catalogue
 from fastlaunch.request import Request
 from fastlaunch.settings import Settings
@@ -57,10 +56,13 @@ def submit_to_ec2(
 ) -> int:
     """Exit code of a submission, or of its dry run, which starts, asks and looks up nothing."""
     asked = ask_offline(around, request, typed, instance=instance, region=region)
+    for site in asked.offline.sites:
+        check_plan(
+            site, jobs_at(asked.request, site.instance, site.region), max_minutes=asked.request.max_minutes
+        )
     if dry_run:
         click.echo(dry_run_text(asked, output=output))
         return EXIT_DONE
-    offline_plan(asked)
     return _submit(around, asked, detach=typed["detach"], max_cost=typed["max_cost"], output=output, yes=yes)
 
 
@@ -94,15 +96,13 @@ def ask_offline(
 
 
 def offline_plan(asked: Asked) -> tuple[Plan, tuple[JobSpec, ...]]:
-    """The plan at the first site with its jobs. Raises UserError for what EC2 would refuse."""
+    """The plan at the first site with its jobs."""
     site = asked.offline.sites[0]
     jobs = jobs_at(asked.request, site.instance, site.region, image=site.image)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     plan = plan_ec2(
         dict(zip(names, jobs, strict=True)), attempt=1, site=site, max_minutes=asked.request.max_minutes
     )
-    if problems := broken_rules(plan):
-        raise UserError(f"EC2 would refuse the request: {'; '.join(problems)}")
     return plan, jobs
 
 
@@ -155,6 +155,8 @@ def _submit(
         max_minutes=asked.request.max_minutes,
         detach=detach,
     )
+    for site in prepared.sites:
+        check_plan(site, submission.jobs_at(site), max_minutes=submission.max_minutes)
     _ask(prepared, submission, yes=yes)
     with open_ledger(asked.settings) as ledger, StopRequest() as stop:
         upload_code(prepared, around.aws)
