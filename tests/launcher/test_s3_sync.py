@@ -1,0 +1,210 @@
+"""What nodes upload, joined into local files: in whatever order it comes, however often, by however many."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch import s3_sync
+from fastlaunch.aws import StoredObject
+from fastlaunch.errors import UserError
+
+RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
+TOKEN = f"{RUN}-a1"
+OUTPUT = f"s3://bucket/fastlaunch/runs/{RUN}/attempt-1"
+
+
+class Bucket:
+    """Objects by their name under the attempt's output; `got`: what was downloaded, in order."""
+
+    def __init__(self, **objects: bytes) -> None:
+        self.objects = dict(objects)
+        self.got: list[str] = []
+
+    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+        name = key.partition("/attempt-1/")[2] or key.partition("/attempt-2/")[2]
+        self.got.append(name)
+        return self.objects.get(name)
+
+    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+        assert bucket == "bucket" and prefix.endswith("/")
+        found = [StoredObject(key=prefix + name, size=len(body)) for name, body in self.objects.items()]
+        return sorted(found, key=lambda one: one.key)
+
+
+def sync(bucket: Bucket, home: Path, *, token: str = TOKEN) -> s3_sync.Synced:
+    output = OUTPUT.replace("attempt-1", f"attempt-{token[-1]}")
+    return s3_sync.sync(bucket, home, region="us-east-1", output=output, token=token)
+
+
+def segments(body: bytes, cuts: list[int], name: str) -> dict[str, bytes]:
+    """The segments that uploading `body` up to each of `cuts` leaves."""
+    starts = sorted({0, *cuts})
+    return {
+        f"{name}.{start:012d}": body[start:end]
+        for start, end in zip(starts, [*starts[1:], len(body)], strict=True)
+    }
+
+
+RECORD = f"node-0/{RUN}/rank-00003-attempt-1.jsonl"
+
+
+def test_segments_become_files_in_the_folders_of_their_runs(tmp_path: Path) -> None:
+    bucket = Bucket()
+    for run_id in (RUN, OTHER):
+        bucket.objects |= segments(b"abcdef", [2], f"node-0/{run_id}/rank-00003-attempt-1.jsonl")
+        bucket.objects |= segments(b"printed", [], f"node-0/{run_id}/log.txt")
+    bucket.objects |= segments(b"node", [], "node-0/log.txt")
+    bucket.objects["boot.json"] = json.dumps({"token": TOKEN, "zone": "us-east-1a"}).encode()
+    synced = sync(bucket, tmp_path)
+    assert synced.boot == {"token": TOKEN, "zone": "us-east-1a"}
+    assert synced.status is None and not synced.is_complete
+    for run_id in (RUN, OTHER):
+        folder = tmp_path / "runs" / run_id
+        assert (folder / "rank-00003-attempt-1.jsonl").read_bytes() == b"abcdef"
+        assert (folder / "log.txt").read_bytes() == b"printed"
+    assert (tmp_path / "runs" / RUN / "node-a1.log").read_bytes() == b"node"
+    bucket.objects["node-0/status.json"] = json.dumps({"token": TOKEN, "outcome": "completed"}).encode()
+    synced = sync(bucket, tmp_path)
+    assert synced.is_complete and synced.status == {"token": TOKEN, "outcome": "completed"}
+    assert s3_sync.kept(tmp_path, TOKEN).status == synced.status
+
+
+def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
+    bucket = Bucket(**segments(b"abcdef", [2, 4], RECORD))
+    sync(bucket, tmp_path)
+    assert len(bucket.got) == 3
+    bucket.objects |= {f"{RECORD}.000000000006": b"gh"}
+    bucket.got.clear()
+    sync(bucket, tmp_path)
+    assert bucket.got == [f"{RECORD}.000000000006"]
+    assert (tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl").read_bytes() == b"abcdefgh"
+
+
+def test_a_gap_waits(tmp_path: Path) -> None:
+    whole = segments(b"abcdef", [2, 4], RECORD)
+    status = {"node-0/status.json": json.dumps({"token": TOKEN, "outcome": "completed"}).encode()}
+    gap = {name: body for name, body in whole.items() if not name.endswith("2")}
+    bucket = Bucket(**gap, **status)
+    assert not sync(bucket, tmp_path).is_complete
+    path = tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl"
+    assert path.read_bytes() == b"ab"
+    bucket.objects |= whole
+    assert sync(bucket, tmp_path).is_complete
+    assert path.read_bytes() == b"abcdef"
+
+
+def test_what_was_cut_short_half_way_is_completed(tmp_path: Path) -> None:
+    bucket = Bucket(**segments(b"abcdef", [3], RECORD))
+    path = tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl"
+    path.parent.mkdir(parents=True)
+    # A process was killed, or the disk was full, in the middle of an append.
+    path.write_bytes(b"abcd")
+    sync(bucket, tmp_path)
+    assert path.read_bytes() == b"abcdef"
+
+
+@given(
+    body=st.binary(min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_order_of_arrival_gives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes, cuts: list[int], order: "object"
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    whole = list(segments(body, [cut for cut in cuts if cut < len(body)], RECORD).items())
+    order.shuffle(whole)  # type: ignore[attr-defined]
+    bucket = Bucket()
+    path = home / "runs" / RUN / "rank-00003-attempt-1.jsonl"
+    for name, segment in whole:
+        bucket.objects[name] = segment
+        sync(bucket, home)
+        # Never anything but a part of it from the start.
+        assert body.startswith(path.read_bytes() if path.exists() else b"")
+    assert path.read_bytes() == body
+
+
+def _sync_often(home: Path, bucket: Bucket, start: "object") -> None:
+    start.wait()  # type: ignore[attr-defined]
+    for _ in range(20):
+        sync(bucket, home)
+
+
+def test_two_processes_at_once_write_everything_once(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 64
+    bucket = Bucket(**segments(body, list(range(0, len(body), 97)), RECORD))
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(3)
+    others = [context.Process(target=_sync_often, args=(tmp_path, bucket, start)) for _ in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(60)
+        assert other.exitcode == 0
+    assert (tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl").read_bytes() == body
+
+
+def test_the_logs_of_attempts_follow_each_other(tmp_path: Path) -> None:
+    first = Bucket(**segments(b"first ", [3], f"node-0/{RUN}/log.txt"))
+    late = f"node-0/{RUN}/log.txt.000000000006"
+    sync(first, tmp_path)
+    second = Bucket(**segments(b"second", [2], f"node-0/{RUN}/log.txt"))
+    sync(second, tmp_path, token=f"{RUN}-a2")
+    sync(second, tmp_path, token=f"{RUN}-a2")
+    log = tmp_path / "runs" / RUN / "log.txt"
+    assert log.read_bytes() == b"first second"
+    # What the first one still uploads comes too late to stand where it belongs.
+    first.objects[late] = b"late"
+    sync(first, tmp_path)
+    assert log.read_bytes() == b"first second"
+
+
+def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Path) -> None:
+    empty = Bucket(**{f"node-0/{RUN}/log.txt.000000000000": b""})
+    sync(empty, tmp_path)
+    second = Bucket(**segments(b"second", [], f"node-0/{RUN}/log.txt"))
+    sync(second, tmp_path, token=f"{RUN}-a2")
+    empty.objects = {f"node-0/{RUN}/log.txt.000000000000": b"", f"node-0/{RUN}/log.txt.000000000001": b"x"}
+    sync(empty, tmp_path)
+    assert (tmp_path / "runs" / RUN / "log.txt").read_bytes() == b"second"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "node-0/../../evil/log.txt.000000000000",
+        f"node-0/{RUN}/../../x.000000000000",
+        f"node-0/{RUN}/weights.pt.000000000000",
+        f"node-0/{RUN}/log.txt.5",
+        f"node-0/.hidden/log.txt.{0:012d}",
+        "abort",
+    ],
+)
+def test_nothing_else_is_written(tmp_path: Path, name: str) -> None:
+    bucket = Bucket(**{name: b"x"})
+    sync(bucket, tmp_path)
+    assert bucket.got == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"token": "another-a1"}', b"\xff"])
+def test_a_last_word_that_is_none_does_not_count(tmp_path: Path, body: bytes) -> None:
+    synced = sync(Bucket(**{"node-0/status.json": body}), tmp_path)
+    assert synced.status is None and not synced.is_complete
+
+
+def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="cannot be written") as raised:
+        sync(Bucket(**segments(b"abc", [], RECORD)), tmp_path)
+    assert "fastlaunch collect" in (raised.value.hint or "")
+
+
+def test_uris() -> None:
+    assert s3_sync.split_uri("s3://bucket/a/b") == ("bucket", "a/b")
+    assert s3_sync.console_path(Path("/h"), TOKEN) == Path(f"/h/runs/{RUN}/console-a1.log")
+    assert s3_sync.node_log_path(Path("/h"), TOKEN, 1) == Path(f"/h/runs/{RUN}/node-1-a1.log")
