@@ -65,8 +65,8 @@ class MotoServer:
     """A started server; one for a test session, `reset` for every test. `url` is AWS_ENDPOINT_URL.
 
     Keyed by what a test wants to be so, and empty after `reset`: console (text by instance id), quotas and
-    default_quotas (by region and code), spot_prices (USD by region, type, zone), images (digest by region, account, repository,
-    tag), denied (actions that iam:SimulatePrincipalPolicy refuses), endpoints (VPCs with an S3 gateway).
+    default_quotas (by region and code), spot_prices (USD by region, type, zone), images (digest by region,
+    account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
     pending_describes, shutting_down_describes: how often an instance is seen so before it goes on.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
     """
@@ -335,12 +335,12 @@ class MotoServer:
 
     def _describe_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":
         status, headers, body = self._ask_moto(request, environ)
-        for instance_id in _ids(body):
-            if instance_id in self._seen:
-                self._seen[instance_id] -= 1
-                if self._seen[instance_id] <= 0:
-                    following = {"pending": "running", "shutting-down": "terminated"}
-                    self.set_instance(instance_id, state=following[self.instance(instance_id).state])
+        following = {"pending": "running", "shutting-down": "terminated"}
+        for instance_id in set(_ids(body)) & self._seen.keys():
+            self._seen[instance_id] -= 1
+            state = self.instance(instance_id).state
+            if self._seen[instance_id] <= 0 and state in following:
+                self.set_instance(instance_id, state=following[state])
         return status, headers, body
 
     def _terminate_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import boto3
 import pytest
-from moto_gaps import image_digest
+from moto_gaps import image_digest, machine_image_id
 from moto_server import MotoServer, backend
 
 from fastlaunch.aws import Aws, Identity, MachineImage, StoredObject
@@ -272,3 +272,53 @@ def test_an_environment_that_is_not_set_up(
     with pytest.raises(kind) as error:
         Aws(attempts=1).identity()
     assert hint in (error.value.hint or "") and error.value.exit_code == 3
+
+
+# What is known before money is spent
+
+
+def test_what_runs_is_counted_in_vcpus(aws: Aws, aws_server: MotoServer) -> None:
+    def start(token: str, instance_type: str, market: str | None) -> str:
+        asked = {
+            "ImageId": machine_image_id(REGION),
+            "InstanceType": instance_type,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": token,
+            **({"InstanceMarketOptions": {"MarketType": market}} if market else {}),
+        }
+        return aws.run_instances(REGION, asked)[0].id
+
+    assert aws.running_vcpus(REGION) == {}
+    ended, *_ = (start(f"r{n}-a1", "g6.12xlarge", None) for n in range(3))
+    start("r4-a1", "g6.12xlarge", "spot")
+    start("r5-a1", "p5.48xlarge", "capacity-block")
+    aws.terminate(REGION, [ended])
+    assert aws.running_vcpus(REGION) == {
+        ("g6.12xlarge", "on-demand"): 96,
+        ("g6.12xlarge", "spot"): 48,
+        ("p5.48xlarge", "capacity-block"): 192,
+    }
+    assert aws.running_vcpus("us-west-2") == {}
+
+
+def test_defaults_of_quotas(aws: Aws, aws_server: MotoServer) -> None:
+    aws_server.default_quotas[REGION, "L-417A185B"] = 0.0
+    assert aws.default_quota(REGION, "ec2", "L-417A185B") == 0.0
+    assert aws.default_quota(REGION, "ec2", "L-0") is None and aws.quota(REGION, "ec2", "L-417A185B") is None
+
+
+def test_where_a_subnet_leads(aws: Aws, aws_server: MotoServer) -> None:
+    settings = aws_server.set_up_region(REGION)
+    one, two = settings.subnets["us-east-1a"], settings.subnets["us-east-1b"]
+    vpc = aws.subnets(REGION, [one])[0].vpc
+    ec2 = boto3.client("ec2", region_name=REGION)
+    assert aws.default_routes(REGION, vpc) == {None: ""}
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    (main,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+    ec2.create_route(RouteTableId=main["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    closed = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    ec2.associate_route_table(RouteTableId=closed, SubnetId=two)
+    assert aws.default_routes(REGION, vpc) == {None: gateway, two: ""}
+    assert aws.default_routes(REGION, "vpc-0") == {}
