@@ -7,7 +7,7 @@ is meant: python tests/launcher/test_ec2_plan.py
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -109,19 +109,30 @@ def test_the_same_plans_with_their_user_data_are_valid_too() -> None:
 
 def check(plan: Plan) -> None:
     """Fails unless botocore's model and EC2's rules take the plan's request."""
-    service = botocore.session.get_session().get_service_model("ec2")
-    operation = service.operation_model(plan.operation)
+    operation = run_instances()
+    assert plan.operation == operation.name
     report = ParamValidator().validate(plan.request, operation.input_shape)
     assert not report.has_errors(), report.generate_report()
     assert plan.request["InstanceType"] in enum_of(operation.input_shape, "InstanceType")
     # What goes over the wire is what was planned: no parameter is lost between the two.
-    body = create_serializer("ec2").serialize_to_request(dict(plan.request), operation)["body"]
+    body = serializer().serialize_to_request(dict(plan.request), operation)["body"]
     sent = {key: values[0] for key, values in parse_qs(urlencode(body)).items()}
     assert sent["ClientToken"] == plan.request["ClientToken"]
     assert sent["UserData"] == plan.request["UserData"]
     assert sent["BlockDeviceMapping.1.Ebs.Encrypted"] == "true"
     assert sent["TagSpecification.2.ResourceType"] == "volume"
     assert broken_rules(plan, root_device="/dev/sda1") == []
+
+
+@cache
+def run_instances() -> Any:
+    """botocore's model of the operation."""
+    return botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances")
+
+
+@cache
+def serializer() -> Any:
+    return create_serializer("ec2")
 
 
 def enum_of(shape: Any, member: str) -> list[str]:
@@ -264,10 +275,7 @@ def test_nvswitch_is_where_eight_large_gpus_are() -> None:
 
 
 def test_every_instance_type_sold_by_the_hour_has_a_valid_plan() -> None:
-    shape = (
-        botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
-    )
-    names = enum_of(shape, "InstanceType")
+    names = enum_of(run_instances().input_shape, "InstanceType")
     for name, instance in catalogue().instances.items():
         assert name in names
         if "on-demand" not in instance.purchase_options or name.startswith("trn"):
