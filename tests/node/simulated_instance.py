@@ -1,0 +1,332 @@
+"""An EC2 instance without EC2: it runs the user data that the service holds, unmodified, to its shutdown.
+
+The instance has namespaces of its own for network, mounts, processes and boot time. Its root is this
+machine's, with all that is written kept in memory; `shutdown`, `systemctl`, `sleep`, `nvidia-smi` and
+`docker` are stand-ins, `aws` is awscli v1, and the metadata service listens at its usual address. When the
+machine turns off, the moto server is told so.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from instance_network import MetadataService, Wire, listen_inside
+from moto_server import MotoServer
+
+import fastlaunch_train
+
+HERE = Path(__file__).parent
+#: What the stand-in of training reads: see stand_in_training.
+STAND_IN = HERE / "stand_in_training.py"
+AWS_CLI = Path(sys.executable).parent / "aws"
+_ENDPOINT = ("10.254.0.1", 8000)
+_METADATA = ("169.254.169.254", 80)
+_PROGRAMS = ("unshare", "chroot", "ip", "mount", "flock", "curl")
+_BOOT_S = 21.5
+
+_SLEEP = """#!/bin/bash
+# Seconds of the instance, given in {scale} times fewer of ours.
+exec /usr/bin/sleep "$(awk "BEGIN {{ print $1 / {scale} }}")"
+"""
+_SHUTDOWN = """#!/bin/bash
+# shutdown -P now | +MINUTES
+case $2 in
+  now) echo now >/sim/off.new && mv /sim/off.new /sim/off ;;
+  +*)
+    (sleep "$((${{2#+}} * 60))" && echo timer >/sim/off.new && mv /sim/off.new /sim/off) \\
+      </dev/null >/dev/null 2>&1 &
+    ;;
+esac
+"""
+_POWEROFF = """#!/bin/bash
+echo now >/sim/off.new && mv /sim/off.new /sim/off
+"""
+_SYSTEMCTL = """#!/bin/bash
+# Remembers which services run; docker does at first.
+echo "$*" >>/sim/systemctl.log
+mkdir -p /run/fake-systemd
+command=$1
+shift
+for unit in "$@"; do
+  [[ $unit != -* ]] || continue
+  case $command in
+    start) touch "/run/fake-systemd/$unit" ;;
+    stop) rm -f "/run/fake-systemd/$unit" ;;
+    is-active) [ -e "/sim/$unit.active" ] || exit 3 ;;
+    poweroff) exec poweroff ;;
+  esac
+done
+exit 0
+"""
+_NVIDIA_SMI = """#!/bin/bash
+for gpu in $(seq 0 {last_gpu}); do echo "GPU $gpu: NVIDIA A10G (UUID: GPU-$gpu)"; done
+"""
+
+
+def cannot_simulate() -> str | None:
+    """Why this machine cannot run simulated instances, None if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "a simulated instance needs root on Linux: it makes namespaces and mounts"
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"a simulated instance needs {', '.join(missing)}"
+    if not AWS_CLI.exists():
+        return "a simulated instance needs awscli: install the extra `test`"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--fork", "--time", "true"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"this machine makes no namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+class SimulatedInstance:
+    """The instance `instance_id` of `moto`, off until `start`.
+
+    folder: an empty one of its own. scale: seconds of the instance (of sleep and shutdown) in one of ours.
+    training: `real` runs the container's command, `fake` the stand-in instead. endpoint: where it finds AWS,
+    if not at `moto` itself. container_scale: the same for the time that `docker stop` gives a container.
+    num_gpus: that its driver shows. missing_images: cannot be
+    pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
+    connected: whether it reaches AWS at first.
+    """
+
+    def __init__(
+        self,
+        moto: MotoServer,
+        instance_id: str,
+        *,
+        folder: Path,
+        scale: float = 20.0,
+        training: str = "fake",
+        endpoint: str | None = None,
+        container_scale: float | None = None,
+        num_gpus: int = 1,
+        has_instance_store: bool = True,
+        missing_images: tuple[str, ...] = (),
+        fabric_manager: bool = True,
+        broken_runtime: bool = False,
+        connected: bool = True,
+    ) -> None:
+        assert training in ("real", "fake")
+        self._moto = moto
+        self.instance_id = instance_id
+        self._instance = moto.instance(instance_id)
+        self.region: str = self._instance.ec2_backend.region_name
+        self._folder = folder
+        self._scale = scale
+        self._endpoint = urlsplit(endpoint or moto.url)
+        self._has_instance_store = has_instance_store
+        self._connected = connected
+        self._fabric_manager = fabric_manager
+        self._num_gpus = num_gpus
+        self._settings = {
+            "container_scale": container_scale or (scale if training == "fake" else 1.0),
+            "missing_images": list(missing_images),
+            "broken_runtime": broken_runtime,
+            "stand_in": str(STAND_IN) if training == "fake" else None,
+            "stand_in_path": str(Path(fastlaunch_train.__file__).parents[1]),
+            "python": sys.executable,
+            "python_folder": str(Path(sys.executable).parent),
+        }
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._why = ""
+
+    # What happens to it
+
+    def start(self) -> "SimulatedInstance":
+        """Boot; returns at once."""
+        sim = self._furnish()
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        namespaces = ["--mount", "--net", "--pid", "--fork", "--kill-child"]
+        boot_time = ["--time", "--boottime", str(int(_BOOT_S - uptime_s))]
+        store = "1" if self._has_instance_store else "0"
+        enter = ["bash", str(HERE / "enter_instance.sh"), str(sim), store]
+        with (sim / "enter.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", *namespaces, *boot_time, *enter],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait_until(lambda: (sim / "ready").exists() or self._process.poll() is not None, 30)
+        assert self._process.poll() is None, (sim / "enter.log").read_text()
+        metadata, wire = listen_inside(self._process.pid, [_METADATA, _ENDPOINT])
+        spot = self._instance.lifecycle == "spot"
+        self.metadata = MetadataService(
+            metadata,
+            {
+                "instance-id": self.instance_id,
+                "instance-type": self._instance.instance_type,
+                "placement/availability-zone": self._instance.placement.zone,
+                "instance-life-cycle": "spot" if spot else "on-demand",
+            },
+        )
+        assert self._endpoint.hostname is not None and self._endpoint.port is not None
+        self._wire = Wire(wire, (self._endpoint.hostname, self._endpoint.port))
+        if not self._connected:
+            self._wire.cut()
+        self._moto.set_instance(self.instance_id, state="running")
+        self._moto.when_terminated.append(self._terminated)
+        (sim / "go").touch()
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def spot_notice(self) -> None:
+        """EC2 says that it will take the machine in two minutes."""
+        soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 120))
+        notice = {"action": "terminate", "time": soon}
+        self.metadata.values["spot/instance-action"] = json.dumps(notice)
+
+    def take(self) -> None:
+        """EC2 takes the spot instance."""
+        self._end("taken", "Server.SpotInstanceTermination: Spot instance termination")
+
+    def cut_network(self) -> None:
+        """Nothing reaches AWS any more; the metadata service is on the machine and still answers."""
+        self._wire.cut()
+
+    def mend_network(self) -> None:
+        self._wire.mend()
+
+    def close(self) -> None:
+        """Pull the plug, if it runs, and tell nobody."""
+        self._end("unplugged", None)
+
+    def __enter__(self) -> "SimulatedInstance":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What can be seen of it
+
+    @property
+    def is_on(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def console(self) -> str:
+        """What it wrote to its console."""
+        path = self._folder / "sim" / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def docker_calls(self) -> list[list[str]]:
+        """Arguments of every call of docker."""
+        path = self._folder / "sim" / "docker.log"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def records(self) -> dict[str, str]:
+        """SHA-256 of every record as its container left it, by run id and name."""
+        path = self._folder / "sim" / "records"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {line.split()[1]: line.split()[0] for line in lines}
+
+    def wait(self, timeout_s: float = 60.0) -> str:
+        """Why it is off: `shutdown`, `timer` (its `shutdown +N`), `taken`, `terminated` or `unplugged`."""
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"still on after {timeout_s:g} s; its console:\n{self.console}")
+        return self._why
+
+    # Inside
+
+    def _furnish(self) -> Path:
+        sim = self._folder / "sim"
+        (sim / "bin").mkdir(parents=True)
+        (sim / "disk").mkdir()
+        docker = f'#!/bin/bash\nexec {sys.executable} -IS {HERE / "fake_docker.py"} "$@"\n'
+        programs = {
+            "sleep": _SLEEP.format(scale=self._scale),
+            "shutdown": _SHUTDOWN.format(),
+            "systemctl": _SYSTEMCTL,
+            "docker": docker,
+            "aws": f'#!/bin/bash\nexec {AWS_CLI} "$@"\n',
+            **dict.fromkeys(("poweroff", "reboot", "halt"), _POWEROFF),
+        }
+        if self._num_gpus:
+            programs["nvidia-smi"] = _NVIDIA_SMI.format(last_gpu=self._num_gpus - 1)
+        for name, text in programs.items():
+            (sim / "bin" / name).write_text(text)
+            (sim / "bin" / name).chmod(0o755)
+        (sim / "user-data").write_text(self._user_data())
+        (sim / "user-data").chmod(0o755)
+        (sim / "settings.json").write_text(json.dumps(self._settings))
+        if self._fabric_manager:
+            (sim / "nvidia-fabricmanager.active").touch()
+        environment = {
+            "PATH": "/sim/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "AWS_ENDPOINT_URL": f"http://{_ENDPOINT[0]}:{_ENDPOINT[1]}",
+            "AWS_ACCESS_KEY_ID": "node",
+            "AWS_SECRET_ACCESS_KEY": "node",
+        }
+        lines = [f"{name}={value}\n" for name, value in environment.items()]
+        (sim / "environment").write_text("".join(lines))
+        return sim
+
+    def _user_data(self) -> str:
+        """What the service holds of it, asked for as anybody would."""
+        import base64
+
+        import boto3
+
+        ec2 = boto3.client(
+            "ec2",
+            region_name=self.region,
+            endpoint_url=self._moto.url,
+            aws_access_key_id="simulator",
+            aws_secret_access_key="simulator",
+        )
+        told: Any = ec2.describe_instance_attribute(InstanceId=self.instance_id, Attribute="userData")
+        return base64.b64decode(told["UserData"]["Value"]).decode()
+
+    def _watch(self) -> None:
+        off = self._folder / "sim" / "off"
+        while not self._ended.wait(0.03):
+            if off.exists():
+                how = off.read_text().strip()
+                self._end(
+                    "shutdown" if how == "now" else how,
+                    "Client.InstanceInitiatedShutdown: Instance initiated shutdown",
+                )
+
+    def _terminated(self, region: str, instance_id: str) -> None:
+        if instance_id == self.instance_id:
+            self._end("terminated", None)
+
+    def _end(self, why: str, state_reason: str | None) -> None:
+        with self._lock:
+            if self._ended.is_set() or not hasattr(self, "_process"):
+                return
+            self._process.kill()
+            self._process.wait()
+            self.metadata.close()
+            self._wire.close()
+            if state_reason is not None:
+                behaviour = self._instance.instance_initiated_shutdown_behavior or "stop"
+                ends = why == "taken" or behaviour == "terminate"
+                self._moto.set_instance(
+                    self.instance_id,
+                    state="terminated" if ends else "stopped",
+                    state_reason=state_reason,
+                )
+            self._moto.console[self.instance_id] = self.console
+            with suppress(ValueError):
+                self._moto.when_terminated.remove(self._terminated)
+            self._why = why
+            self._ended.set()
+
+    def _wait_until(self, holds: Any, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not holds():
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.01)
