@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.backends.ec2_site import CodeBundle
 from fastlaunch.base_image_file import BaseImage
 from fastlaunch.errors import BadFile
-from fastlaunch.pinned_wheels import Pin, cached_wheel, fetch_wheels, shipped_pins, unpack_wheel
+from fastlaunch.pinned_wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
 from fastlaunch.shipped import shipped
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def make_bundle(
 ) -> Bundle:
     """The bundle for an image; wheels that the folder `wheels` lacks are fetched into it.
 
-    user_file: relative to the current folder. pins: instead of the shipped ones. Raises UserError.
+    user_file: relative to the current folder. pins: instead of the usual ones. Raises UserError.
     """
-    pins = shipped_pins() if pins is None else pins
+    pins = wanted_pins() if pins is None else pins
     fetch_wheels(pins, wheels, python=base.python)
     bundle = cached_bundle(user_file=user_file, commit=commit, wheels=wheels, pins=pins)
     assert bundle is not None, "the wheels have just been fetched"
@@ -66,7 +66,7 @@ def cached_bundle(
     *, user_file: Path | None, commit: str | None, wheels: Path, pins: Sequence[Pin] | None = None
 ) -> Bundle | None:
     """The bundle that `make_bundle` would make, None if it had to fetch a wheel first. Changes nothing."""
-    site = site_files(wheels, shipped_pins() if pins is None else pins)
+    site = site_files(wheels, wanted_pins() if pins is None else pins)
     if site is None:
         return None
     data = pack({**code_files(), **site, **_user_files(user_file)})

@@ -1,4 +1,8 @@
-"""The pure-Python wheels that travel with the training code: pinned by hash, fetched once by pip."""
+"""The pure-Python wheels that travel with the training code: pinned by hash, fetched once by pip.
+
+FASTLAUNCH_WHEELS names a list to take instead of the shipped containers/wheels.txt: for another version, or
+for what a workload file of the user's own imports.
+"""
 
 import hashlib
 import os
@@ -42,15 +46,20 @@ class Pin:
         return f"{self.name} {self.version}"
 
 
-def shipped_pins() -> tuple[Pin, ...]:
-    """The wheels that ship's own list names."""
-    return read_pins(shipped("containers/wheels.txt"))
+def wanted_pins() -> tuple[Pin, ...]:
+    """The wheels of the list that FASTLAUNCH_WHEELS names, else of the shipped one."""
+    named = os.environ.get("FASTLAUNCH_WHEELS")
+    return read_pins(Path(named) if named else shipped("containers/wheels.txt"))
 
 
 def read_pins(path: Path) -> tuple[Pin, ...]:
-    """The pins of a file in pip's format, `name==version --hash=sha256:...` a line."""
+    """The pins of a file in pip's format, `name==version --hash=sha256:...` a line. Raises BadFile."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     pins = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _PIN.fullmatch(line.strip())

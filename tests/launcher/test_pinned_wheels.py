@@ -15,8 +15,8 @@ from fastlaunch.pinned_wheels import (
     fetch_wheels,
     pip_arguments,
     read_pins,
-    shipped_pins,
     unpack_wheel,
+    wanted_pins,
 )
 
 TIMM = Pin(name="timm", version="1.0.31", sha256="5b" * 32)
@@ -33,10 +33,20 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_shipped_pins_name_timm_of_the_constraints() -> None:
+def test_the_wanted_pins_name_timm_of_the_constraints() -> None:
     constraints = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
-    assert [pin.name for pin in shipped_pins()] == ["timm"]
-    assert all(f"{pin.name}=={pin.version}" in constraints for pin in shipped_pins())
+    assert [pin.name for pin in wanted_pins()] == ["timm"]
+    assert all(f"{pin.name}=={pin.version}" in constraints for pin in wanted_pins())
+
+
+def test_a_list_of_ones_own_is_taken_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin = make_wheel(tmp_path)
+    listed = tmp_path / "own.txt"
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(listed))
+    with pytest.raises(BadFile, match="cannot be read"):
+        wanted_pins()
+    listed.write_text(f"# mine\n{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    assert wanted_pins() == (pin,)
 
 
 def test_pip_is_asked_for_wheels_of_no_platform_and_for_nothing_else(tmp_path: Path) -> None:
@@ -157,8 +167,8 @@ def test_a_list_with_a_wrong_line_names_it(line: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_real_wheels_come_through_pip_as_it_is_set_up_here(tmp_path: Path) -> None:
-    fetch_wheels(shipped_pins(), tmp_path, python="3.12")
-    for pin in shipped_pins():
+    fetch_wheels(wanted_pins(), tmp_path, python="3.12")
+    for pin in wanted_pins():
         content = cached_wheel(pin, tmp_path)
         assert content is not None
         assert f"{pin.name}/__init__.py" in unpack_wheel(pin, content)

@@ -1,0 +1,293 @@
+"""`fastlaunch build` with a docker that builds nothing and an AWS on loopback."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_builder import FakeBuilder, install
+from fake_train.launcher import surroundings
+from wheel_builder import make_wheel
+
+from fastlaunch.aws import Aws
+from fastlaunch.cli import run
+from fastlaunch.settings import load_settings
+
+if TYPE_CHECKING:
+    from moto_server import MotoServer
+
+BASE_DIGEST = "sha256:" + "ba" * 32
+PUSHED_DIGEST = "sha256:" + "cd" * 32
+DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+TAG = "2.13-cu133-amzn2023"
+
+
+class AwsWithPushes(Aws):
+    """AWS on loopback, where an image is there once the fake docker was asked to push it."""
+
+    def __init__(self, fake: FakeBuilder) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
+        pushed = [call["argv"][-1] for call in self._fake.calls if call["argv"][1] == "push"]
+        if f"{account}.dkr.ecr.{region}.amazonaws.com/{repository}:{tag}" in pushed:
+            return PUSHED_DIGEST
+        return super().image_digest(region, account, repository, tag)
+
+
+def build(
+    *argv: str, aws: Aws | None = None, today: str = "2026-11-21", commit: str | None = "c0ffee"
+) -> int:
+    """Exit code of `fastlaunch build ARGV`."""
+    now = datetime.fromisoformat(today).replace(tzinfo=UTC)
+    around = replace(surroundings("build", *argv), aws=aws or Aws(), now=lambda: now, commit=commit)
+    return run(["build", *argv], around)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list of one tiny wheel, which was fetched before."""
+    folder = load_settings().home / "wheels"
+    pin = make_wheel(folder)
+    listed = tmp_path / "wheels.txt"
+    listed.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(listed))
+    return folder
+
+
+def asked(fake: FakeBuilder) -> list[Sequence[str]]:
+    return [call["argv"][:3] if call["argv"][1] == "buildx" else call["argv"][:2] for call in fake.calls]
+
+
+# --dry-run
+
+
+def test_a_dry_run_needs_nothing_and_says_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert build("--push", "--dry-run") == 0
+    told = capsys.readouterr()
+    out = told.out.splitlines()
+    assert [line.split()[0] for line in out[1:5]] == ["Dockerfile", "run_train.sh", "train/", "site/"]
+    assert out[4].endswith("timm 1.0.31, not fetched yet")
+    commands = [line.strip() for line in out[out.index("commands:") + 1 :]]
+    name = f"{OWN.replace('123456789012', '<account>')}/fastlaunch:2.13.0-ec2-<content>"
+    assert commands == [
+        f"docker login --username AWS --password-stdin {DLC}",
+        f"docker login --username AWS --password-stdin '{name.partition('/')[0]}'",
+        "docker buildx build --platform linux/amd64 --provenance=false --sbom=false"
+        " --output type=docker,oci-mediatypes=false --progress plain"
+        f" --build-arg 'BASE_IMAGE={DLC}/pytorch@<base-digest>' --build-arg 'BASE_DIGEST=<base-digest>'"
+        f" --build-arg COMMIT=c0ffee --build-arg RECIPE_SCHEMA=1 --tag '{name}'"
+        " --file '<context>/Dockerfile' '<context>'",
+        f"docker push '{name}'",
+    ]
+    assert "neither docker nor podman" in told.err
+    assert not load_settings().home.exists()
+    assert build("--push", "--dry-run") == 0
+    assert capsys.readouterr().out == told.out
+
+
+def test_a_dry_run_builds_nothing(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = install(tmp_path, monkeypatch, "podman")
+    assert build("--dry-run", "--flavour", "sagemaker", "--base", "2.12", "--repository", "team/vit") == 0
+    told = capsys.readouterr()
+    assert fake.calls == []
+    assert "podman build --platform linux/amd64 --format docker " in told.out
+    assert "--tag 'team/vit:2.12.1-sagemaker-<content>'" in told.out
+    assert "push" not in told.out
+    (site,) = (line for line in told.out.splitlines() if line.startswith("  site/"))
+    assert site.endswith("4 files")
+
+
+# Building
+
+
+def test_an_image_is_built_from_the_base_by_digest(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws_server.images["us-east-1", "763104351884", "pytorch", TAG] = BASE_DIGEST
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build() == 0
+    told = capsys.readouterr()
+    assert asked(fake) == [["docker", "login"], ["docker", "buildx", "build"]]
+    login, building = fake.calls
+    assert login["argv"][-1] == DLC
+    assert login["stdin"] and login["stdin"] not in told.out + told.err
+    assert f"BASE_IMAGE={DLC}/pytorch@{BASE_DIGEST}" in building["argv"]
+    assert f"BASE_DIGEST={BASE_DIGEST}" in building["argv"]
+    name = told.out.strip()
+    assert name.startswith("fastlaunch:2.13.0-ec2-") and name in building["argv"]
+    context = building["context"]
+    assert {"Dockerfile", "run_train.sh", "site/tiny/__init__.py"} <= set(context)
+    assert "train/fastlaunch_train/__main__.py" in context
+    assert not Path(building["argv"][-1]).exists()
+    assert "did buildx" in told.err
+
+    assert build() == 0
+    assert capsys.readouterr().out.strip() == name
+
+
+@pytest.mark.parametrize("names", [("docker",), ("podman",)])
+def test_classic_docker_and_podman_build_too(
+    names: tuple[str, ...],
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aws_server.images["us-east-1", "763104351884", "pytorch", TAG] = BASE_DIGEST
+    fake = install(tmp_path, monkeypatch, *names, buildx=False)
+    assert build() == 0
+    assert asked(fake) == [[names[0], "login"], [names[0], "build"]]
+    assert fake.calls[1]["buildkit"] == ("0" if names == ("docker",) else None)
+
+
+def test_without_credentials_the_base_comes_by_tag_and_that_is_said(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build() == 0
+    (building,) = fake.calls
+    assert f"BASE_IMAGE=public.ecr.aws/deep-learning-containers/pytorch:{TAG}" in building["argv"]
+    assert "BASE_DIGEST=unknown" in building["argv"]
+    assert f"pytorch:{TAG} is taken by its tag, which may move" in capsys.readouterr().err
+
+
+# Pushing
+
+
+def test_an_image_is_pushed_once_and_named_by_its_digest(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws_server.images["us-east-1", "763104351884", "pytorch", TAG] = BASE_DIGEST
+    fake = install(tmp_path, monkeypatch, "docker")
+    aws = AwsWithPushes(fake)
+    assert build("--push", "--yes", "--repository", "team/vit", aws=aws) == 0
+    told = capsys.readouterr()
+    assert asked(fake) == [
+        *(["docker", "login"], ["docker", "login"]),
+        *(["docker", "buildx", "build"], ["docker", "push"]),
+    ]
+    assert [call["argv"][-1] for call in fake.calls[:2]] == [DLC, OWN]
+    assert fake.calls[-1]["argv"][-1].startswith(f"{OWN}/team/vit:2.13.0-ec2-")
+    assert told.out == f"{OWN}/team/vit@{PUSHED_DIGEST}\n"
+    assert "to upload: about " in told.err and "10 GB or more" in told.err
+    assert told.err.endswith(
+        f"next: fastlaunch submit --image {OWN}/team/vit@{PUSHED_DIGEST} --instance p5.48xlarge"
+        " --recipe te-fp8\n"
+    )
+    (made,) = aws_server.sent("CreateRepository")
+    assert made.parameters["imageTagMutability"] == "IMMUTABLE"
+
+    assert build("--push", "--yes", "--repository", "team/vit", aws=aws) == 0
+    again = capsys.readouterr()
+    assert again.out == told.out and "is there already" in again.err
+    assert len(fake.calls) == 4
+    assert build("--push", "--yes", "--repository", "team/vit", aws=aws, commit="beef") == 0
+    assert len(fake.calls) == 8
+
+
+def test_nothing_is_built_or_made_before_the_user_agrees(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws_server.images["us-east-1", "763104351884", "pytorch", TAG] = BASE_DIGEST
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build("--push") == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert fake.calls == [] and aws_server.sent("CreateRepository") == []
+
+
+def test_a_push_without_credentials_is_refused(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build("--push", "--yes") == 3
+    assert fake.calls == []
+
+
+def test_a_failed_build_pushes_nothing_and_leaves_no_repository(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws_server.images["us-east-1", "763104351884", "pytorch", TAG] = BASE_DIGEST
+    fake = install(
+        tmp_path, monkeypatch, "docker", failing=["buildx"], says="write /x: no space left on device"
+    )
+    assert build("--push", "--yes") == 2
+    told = capsys.readouterr()
+    assert "error: the disk of docker is full" in told.err and told.out == ""
+    assert asked(fake)[-1] == ["docker", "buildx", "build"]
+    assert aws_server.sent("CreateRepository") == []
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--base", "2.13-cu132-amzn2023"], "did you mean 2.13-cu133-amzn2023"),
+        (["--base", "2.9-gpu-py312-ec2", "--flavour", "sagemaker"], "is the ec2 flavour"),
+        (["--region", "us-east-3"], "did you mean"),
+        ([], "neither docker nor podman"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    argv: list[str],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install(tmp_path, monkeypatch)
+    assert build(*argv) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_base_that_the_registry_lacks_is_refused(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build("--base", "2.14") == 2
+    told = capsys.readouterr().err
+    assert "warning: pytorch:2.14-cu133-amzn2023: only its SageMaker tag was seen" in told
+    assert "us-east-1 has no base image pytorch:2.14-cu133-amzn2023" in told
+    assert fake.calls == []
+
+
+def test_an_image_past_its_end_is_used_by_name_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, "docker")
+    assert build("--base", "2.6.0", "--dry-run") == 0
+    assert "AWS has not mended pytorch-training:2.6.0-gpu-py312" in capsys.readouterr().err
+    assert build("--dry-run", today="2028-01-01") == 2
+    assert "every base image known here is past its end" in capsys.readouterr().err

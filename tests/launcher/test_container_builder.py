@@ -1,0 +1,146 @@
+"""docker, buildx and podman: which is taken, what they are asked, and what their failures mean."""
+
+from pathlib import Path
+
+import pytest
+from fake_builder import install
+
+from fastlaunch.container_builder import (
+    KINDS,
+    Command,
+    build_command,
+    find_builder,
+    login_command,
+    push_command,
+    run_command,
+)
+from fastlaunch.errors import UserError
+
+ARGS = {"BASE_IMAGE": "host/base@sha256:0", "COMMIT": "c0ffee"}
+BUILD_ARGS = ("--build-arg", "BASE_IMAGE=host/base@sha256:0", "--build-arg", "COMMIT=c0ffee")
+REST = ("--tag", "r:t", "--file", "/c/Dockerfile", "/c")
+
+
+def test_buildx_makes_schema_2_without_attestations() -> None:
+    command = build_command("buildx", "/c", tag="r:t", build_args=ARGS)
+    assert command.argv == (
+        *("docker", "buildx", "build", "--platform", "linux/amd64", "--provenance=false", "--sbom=false"),
+        *("--output", "type=docker,oci-mediatypes=false", "--progress", "plain", *BUILD_ARGS, *REST),
+    )
+    assert command.env == {}
+
+
+def test_the_classic_builder_is_asked_for_by_name() -> None:
+    command = build_command("docker", "/c", tag="r:t", build_args=ARGS)
+    assert command.argv == ("docker", "build", "--platform", "linux/amd64", *BUILD_ARGS, *REST)
+    assert command.env == {"DOCKER_BUILDKIT": "0"}
+    assert str(command).startswith("DOCKER_BUILDKIT=0 docker build --platform ")
+
+
+def test_podman_makes_dockers_format() -> None:
+    command = build_command("podman", "/c", tag="r:t", build_args=ARGS)
+    assert command.argv == (
+        *("podman", "build", "--platform", "linux/amd64", "--format", "docker", *BUILD_ARGS, *REST),
+    )
+    assert push_command("podman", "r:t").argv == ("podman", "push", "--format", "v2s2", "r:t")
+    assert push_command("buildx", "r:t").argv == ("docker", "push", "r:t")
+
+
+@pytest.mark.parametrize("builder", KINDS)
+def test_a_password_is_read_and_never_shown(builder: str) -> None:
+    command = login_command(builder, "host", user="AWS", password="hunter2")
+    assert command.argv[1:] == ("login", "--username", "AWS", "--password-stdin", "host")
+    assert command.stdin == "hunter2"
+    assert "hunter2" not in f"{command} {command!r}"
+
+
+@pytest.mark.parametrize(
+    ("names", "buildx", "found"),
+    [
+        (("docker", "podman"), True, "buildx"),
+        (("docker", "podman"), False, "docker"),
+        (("podman",), True, "podman"),
+        ((), True, None),
+    ],
+)
+def test_what_is_there_is_taken(
+    names: tuple[str, ...],
+    buildx: bool,
+    found: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = install(tmp_path, monkeypatch, *names, buildx=buildx)
+    assert find_builder() == found
+    assert fake.calls == []
+
+
+def test_a_command_gets_its_input_and_tells_its_output() -> None:
+    told: list[str] = []
+    script = 'read -r word; echo "$word $ADDED"; echo second >&2'
+    run_command(Command(argv=("sh", "-c", script), env={"ADDED": "1"}, stdin="first\n"), told.append)
+    assert told == ["first 1", "second"]
+
+
+def test_a_command_that_does_not_read_its_input_does_not_break() -> None:
+    run_command(Command(argv=("true",), stdin="x" * 10**6), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message", "hint"),
+    [
+        (
+            "ERROR: write /var/lib/docker/tmp/x: no space left on device",
+            "the disk of sh is full",
+            "system prune",
+        ),
+        (
+            "Cannot connect to the Docker daemon at unix:///run/docker.sock. Is the docker daemon running?",
+            "its daemon is not running",
+            "systemctl start docker",
+        ),
+        (
+            "ERROR: Cannot connect to Podman. Please verify your connection",
+            "its daemon is not running",
+            "podman machine start",
+        ),
+        (
+            "permission denied while trying to connect to the Docker daemon socket at unix:///run/docker.sock",
+            "this user may not talk to the docker daemon",
+            "usermod -aG docker",
+        ),
+        ("no basic auth credentials", "not logged in", "ecr:PutImage"),
+        (
+            "denied: Your authorization token has expired. Reauthenticate and try again.",
+            "not logged in",
+            "try again",
+        ),
+        (
+            "denied: User: arn:aws:iam::1:user/u is not authorized to perform: ecr:PutImage",
+            "the registry refused",
+            "",
+        ),
+        (
+            "tag invalid: The image tag 't' already exists in the 'r' repository and cannot be overwritten"
+            " because the repository is immutable.",
+            "another image under this tag",
+            "--repository",
+        ),
+        ("unknown flag: --provenance", "too old", "classic builder"),
+        ("exec /bin/sh: exec format error", "cannot run linux/amd64", "binfmt"),
+        ("dial tcp: lookup public.ecr.aws: no such host", "cannot be reached", "try again"),
+        ("first\nERROR: something else\n", "`sh -c` ended with exit code 3: ERROR: something else", "above"),
+        ("", "`sh -c` ended with exit code 3", "above"),
+    ],
+)
+def test_a_failure_is_told_with_what_to_do(printed: str, message: str, hint: str) -> None:
+    script = 'printf "%s" "$1" >&2; exit 3'
+    with pytest.raises(UserError) as caught:
+        run_command(Command(argv=("sh", "-c", script, "sh", printed)), lambda line: None)
+    assert message in caught.value.message
+    assert caught.value.hint and hint in caught.value.hint
+
+
+def test_a_builder_that_has_gone_is_told() -> None:
+    with pytest.raises(UserError, match="neither docker nor podman"):
+        run_command(Command(argv=("no-such-builder", "build")), lambda line: None)
