@@ -252,7 +252,10 @@ class Aws:
         return list(found.values())
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
-        """Terminate instances; it is no error if one is gone already."""
+        """Terminate instances; it is no error if EC2 knows one no more.
+
+        Nor if it does not know it yet: look again at one that was started a moment ago.
+        """
         if not ids:
             return
         try:

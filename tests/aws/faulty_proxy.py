@@ -53,7 +53,8 @@ class FaultyProxy:
     """A started proxy; `url` is what clients are given. Faultless until it is told otherwise.
 
     hide_describes: in how many answers of DescribeInstances a new instance is missing.
-    show_ended: in how many an ended one still appears (None: always); terminating it is then refused.
+    show_ended: in how many an ended one still appears (None: always). Terminating one that is missing is
+    refused: there is none of that id.
     """
 
     def __init__(self, server_url: str, *, seed: int = 0, host: str = "127.0.0.1") -> None:
@@ -141,9 +142,9 @@ class FaultyProxy:
         if fault is Fault.THROTTLE:
             code, status = _THROTTLED.get(request.service, ("ThrottlingException", 400))
             return moto_gaps.error(request, code, "Request limit exceeded.", status)
-        forgotten = self._forgotten(request)
-        if forgotten:
-            message = f"The instance ID '{forgotten}' does not exist"
+        unknown = self._unknown(request)
+        if unknown:
+            message = f"The instance ID '{unknown}' does not exist"
             return moto_gaps.error(request, "InvalidInstanceID.NotFound", message, 400)
         connection = HTTPConnection(self._target, timeout=60)
         try:
@@ -158,12 +159,17 @@ class FaultyProxy:
                 data = self._seen_through(request.action, data)
         return None if fault is Fault.LOSE_ANSWER else (status, told, data)
 
-    def _forgotten(self, request: SentRequest) -> str | None:
-        if request.action != "TerminateInstances" or self.show_ended is None:
+    def _unknown(self, request: SentRequest) -> str | None:
+        """An instance that is to be terminated, and that nobody knows of: not yet, or not any more."""
+        if request.action != "TerminateInstances":
             return None
         asked = [value for name, value in request.parameters.items() if name.startswith("InstanceId.")]
         with self._lock:
-            return next((one for one in asked if self._ended_shown.get(one, 0) > self.show_ended), None)
+            for one in asked:
+                ended = self.show_ended is not None and self._ended_shown.get(one, 0) > self.show_ended
+                if ended or self._hidden.get(one, 0) > 0:
+                    return one
+        return None
 
     def _seen_through(self, action: str, data: bytes) -> bytes:
         if action == "RunInstances":

@@ -106,9 +106,13 @@ def test_a_new_instance_is_not_seen_at_once(faulty_proxy: FaultyProxy) -> None:
     def found() -> list[str]:
         return [one.id for one in aws.describe_instances(REGION, ids=[started.id])]
 
+    client = boto3.client("ec2", region_name=REGION, config=ONCE)
+    with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
+        client.terminate_instances(InstanceIds=[started.id])
     assert [found(), found(), found(), found()] == [[], [], [started.id], [started.id]]
     (again,) = aws.run_instances(REGION, request())
     assert again.id == started.id and found() == [started.id]
+    client.terminate_instances(InstanceIds=[started.id])
 
 
 def test_an_ended_instance_is_forgotten(faulty_proxy: FaultyProxy, aws_server: MotoServer) -> None:
