@@ -1,5 +1,6 @@
 """`fastlaunch submit --instance` against an AWS on loopback: what is asked, told and sent, in which order."""
 
+import hashlib
 import json
 import os
 import pty
@@ -7,11 +8,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ec2_builders import catalogue
 from fake_train.launcher import surroundings
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
@@ -20,10 +23,15 @@ from fastlaunch.aws import Aws
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2_rules import broken_rules
 from fastlaunch.cli import run
+from fastlaunch.cloud_prepare import prepare, upload_code
+from fastlaunch.cloud_request import CloudTerms, build_cloud_request
+from fastlaunch.images import find_base_image
+from fastlaunch.request import Request
 from fastlaunch.runs import open_ledger
 from fastlaunch.settings import load_settings
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
+TODAY = date(2026, 11, 21)
 #: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.
 SUBMIT = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--steps", "20", "--detach")
 #: For all tests, since making a client takes most of their time.
@@ -202,15 +210,9 @@ def test_without_credentials_that_is_told_first(
 
 
 def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: MotoServer) -> None:
-    import datetime
-    import hashlib
-
-    from ec2_builders import catalogue
-
-    from fastlaunch.cloud_prepare import prepare, upload_code
-    from fastlaunch.cloud_request import CloudTerms, build_cloud_request
-    from fastlaunch.request import Request
-
+    base = find_base_image(None, flavour="ec2", today=TODAY)
+    digest = "sha256:" + "5" * 64
+    region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
     request = build_cloud_request(
         Request(), CloudTerms(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
     )
@@ -219,7 +221,7 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
         aws=AWS,
         settings=load_settings(),
         catalogue=catalogue(),
-        today=datetime.date(2026, 11, 21),
+        today=TODAY,
         commit="c0ffee",
         pins=(),
     )
@@ -233,7 +235,10 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
     body = backend("s3", "aws").get_object(site.bucket, site.code.key).value
     assert hashlib.sha256(body).hexdigest() == site.code.sha256
     upload_code(prepared, AWS)
+    # The second time S3 is asked to store it only if it is not there, and it is.
+    assert [sent.status for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]] == [
+        200,
+        412,
+    ]
     assert site.code.commit == "c0ffee"
-    assert re.fullmatch(
-        r"763104351884\.dkr\.ecr\.us-east-1\.amazonaws\.com/pytorch@sha256:[0-9a-f]{64}", site.image
-    )
+    assert site.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{base.repository}@{digest}"
