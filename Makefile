@@ -67,9 +67,11 @@ wheel: $(INSTALLED)
 	@cd $(BUILD) && export FASTLAUNCH_HOME=$$PWD/empty/home && \
 	  empty/bin/fastlaunch --help > /dev/null && \
 	  empty/bin/fastlaunch prices > /dev/null && \
-	  empty/bin/fastlaunch demo > /dev/null
+	  empty/bin/fastlaunch demo > /dev/null && \
+	  empty/bin/fastlaunch submit --instance p5.48xlarge --recipe te-fp8 --dry-run > /dev/null && \
+	  empty/bin/fastlaunch build --push --dry-run > /dev/null
 	@$(BUILD)/empty/bin/python -c 'import importlib.util as u; assert u.find_spec("torch") is None'
-	@echo 'fastlaunch --help, prices and demo work from the wheel, without torch'
+	@echo 'fastlaunch --help, prices, demo and the dry runs for AWS work from the wheel, without torch'
 
 bench: $(INSTALLED)
 	@$(BIN)/python tests/benchmarks/bench.py
