@@ -35,36 +35,35 @@ def of(instance: str, **changes: Any) -> JobSpec:
     return job(instance=instance, num_gpus=catalogue().instance(instance).num_accelerators, **changes)
 
 
+#: One size of every family; p5's single GPU has no NVSwitch, and is a case of its own.
+FAMILIES = (
+    *("g5.xlarge", "g6e.12xlarge", "p4d.24xlarge", "p5.4xlarge", "p5.48xlarge"),
+    *("p5en.48xlarge", "p6-b200.48xlarge"),
+)
+SPOT = {"purchase": "spot", "checkpoint_every": 50}
+
+
 def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
-    """The plans that are kept, by the name of their file."""
+    """The plans that are kept, by the name of their file: on demand and spot for every family, and more."""
     plan = partial(ec2_builders.plan, render=render)
-    spot = {"purchase": "spot", "checkpoint_every": 50}
-    two = [job(), job(recipe=FP8), job(recipe=FP8), job()]
     gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
+    limit = {"max_price_usd": 25.5, "usd_per_hour": 25.5, "price_as_of": "2026-11-21"}
+    anywhere = {"zone": None, "subnet": None, "security_groups": ()}
     return {
-        "ec2-p5.48xlarge-on-demand": plan(),
-        "ec2-p5.48xlarge-spot": plan(job(**spot), attempt=3),
-        "ec2-p5.48xlarge-on-demand-4-runs": plan(*two),
-        "ec2-p4d.24xlarge-on-demand": plan(of("p4d.24xlarge"), at=site("p4d.24xlarge")),
-        "ec2-p4d.24xlarge-spot": plan(of("p4d.24xlarge", **spot), at=site("p4d.24xlarge")),
-        "ec2-p5.4xlarge-on-demand": plan(of("p5.4xlarge"), at=site("p5.4xlarge"), max_minutes=90),
-        "ec2-p5en.48xlarge-spot-max-price": plan(
-            of("p5en.48xlarge", max_price_usd=25.5, **spot),
-            at=site("p5en.48xlarge", max_price_usd=25.5, usd_per_hour=25.5, price_as_of="2026-11-21"),
+        **{f"ec2-{name}-on-demand": plan(of(name), at=site(name)) for name in FAMILIES},
+        **{f"ec2-{name}-spot": plan(of(name, **SPOT), at=site(name)) for name in FAMILIES},
+        "ec2-4-runs": plan(job(), job(recipe=FP8), job(recipe=FP8), job(), max_minutes=90),
+        "ec2-third-attempt": plan(job(**SPOT), attempt=3, max_minutes=47),
+        "ec2-spot-max-price": plan(
+            of("p5e.48xlarge", max_price_usd=25.5, **SPOT), at=site("p5e.48xlarge", **limit)
         ),
-        "ec2-p6-b200.48xlarge-on-demand": plan(
-            of("p6-b200.48xlarge", recipe=FP8, batch_size=None),
-            at=site("p6-b200.48xlarge", zone=None, subnet=None, security_groups=()),
-        ),
-        "ec2-g5.xlarge-spot": plan(
-            of("g5.xlarge", data="loader", num_workers=3, **spot), at=site("g5.xlarge")
+        "ec2-any-zone": plan(
+            of("p6-b200.48xlarge", recipe=FP8, batch_size=None), at=site("p6-b200.48xlarge", **anywhere)
         ),
         # An image built here holds the code, and may lie in another region's registry than the machine.
-        "ec2-g6e.12xlarge-on-demand-built-image": plan(
-            of("g6e.12xlarge", overrides=("optimizer_impl=fused",)),
-            at=site(
-                "g6e.12xlarge", code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"
-            ),
+        "ec2-built-image": plan(
+            job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
+            at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
     }
 
