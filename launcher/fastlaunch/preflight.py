@@ -130,6 +130,7 @@ class _Checks:
     def regions(self) -> Iterator[Check]:
         no_login = None if self._has_login() else "not asked, for want of a login"
         for region in self.wanted.regions:
+            yield made("config", partial(self._config, region), region=region)
             shut = no_login
             if shut is None:
                 yield (check := made("region", partial(self._region, region), region=region, needed=False))
@@ -177,6 +178,24 @@ class _Checks:
         for zone, subnet in subnets.items():
             yield {"name": "subnet", "zone": zone}, partial(self._subnet, region, zone, subnet)
 
+    def _config(self, region: str) -> str:
+        problems: list[UserError] = []
+        for configured in (configured_bucket, configured_profile):
+            try:
+                configured(self.settings, region)
+            except UserError as error:
+                problems.append(error)
+        if len(problems) > 1:
+            raise UserError(
+                f"neither bucket nor instance profile is named for {region}",
+                f"write `bucket: NAME` and `instance_profile: NAME` under `aws: {region}:` in the config "
+                "file; docs/aws-setup.md says how to make them",
+            )
+        if problems:
+            raise problems[0]
+        here = self._here(region)
+        return f"bucket {here.bucket}, instance profile {here.instance_profile}, {len(here.subnets)} subnets"
+
     def _region(self, region: str) -> str:
         known = self.ask(self.aws.regions)
         if region not in known:
@@ -197,8 +216,10 @@ class _Checks:
         uri = container_image(self.aws, self.ask, self.wanted.base, region)
         return f"{self.wanted.base.name} is {uri.rpartition('@')[2][:19]}... now"
 
-    def _profile(self, region: str) -> str:
-        profile = configured_profile(self.settings, region)
+    def _profile(self, region: str) -> str | Told:
+        profile = self._here(region).instance_profile
+        if profile is None:
+            return Told(Result.NOT_CHECKED, "none is named")
         problem = self.ask(self.aws.may_pass_role, profile)
         if problem is not None:
             raise NotAuthorised(
@@ -207,8 +228,10 @@ class _Checks:
             )
         return f"{profile}: nothing forbids to give it to a machine, as far as IAM tells"
 
-    def _bucket(self, region: str) -> str:
-        bucket = configured_bucket(self.settings, region)
+    def _bucket(self, region: str) -> str | Told:
+        bucket = self._here(region).bucket
+        if bucket is None:
+            return Told(Result.NOT_CHECKED, "none is named")
         try:
             if not self.ask(self.aws.bucket_exists, region, bucket):
                 raise missing_bucket(bucket, region)
@@ -328,12 +351,12 @@ class _Checks:
         return self._dated(told, datetime.date.fromisoformat(rate.as_of))
 
     def _dated(self, told: str, as_of: datetime.date) -> str | Told:
-        age = (self.today - as_of).days
-        if age <= OLD_PRICE_DAYS:
-            return f"{told}, {age} days ago"
+        age_days = (self.today - as_of).days
+        if age_days <= OLD_PRICE_DAYS:
+            return told
         return Told(
             Result.WARNING,
-            f"{told}, {age} days ago",
+            f"{told}, {age_days} days ago",
             "look at aws.amazon.com/ec2/pricing, and put what changed into a price file of your own "
             "(`prices: FILE` in the config file)",
         )

@@ -68,12 +68,11 @@ def load_settings() -> Settings:
     import yaml
 
     home = _expand(os.environ.get("FASTLAUNCH_HOME") or str(platformdirs.user_data_path("fastlaunch")))
-    named = os.environ.get("FASTLAUNCH_CONFIG")
-    path = _expand(named) if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
+    path = config_path()
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if named:
+        if os.environ.get("FASTLAUNCH_CONFIG"):
             raise BadFile(path, "does not exist", hint="FASTLAUNCH_CONFIG names it") from None
         config = {}
     except OSError as error:
@@ -106,6 +105,14 @@ def load_settings() -> Settings:
         discount=float(discount),
         aws={str(name): _region(path, f"aws.{name}", given) for name, given in regions.items()},
     )
+
+
+def config_path() -> Path:
+    """Where the config file is, or would be."""
+    import platformdirs
+
+    named = os.environ.get("FASTLAUNCH_CONFIG")
+    return _expand(named) if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
 
 
 def _region(path: Path, where: str, given: Any) -> RegionSettings:

@@ -1,0 +1,154 @@
+"""An AWS that answers what is asked before money is spent, from plain data, and counts what it is asked."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fastlaunch.aws import Identity, MachineImage, Subnet
+from fastlaunch.errors import BadConfiguration, NotAuthorised
+from fastlaunch.settings import RegionSettings, Settings
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@dataclass(kw_only=True)
+class FakeAws:
+    """Everything is there in every region, unless a test says otherwise.
+
+    refused: what a method raises, by its name, or by name and region. zones: letters in which every type is
+    offered. routes: of every VPC.
+    """
+
+    zones: str = "abc"
+    subnet_zones: dict[str, str] = field(default_factory=dict)
+    subnet_vpcs: dict[str, str] = field(default_factory=dict)
+    group_vpcs: dict[str, str] = field(default_factory=dict)
+    public: bool = True
+    routes: dict[str | None, str] = field(default_factory=lambda: {None: "igw-1"})
+    gateway: bool = False
+    buckets: frozenset[str] = frozenset({"acme"})
+    digest: str | None = DIGEST
+    root_gib: int = 75
+    applied: float | None = 384.0
+    default: float | None = 0.0
+    running: dict[tuple[str, str], int] = field(default_factory=dict)
+    spot: tuple[float, str] | None = (18.73, "us-east-1a")
+    unpassable: str | None = None
+    refused: dict[str | tuple[str, str], Exception] = field(default_factory=dict)
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stored: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def _ask(self, name: str, region: str = "") -> None:
+        self.asked[name, region] += 1
+        error = self.refused.get((name, region)) or self.refused.get(name)
+        if error is not None:
+            raise error
+
+    def identity(self) -> Identity:
+        self._ask("identity")
+        return Identity(account="123456789012", arn="arn:aws:iam::123456789012:user/ada")
+
+    def regions(self) -> list[str]:
+        self._ask("regions")
+        return ["us-east-1", "us-west-2"]
+
+    def may_pass_role(self, instance_profile: str) -> str | None:
+        self._ask("may_pass_role")
+        return self.unpassable
+
+    def zones_offering(self, region: str, instance_type: str) -> list[str]:
+        self._ask("zones_offering", region)
+        return [f"{region}{letter}" for letter in self.zones]
+
+    def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
+        self._ask("spot_price_usd", region)
+        return self.spot
+
+    def machine_image(self, region: str, ami: str) -> MachineImage:
+        self._ask("machine_image", region)
+        return MachineImage(id=ami, root_device="/dev/sda1", root_gib=self.root_gib)
+
+    def subnets(self, region: str, ids: Sequence[str]) -> list[Subnet]:
+        self._ask("subnets", region)
+        unknown = [one for one in ids if one not in self.subnet_zones]
+        if unknown:
+            raise BadConfiguration(f"AWS refused: there is no subnet {unknown[0]}", "name one that exists")
+        return [
+            Subnet(
+                id=one,
+                zone=self.subnet_zones[one],
+                vpc=self.subnet_vpcs.get(one, "vpc-1"),
+                maps_public_ip=self.public,
+            )
+            for one in ids
+        ]
+
+    def security_group_vpcs(self, region: str, ids: Sequence[str]) -> dict[str, str]:
+        self._ask("security_group_vpcs", region)
+        return {one: self.group_vpcs.get(one, "vpc-1") for one in ids}
+
+    def s3_gateways(self, region: str, vpc: str) -> bool:
+        self._ask("s3_gateways", region)
+        return self.gateway
+
+    def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
+        self._ask("default_routes", region)
+        return self.routes
+
+    def parameter(self, region: str, name: str) -> str:
+        self._ask("parameter", region)
+        return "ami-1"
+
+    def quota(self, region: str, service: str, code: str) -> float | None:
+        self._ask("quota", region)
+        return self.applied
+
+    def default_quota(self, region: str, service: str, code: str) -> float | None:
+        self._ask("default_quota", region)
+        return self.default
+
+    def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
+        self._ask("running_vcpus", region)
+        return self.running
+
+    def bucket_exists(self, region: str, bucket: str) -> bool:
+        self._ask("bucket_exists", region)
+        return bucket in self.buckets
+
+    def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
+        self._ask("put_object", region)
+        self.stored.append((region, bucket, key))
+        return True
+
+    def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
+        self._ask("image_digest", region)
+        return self.digest
+
+
+def denied(action: str) -> NotAuthorised:
+    """What a right that is lacking raises."""
+    return NotAuthorised(f"AWS refused {action}: AccessDenied", f"ask for {action} to be allowed")
+
+
+def settings(**regions: RegionSettings) -> Settings:
+    """Settings with these regions, `us_east_1` for us-east-1; us-east-1 with three zones if none is given."""
+    from pathlib import Path
+
+    given = regions or {"us_east_1": usual()}
+    return Settings(home=Path("home"), aws={name.replace("_", "-"): one for name, one in given.items()})
+
+
+def usual(region: str = "us-east-1", letters: str = "abc") -> RegionSettings:
+    """A region with everything in the config file."""
+    return RegionSettings(
+        bucket="acme",
+        instance_profile="fastlaunch-node",
+        security_groups=("sg-1",),
+        subnets={f"{region}{letter}": f"subnet-{letter}" for letter in letters},
+    )
+
+
+def fake_aws(**changes: object) -> FakeAws:
+    """One that has the usual subnets of us-east-1."""
+    zones = {f"subnet-{letter}": f"us-east-1{letter}" for letter in "abc"}
+    return FakeAws(**{"subnet_zones": zones, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,240 @@
+"""`fastlaunch doctor` over an AWS on loopback: what a new user sees, and what it ends with."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_train.launcher import surroundings
+from moto_gaps import image_digest
+from moto_server import MotoServer, backend
+
+from fastlaunch.aws import Aws
+from fastlaunch.cli import run
+from fastlaunch.settings import RegionSettings
+
+TYPE = ("--instance", "p5.48xlarge")
+P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"
+BASE = "2.13-cu133-amzn2023"
+#: For all tests, since making a client takes most of their time.
+AWS = Aws(attempts=1, timeouts_s=(5, 20))
+
+
+def configure(isolated: Path, region: RegionSettings | None, **changes: Any) -> None:
+    """Write the config file of us-east-1."""
+    written: dict[str, Any] = {}
+    if region is not None:
+        written = {
+            "bucket": region.bucket,
+            "instance_profile": region.instance_profile,
+            "security_groups": list(region.security_groups),
+            "subnets": dict(list(region.subnets.items())[:2]),
+        }
+    (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": written | changes}}))
+
+
+@pytest.fixture
+def account(aws_server: MotoServer, isolated: Path) -> MotoServer:
+    """An account with all that a job on p5 in us-east-1 needs, and a config file that names it."""
+    region = aws_server.set_up_region("us-east-1")
+    aws_server.quotas["us-east-1", P_QUOTA] = 384.0
+    aws_server.images["us-east-1", "763104351884", "pytorch", BASE] = image_digest(BASE)
+    # A default VPC of AWS's has a way out; moto's has none.
+    ec2 = backend("ec2", "us-east-1")
+    gateway, vpc = ec2.create_internet_gateway(), ec2.get_default_vpc()
+    ec2.attach_internet_gateway(gateway.id, vpc.id)
+    (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
+    ec2.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
+    configure(isolated, region)
+    return aws_server
+
+
+def doctor(*argv: str, aws: Aws = AWS) -> int:
+    """Exit code of `fastlaunch doctor ARGV` on 2026-11-21."""
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    return run(["doctor", *argv], replace(surroundings("doctor", *argv), aws=aws, now=lambda: now))
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """The first check of every name, from the command's JSON."""
+    capsys.readouterr()
+    assert doctor(*argv, "--output", "json") == code
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"] is (code == 0)
+    return {check["name"]: check for check in reversed(data["checks"])}
+
+
+def test_where_all_is_there_it_ends_with_0_and_the_next_command(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*TYPE) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("15 checks: 15 ok.\n")
+    assert "arn:aws:sts::123456789012:user/moto (account 123456789012)" in out
+    assert err == "next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n"
+
+
+def test_it_changes_nothing_but_one_object(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert doctor(*TYPE) == 0
+    reads = ("Describe", "Get", "BatchGet", "Head", "Simulate", "List")
+    changes = [one.action for one in account.sent() if not one.action.startswith(reads)]
+    assert changes == ["PutObject"] * 2
+    keys = {str(one.parameters["Key"]) for one in account.sent("PutObject")}
+    assert keys == {"fastlaunch/doctor/written-by-doctor"}
+
+
+def test_each_thing_is_asked_once(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--instance", "p5.48xlarge,p4d.24xlarge") == 0
+    expected_twice = {"DescribeInstanceTypeOfferings", "GetCallerIdentity"}
+    assert {name for name, count in account.counts().items() if count > 1} == expected_twice
+
+
+def test_without_a_login_it_says_what_to_do(
+    isolated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*TYPE, aws=Aws(attempts=1)) == 3
+    out, err = capsys.readouterr()
+    assert "failed: login: " in out and "Unable to locate credentials" in out
+    assert "failed: config (us-east-1): neither bucket nor instance profile is named" in out
+    assert "not asked, for want of a login" in out
+    assert err.startswith("next: aws configure")
+
+
+def test_an_empty_config_ends_with_2(
+    account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(isolated, None)
+    found = told(capsys, *TYPE, code=2)
+    assert found["config"]["error"] == "UserError" and "docs/aws-setup.md" in found["config"]["hint"]
+    assert found["bucket"]["result"] == "not checked"
+    assert found["quota"]["result"] == "ok"
+
+
+def test_the_config_file_is_named(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys)["config file"]["told"].endswith("config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("instance profile", "NotAuthorised"), ("bucket", "BadConfiguration"), ("subnet", "BadConfiguration")],
+)
+def test_what_does_not_exist_ends_with_3(
+    account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    wrong = {
+        "instance profile": {"instance_profile": "nobodys"},
+        "bucket": {"bucket": "nobodys-bucket"},
+        "subnet": {"subnets": {"us-east-1a": "subnet-0123456789abcdef0"}},
+    }
+    configure(isolated, RegionSettings(bucket="runs-us-east-1", instance_profile="fastlaunch-node"))
+    assert told(capsys)["bucket"]["result"] == "ok"
+    good = {"bucket": "runs-us-east-1", "instance_profile": "fastlaunch-node"}
+    configure(isolated, None, **{**good, **wrong[name]})
+    found = told(capsys, code=3)
+    assert (found[name]["result"], found[name]["error"]) == ("failed", kind)
+    assert [one["name"] for one in found.values() if one["result"] == "failed"] == [name]
+
+
+def test_quota_counts_what_others_run(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    from moto_gaps import machine_image_id
+
+    AWS.run_instances(
+        "us-east-1",
+        {
+            "ImageId": machine_image_id("us-east-1"),
+            "InstanceType": "p4d.24xlarge",
+            "MinCount": 3,
+            "MaxCount": 3,
+            "ClientToken": "somebody-elses",
+        },
+    )
+    found = told(capsys, *TYPE, code=3)["quota"]
+    assert (found["error"], found["instance"]) == ("QuotaExceeded", "p5.48xlarge")
+    assert "needs 192 vCPUs, 288 of 384 are in use" in found["told"]
+    assert "ask for 480 vCPUs: https://us-east-1.console" in found["hint"]
+    # Spot has a quota of its own.
+    account.quotas["us-east-1", P5_SPOT_QUOTA] = 192.0
+    assert "0 of 192 are in use" in told(capsys, *TYPE, "--purchase", "spot")["quota"]["told"]
+
+
+def test_a_new_account_has_aws_default_quota(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    account.quotas.clear()
+    account.default_quotas["us-east-1", P_QUOTA] = 0.0
+    assert "0 of 0, AWS's default" in told(capsys, *TYPE, code=3)["quota"]["told"]
+
+
+def test_a_role_that_may_not_be_passed_fails(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    account.denied.add("iam:PassRole")
+    found = told(capsys, code=3)["instance profile"]
+    assert "may not pass" in found["told"]
+
+
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        ("DescribeRegions", "region"),
+        ("GetServiceQuota", "quota"),
+        ("DescribeInstances", "quota"),
+        ("GetInstanceProfile", None),
+        ("SimulatePrincipalPolicy", None),
+        ("DescribeRouteTables", None),
+        ("HeadBucket", None),
+    ],
+)
+def test_a_lesser_right_that_is_lacking_fails_nothing(
+    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, name: str | None
+) -> None:
+    account.refuse(action, "AccessDenied", status=403)
+    found = told(capsys, *TYPE)
+    assert [one["name"] for one in found.values() if one["result"] != "ok"] == ([name] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        ("GetParameter", "machine image"),
+        ("DescribeImages", "machine image"),
+        ("BatchGetImage", "container image"),
+        ("PutObject", "bucket"),
+        ("DescribeSecurityGroups", "security group"),
+        ("DescribeInstanceTypeOfferings", "offered"),
+    ],
+)
+def test_a_right_that_the_job_needs_fails_that_check(
+    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, name: str
+) -> None:
+    account.refuse(action, "AccessDenied", status=403)
+    found = told(capsys, *TYPE, code=3)
+    assert (found[name]["result"], found[name]["error"]) == ("failed", "NotAuthorised")
+    assert found["login"]["result"] == found["price"]["result"] == "ok"
+
+
+def test_a_failure_is_told_with_what_to_do(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    account.quotas["us-east-1", P_QUOTA] = 96.0
+    assert doctor(*TYPE) == 3
+    out, err = capsys.readouterr()
+    assert "failed: quota (p5.48xlarge in us-east-1): not enough quota: needs 192 vCPUs" in out
+    assert "  ask for 192 vCPUs: " in out
+    assert "15 checks: 14 ok, 1 failed." in out
+    assert err == "next: mend the first that failed, then fastlaunch doctor --instance p5.48xlarge\n"
+
+
+def test_an_unknown_region_is_told(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--region", "eu-west-9", code=3)
+    assert "eu-west-9 does not exist" in found["region"]["told"]
+
+
+def test_p5e_wants_a_limit(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    account.quotas["us-east-1", P5_SPOT_QUOTA] = 192.0
+    argv = ("--instance", "p5e.48xlarge", "--purchase", "spot")
+    assert "--max-price" in told(capsys, *argv, code=3)["price"]["hint"]
+    assert told(capsys, *argv, "--max-price", "30", code=3)["price"]["told"].startswith("at most $30/h")
+
+
+@pytest.mark.parametrize("argv", [("--purchase", "auction"), ("--instance", "p9.huge")])
+def test_a_wrong_option_is_a_usage_error(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(*argv) == 2
