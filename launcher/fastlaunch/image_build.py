@@ -1,7 +1,6 @@
 """An image with the training code in it: what goes into its build, and the tag that follows from that."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,6 @@ from fastlaunch.shipped import shipped
 from fastlaunch_train.recipes import RECIPE_SCHEMA
 
 DEFAULT_REPOSITORY = "fastlaunch"
-#: Files that are equal are equal layers, and go up once: whenever and wherever they were written.
-_MTIME_S = 315532800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +87,13 @@ def context_without_wheels() -> dict[str, bytes]:
 
 
 def write_context(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write the context into an empty folder: the same modes and times whoever does it."""
+    """Write the context into an empty folder, with the same modes whatever the user's umask."""
     (folder / "site").mkdir()
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(0o755 if path.suffix == ".sh" and path.parent == folder else 0o644)
-    for path in (*folder.rglob("*"), folder):
+    for path in folder.rglob("*"):
         if path.is_dir():
             path.chmod(0o755)
-        os.utime(path, (_MTIME_S, _MTIME_S))

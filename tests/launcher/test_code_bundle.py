@@ -1,0 +1,200 @@
+"""The code bundle: what is in it, that equal files make equal bytes, and that it is stored once."""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from wheel_builder import make_wheel
+
+from fastlaunch.aws import Aws
+from fastlaunch.base_image_file import shipped_base_images
+from fastlaunch.code_bundle import (
+    Bundle,
+    cached_bundle,
+    code_files,
+    make_bundle,
+    pack,
+    training_package,
+    upload_bundle,
+)
+from fastlaunch.errors import BadFile, UserError
+
+if TYPE_CHECKING:
+    from moto_server import MotoServer
+
+BASE = next(image for image in shipped_base_images().images if image.torch == "2.13.0")
+
+
+def members(data: bytes) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return {member.name: member for member in archive}
+
+
+def bundle_here(wheels: Path, user_file: Path | None = None, name: str = "tiny") -> Bundle:
+    pin = make_wheel(wheels, name)
+    return make_bundle(BASE, user_file=user_file, commit="c0ffee", wheels=wheels, pins=[pin])
+
+
+def test_a_bundle_holds_what_the_container_needs_and_nothing_else(tmp_path: Path) -> None:
+    bundle = bundle_here(tmp_path)
+    found = members(bundle.data)
+    assert bundle.sha256 == hashlib.sha256(bundle.data).hexdigest()
+    assert bundle.commit == "c0ffee"
+    assert {name.partition("/")[0] for name in found} == {"run_train.sh", "train", "site", "user"}
+    package = training_package()
+    sources = {f"train/fastlaunch_train/{path.relative_to(package)}" for path in package.rglob("*.py")}
+    assert {name for name in found if name.startswith("train/")} == sources
+    assert {name for name in found if name.startswith("site/tiny/")} == {"site/tiny/__init__.py"}
+    assert found["user"].isdir()
+
+
+def test_the_user_file_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    Path("models", "my.py").write_text("def build(): ...\n")
+    found = members(bundle_here(tmp_path / "wheels", Path("./models/my.py")).data)
+    assert found["user/models/my.py"].size == len("def build(): ...\n")
+
+
+def test_a_user_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"gone\.py: cannot be read"):
+        bundle_here(tmp_path, Path("gone.py"))
+
+
+def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
+    first = bundle_here(tmp_path / "a")
+    os.utime(training_package() / "records.py")
+    assert bundle_here(tmp_path / "b").data == first.data
+    assert bundle_here(tmp_path / "c", name="other").sha256 != first.sha256
+
+
+def test_equal_files_make_equal_bytes_in_another_process_and_order(tmp_path: Path) -> None:
+    files = {"b/x": b"1", "a": b"22", "run_train.sh": b"exec"}
+    code = (
+        "import sys; from fastlaunch.code_bundle import pack;"
+        "sys.stdout.buffer.write(pack({'run_train.sh': b'exec', 'a': b'22', 'b/x': b'1'}))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert told.stdout == pack(files)
+
+
+def test_a_bundle_tells_neither_who_made_it_nor_when() -> None:
+    data = pack({"run_train.sh": b"", "a": b""})
+    assert data[3:8] == b"\0\0\0\0\0", "gzip: no name, no time"
+    told = {
+        (name, member.mode, member.uid, member.gid, member.uname, member.gname, member.mtime)
+        for name, member in members(data).items()
+    }
+    day = 315532800
+    assert told == {
+        ("user", 0o755, 0, 0, "", "", day),
+        ("run_train.sh", 0o755, 0, 0, "", "", day),
+        ("a", 0o644, 0, 0, "", "", day),
+    }
+
+
+def test_the_nodes_tar_unpacks_it(tmp_path: Path) -> None:
+    bundle = bundle_here(tmp_path)
+    (tmp_path / "code.tar.gz").write_bytes(bundle.data)
+    (tmp_path / "code").mkdir()
+    told = subprocess.run(
+        ["tar", "-xzf", tmp_path / "code.tar.gz", "-C", tmp_path / "code", "--no-same-owner"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stderr == ""
+    assert os.access(tmp_path / "code" / "run_train.sh", os.X_OK)
+    check = "import tiny, fastlaunch_train.recipes as r; print(tiny.__version__, r.__file__)"
+    path = os.pathsep.join(str(tmp_path / "code" / name) for name in ("train", "site"))
+    out = subprocess.run(
+        [sys.executable, "-c", check], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert out.stdout == f"1.2 {tmp_path}/code/train/fastlaunch_train/recipes.py\n"
+
+
+def test_what_python_and_editors_leave_behind_does_not_travel(tmp_path: Path) -> None:
+    copy = tmp_path / "fastlaunch_train"
+    shutil.copytree(training_package(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__" / "records.cpython-311.pyc").touch()
+    (copy / ".records.py.swp").touch()
+    code = "from fastlaunch.code_bundle import code_files; print(*code_files())"
+    launcher = Path(__file__).parents[2] / "launcher"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{launcher}", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == list(code_files())
+
+
+def test_without_the_wheels_nothing_is_known_and_nothing_done(tmp_path: Path) -> None:
+    pin = make_wheel(tmp_path / "elsewhere")
+    assert cached_bundle(user_file=None, commit=None, wheels=tmp_path / "wheels", pins=[pin]) is None
+    assert not (tmp_path / "wheels").exists()
+    shutil.move(tmp_path / "elsewhere", tmp_path / "wheels")
+    cached = cached_bundle(user_file=None, commit=None, wheels=tmp_path / "wheels", pins=[pin])
+    made = make_bundle(BASE, user_file=None, commit=None, wheels=tmp_path / "wheels", pins=[pin])
+    assert cached == made
+
+
+def test_an_impure_wheel_travels_nowhere(tmp_path: Path) -> None:
+    pin = make_wheel(tmp_path, files={"tiny/core.so": ""})
+    with pytest.raises(UserError, match="not pure Python"):
+        make_bundle(BASE, user_file=None, commit=None, wheels=tmp_path, pins=[pin])
+
+
+def test_a_bundle_is_stored_once(aws_server: "MotoServer", tmp_path: Path) -> None:
+    bucket = aws_server.set_up_region("us-east-1").bucket
+    assert bucket is not None
+    bundle = bundle_here(tmp_path)
+    stored = upload_bundle(Aws(), "us-east-1", bucket, "team/fastlaunch", bundle)
+    assert stored.key == f"team/fastlaunch/code/{bundle.sha256}.tar.gz"
+    assert (stored.sha256, stored.commit) == (bundle.sha256, "c0ffee")
+    data = Aws().get_object("us-east-1", bucket, stored.key)
+    assert data == bundle.data and gzip.decompress(data)
+
+    assert upload_bundle(Aws(), "us-east-1", bucket, "team/fastlaunch", bundle) == stored
+    assert [request.status for request in aws_server.sent("PutObject")] == [200, 412]
+    assert upload_bundle(Aws(), "us-east-1", bucket, "", bundle).key == f"code/{bundle.sha256}.tar.gz"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_real_bundle_imports_what_training_needs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    bundle = make_bundle(BASE, user_file=None, commit=None, wheels=tmp_path / "wheels")
+    with tarfile.open(fileobj=io.BytesIO(bundle.data)) as archive:
+        archive.extractall(tmp_path / "code", filter="data")
+    code = (
+        "import sys, importlib.machinery as m\n"
+        "absent = {'timm', 'huggingface_hub', 'safetensors', 'yaml', 'tqdm', 'requests', 'packaging'}\n"
+        "find = m.PathFinder.find_spec\n"
+        "class Image:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        top = name.partition('.')[0]\n"
+        "        if top in absent and (top != 'timm' or path is None):\n"
+        "            path = [one for one in sys.path if one.endswith('/site')] if top == 'timm' else []\n"
+        "        return find(name, path, target)\n"
+        "sys.meta_path = [Image if one is m.PathFinder else one for one in sys.meta_path]\n"
+        "from fastlaunch_train.workloads.vit import prepare_torchvision\n"
+        "prepare_torchvision()\n"
+        "import timm; timm.create_model('vit_tiny_patch16_224'); print(timm.__file__)\n"
+    )
+    path = os.pathsep.join(str(tmp_path / "code" / name) for name in ("train", "site"))
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert told.stdout == f"{tmp_path}/code/site/timm/__init__.py\n", told.stderr
