@@ -32,12 +32,18 @@ def tell_runs(runs: "Sequence[Run]", *, output: str) -> None:
     if failed is not None and failed.directory is not None:
         lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
         click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
-    measured = any(run.summary and run.summary.step_time_s for run in runs)
-    under_way = next((run for run in runs if not run.state.is_final), None)
-    if under_way:
-        next_command(f"fastlaunch logs -f {under_way.id}")
-    else:
-        next_command("fastlaunch compare" if measured else f"fastlaunch logs {(failed or runs[0]).id}")
+    next_command(_next(runs, failed))
+
+
+def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
+    for run in runs:
+        if not run.state.is_final:
+            return f"fastlaunch logs -f {run.id}"
+    if any(run.summary and run.summary.step_time_s for run in runs):
+        return "fastlaunch compare"
+    shown = failed or runs[0]
+    has_log = shown.directory is not None and (shown.directory / LOG).is_file()
+    return f"fastlaunch logs {shown.id}" if has_log else f"fastlaunch runs show {shown.id}"
 
 
 def exit_code_of(runs: "Sequence[Run]", *, stopped: bool) -> int:
