@@ -1,0 +1,119 @@
+"""The command line as a trial runs it: the real one, over AWS on loopback and a clock that runs fast."""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+import ec2_builders
+from moto_gaps import machine_image_id
+
+from fastlaunch.aws import Aws
+from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.cli import run
+from fastlaunch.cli.surroundings import Surroundings
+from fastlaunch.job import JobSpec
+from fastlaunch.machine import Machine
+from fastlaunch.settings import load_settings
+
+#: Machine time of a trial's submission.
+MAX_MINUTES = 60
+CPU = Machine(devices=(), num_cores=2, modules=frozenset())
+
+
+class Clock(Protocol):
+    """The three things that a command asks of time."""
+
+    def sleep(self, seconds: float) -> None: ...
+    def now(self) -> datetime: ...
+    def monotonic_s(self) -> float: ...
+
+
+def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
+    """Exit code of `fastlaunch ARGV` in this process."""
+    settings, aws = load_settings(), Aws(sleep=clock.sleep)
+    backend = Ec2Backend(aws=aws, home=settings.home, sleep=clock.sleep, now=clock.now)
+    around = Surroundings(
+        settings=settings,
+        machine=CPU,
+        backends={"ec2": backend},
+        argv=tuple(argv),
+        monotonic_s=clock.monotonic_s,
+        sleep=clock.sleep,
+        aws=aws,
+        now=clock.now,
+    )
+    if argv[0] == "start":
+        return start(around, argv[1:])
+    return run(list(argv), around)
+
+
+def start(around: Surroundings, sites: Sequence[str]) -> int:
+    """Exit code of a submission of two runs that has been resolved to `sites`, each `TYPE/REGION/ZONE`.
+
+    As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
+    """
+    from fastlaunch.cloud import CloudLauncher, CloudSubmission
+    from fastlaunch.errors import UserError
+    from fastlaunch.follow import make_display
+    from fastlaunch.runs import open_ledger
+    from fastlaunch.stop_request import StopRequest
+
+    submission = CloudSubmission(
+        sites=tuple(_site(name, around) for name in sites), jobs_at=_jobs_at, max_minutes=MAX_MINUTES
+    )
+    with open_ledger(around.settings) as ledger, StopRequest() as stop:
+        launcher = CloudLauncher(
+            aws=around.aws,
+            ledger=ledger,
+            home=around.settings.home,
+            settings=around.settings,
+            display=make_display(sys.stderr, around.monotonic_s),
+            stop=stop,
+            sleep=around.sleep,
+            now=around.now,
+        )
+        try:
+            launcher.submit(submission, command="fastlaunch submit")
+        except UserError as error:
+            print(f"error: {error.message}", file=sys.stderr)
+            return error.exit_code
+    return 0
+
+
+def _site(name: str, around: Surroundings) -> Site:
+    instance, region, zone = name.split("/")
+    own = around.settings.aws[region]
+    assert own.bucket and own.instance_profile
+    return ec2_builders.site(
+        instance,
+        region=region,
+        zone=zone,
+        subnet=own.subnets[zone],
+        security_groups=own.security_groups,
+        instance_profile=own.instance_profile,
+        bucket=own.bucket,
+        ami=machine_image_id(region),
+    )
+
+
+def _jobs_at(site: Site) -> tuple[JobSpec, ...]:
+    changes = {"instance": site.instance.name, "region": site.region, "max_minutes": MAX_MINUTES}
+    jobs = [ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32")]
+    return tuple(jobs)
+
+
+def warm_up() -> None:
+    """Import what every command needs, so that its forks have it."""
+    import boto3  # noqa: F401
+
+    import fastlaunch.cli.collect
+    import fastlaunch.cli.follow
+    import fastlaunch.cli.reap
+    import fastlaunch.cloud
+    import fastlaunch.cloud_reconcile
+    import fastlaunch.metrics
+    import fastlaunch.runs  # noqa: F401
+
+    ec2_builders.catalogue()

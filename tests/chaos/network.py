@@ -1,0 +1,105 @@
+"""What lies between a launcher and AWS in a trial: the faulty proxy, which can also strike at a moment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import moto_gaps
+from faulty_proxy import Fault, FaultyProxy
+from sent_request import SentRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """How often what goes wrong, each a probability for every request.
+
+    refused, throttled: answered with an error, not passed on. unsent: lost on the way there. lost: carried
+    out, with the answer lost; lost_launches: the same of RunInstances. no_capacity: of RunInstances, unless
+    its token has an instance. hidden: in how many answers a new instance is missing. expires_at: the request
+    from which on the credentials have expired; None for never.
+    """
+
+    refused: float = 0.0
+    throttled: float = 0.0
+    unsent: float = 0.0
+    lost: float = 0.0
+    lost_launches: float = 0.0
+    no_capacity: float = 0.0
+    hidden: int = 0
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A moment of the network: the n-th request from 1, of one action or of all; before it or after it."""
+
+    n: int
+    action: str | None = None
+    after: bool = False
+
+
+class Network(FaultyProxy):
+    """A started proxy, troubled by `Faults`, that can call someone at a `Moment`."""
+
+    def __init__(self, server_url: str) -> None:
+        super().__init__(server_url)
+        self.faults = Faults()
+        self._counts: dict[str | None, int] = {}
+        self._at: tuple[Moment, Callable[[], None]] | None = None
+        self._had: set[str] = set()
+
+    def trouble(self, faults: Faults, random: Random) -> None:
+        """From now on these faults, drawn from `random`, with nothing counted yet."""
+        self.calm()
+        self.log.clear()
+        self.faults, self._random, self._counts = faults, random, {}
+        others = {
+            Fault.INTERNAL_ERROR: faults.refused,
+            Fault.THROTTLE: faults.throttled,
+            Fault.LOSE_REQUEST: faults.unsent,
+        }
+        self.at_random({**others, Fault.LOSE_ANSWER: faults.lost})
+        launches = {fault: rate * (1 - faults.lost_launches) for fault, rate in others.items()}
+        self.at_random({Fault.LOSE_ANSWER: faults.lost_launches, **launches}, actions=["RunInstances"])
+        self.hide_describes = faults.hidden
+
+    def calm(self) -> None:
+        """Pass everything on from now on."""
+        super().calm()
+        self.faults, self._at = Faults(), None
+
+    def at(self, moment: Moment | None, call: Callable[[], None] = lambda: None) -> None:
+        """Call once at a moment, before the request is passed on or before its answer is; None for never."""
+        self._at = (moment, call) if moment else None
+
+    def answer(self, request: SentRequest, body: bytes, target: str) -> Any:
+        """Status, headers and body for the client, None to hang up."""
+        with self._lock:
+            for name in (None, request.action):
+                self._counts[name] = self._counts.get(name, 0) + 1
+            number = self._counts[None]
+            drawn = self._random.random()
+        self._come(request.action, after=False)
+        if self.faults.expires_at is not None and number >= self.faults.expires_at:
+            return moto_gaps.error(request, "RequestExpired", "Request has expired.", 400)
+        token = request.parameters.get("ClientToken")
+        if request.action == "RunInstances" and drawn < self.faults.no_capacity and token not in self._had:
+            return moto_gaps.error(request, "InsufficientInstanceCapacity", "There is not enough.", 500)
+        told = super().answer(request, body, target)
+        if request.action == "RunInstances" and self.log[-1].fault in (Fault.NONE, Fault.LOSE_ANSWER):
+            self._had.add(str(token))
+        self._come(request.action, after=True)
+        return told
+
+    def _come(self, action: str, *, after: bool) -> None:
+        with self._lock:
+            if self._at is None:
+                return
+            moment, call = self._at
+            if moment.after is not after or moment.action not in (None, action):
+                return
+            if self._counts[moment.action] != moment.n:
+                return
+            self._at = None
+        call()

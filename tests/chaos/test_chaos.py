@@ -1,0 +1,63 @@
+"""The launcher killed at every step and at random moments, over a service that fails, throttles and lies.
+
+After `fastlaunch reap`, hours later: no live instance, every row of the ledger final and explained, nothing
+started twice for a token, no second machine for a run while its first one lives, every tag in its place.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked_launcher import Zygote
+from moto_server import MotoServer
+from network import Moment, Network
+from trial import Death, Trial
+
+NUM_TRIALS = 200
+#: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
+NUM_STEPS = 14
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def network(shared_aws_server: MotoServer) -> Iterator[Network]:
+    started = Network(shared_aws_server.url)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def trial(
+    tmp_path: Path,
+    shared_aws_server: MotoServer,
+    network: Network,
+    zygote: Zygote,
+    request: pytest.FixtureRequest,
+) -> Trial:
+    seed = request.node.callspec.params.get("seed", 0)
+    return Trial(seed=seed, folder=tmp_path, server=shared_aws_server, network=network, zygote=zygote)
+
+
+@pytest.mark.parametrize("seed", range(NUM_TRIALS), ids=lambda seed: f"seed-{seed}-")
+def test_nothing_leaks_whatever_goes_wrong(trial: Trial, seed: int) -> None:
+    assert not trial.run(), trial.story()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
+def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, step: int, before: bool) -> None:
+    trial.faults = False
+    assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+def test_nothing_leaks_from_the_launch_itself(trial: Trial, after: bool) -> None:
+    trial.faults = False
+    assert not trial.run(Death(moment=Moment(n=1, action="RunInstances", after=after))), trial.story()

@@ -1,0 +1,303 @@
+"""One trial: a launcher is killed while the service fails and lies; time passes; then nothing may be left.
+
+Everything in it is drawn from the seed, but not how threads and processes take turns: what a seed finds, it
+may not find again at once.
+"""
+
+import json
+import os
+import random
+import sqlite3
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fake_node import Nodes
+from forked_launcher import Command, Order, Zygote
+from moto_server import MotoServer
+from network import Faults, Moment, Network
+
+from fastlaunch.backends import RunState
+
+SITES = (
+    "p5.48xlarge/us-east-1/us-east-1a",
+    "p5.48xlarge/us-east-1/us-east-1b",
+    "p4d.24xlarge/us-west-2/us-west-2a",
+)
+REGIONS = ("us-east-1", "us-west-2")
+#: After that, every machine is over its time, and EC2 has forgotten what was terminated.
+LATER_S = 5 * 3600.0
+LIVE = ("pending", "running", "stopping", "stopped")
+_TAGS = ("fastlaunch:run", "fastlaunch:attempt", "fastlaunch:max-minutes", "fastlaunch:output", "Name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """When the launcher is killed: at a commit, at a moment of the network, or after seconds; one of them."""
+
+    commit: int | None = None
+    before_commit: bool = False
+    moment: Moment | None = None
+    after_s: float = 2.0
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """The world of one seed, over a server, a network and a zygote that others use after it."""
+
+    seed: int
+    folder: Path
+    server: MotoServer
+    network: Network
+    zygote: Zygote
+    faults: bool = True
+    problems: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    _launched: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+
+    def run(self, death: Death | None = None) -> list[str]:
+        """What was left or done twice, in words, after the launcher died as drawn, or as `death` says."""
+        rng = random.Random(self.seed)
+        self._set_up()
+        nodes = Nodes(server=self.server, rng=random.Random(rng.random()))
+        self.server.when_launched = [self._note_launch, nodes.launch]
+        self.network.trouble(_faults(rng) if self.faults else Faults(), random.Random(rng.random()))
+        self._launch(death or _death(rng))
+        for argv in self._meddling(rng):
+            self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if rng.random() < 0.3 else None)
+        self.network.calm()
+        nodes.freeze()
+        self._forget_some(rng)
+        self._clean_up(rng)
+        self._judge()
+        return self.problems
+
+    # What happens
+
+    def _set_up(self) -> None:
+        self.server.reset()
+        settings = {region: self.server.set_up_region(region) for region in REGIONS}
+        config = {
+            region: {
+                "bucket": own.bucket,
+                "instance_profile": own.instance_profile,
+                "security_groups": list(own.security_groups),
+                "subnets": dict(own.subnets),
+            }
+            for region, own in settings.items()
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "config.yaml").write_text(yaml.safe_dump({"aws": config}))
+
+    def _note_launch(self, region: str, instance_id: str) -> None:
+        """Called by the server for every instance that it makes, before anything else happens."""
+        tags = self._tags(instance_id)
+        for before_region, before_id, before in self._launched:
+            same_run = before.get("fastlaunch:run") == tags.get("fastlaunch:run")
+            if same_run and self.server.instance(before_id).state in LIVE:
+                self.problems.append(
+                    f"{instance_id} in {region} was started while {before_id} in {before_region} lives, "
+                    "for the same run"
+                )
+        self._launched.append((region, instance_id, tags))
+
+    def _launch(self, death: Death) -> None:
+        order = self._order("start", *SITES, commit=death.commit, before_commit=death.before_commit)
+        self.told.append(f"{death}")
+        command = self.zygote.start(order)
+        if death.moment is not None:
+            self.network.at(death.moment, command.kill)
+        self._wait(command, death.after_s)
+
+    def _command(self, *argv: str, ahead_s: float = 0.0, killed_after_s: float | None = None) -> int:
+        self.told.append(f"$ fastlaunch {' '.join(argv)}")
+        command = self.zygote.start(self._order(*argv, ahead_s=ahead_s))
+        return self._wait(command, killed_after_s)
+
+    def _wait(self, command: Command, killed_after_s: float | None) -> int:
+        timer = threading.Timer(killed_after_s, command.kill) if killed_after_s is not None else None
+        if timer:
+            timer.start()
+        status = command.wait()
+        self.network.at(None)
+        if timer:
+            timer.cancel()
+            timer.join()
+        self.told.append(f"[{status}]")
+        self._judge_ends()
+        return status
+
+    def _order(
+        self, *argv: str, commit: int | None = None, before_commit: bool = False, ahead_s: float = 0.0
+    ) -> Order:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "FASTLAUNCH_HOME": str(self.folder / "home"),
+            "FASTLAUNCH_CONFIG": str(self.folder / "config.yaml"),
+            "AWS_ENDPOINT_URL": self.network.url,
+            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+        return Order(
+            argv=argv,
+            environment=environment,
+            output=str(self.folder / "output.txt"),
+            kill_at_commit=commit,
+            before_commit=before_commit,
+            ahead_s=ahead_s,
+        )
+
+    def _meddling(self, rng: random.Random) -> list[tuple[str, ...]]:
+        """Commands that somebody types next, while the service still fails."""
+        found: list[tuple[str, ...]] = []
+        runs = self._rows("SELECT id FROM runs")
+        while rng.random() < 0.45:
+            run_id = rng.choice(runs)["id"] if runs else "none"
+            found.append(
+                rng.choice(
+                    [
+                        ("status",),
+                        ("reap", "--yes"),
+                        ("cancel", run_id),
+                        ("resume", run_id, "--yes"),
+                        ("collect",),
+                        ("start", *SITES),
+                    ]
+                )
+            )
+        return [(*argv,) for argv in found]
+
+    def _forget_some(self, rng: random.Random) -> None:
+        for instance in self.server.instances("terminated"):
+            if rng.random() < 0.5:
+                self.server.forget(instance.id)
+
+    def _clean_up(self, rng: random.Random) -> None:
+        """What is typed in the end, hours later, with a service that works."""
+        for argv in rng.choice(
+            [
+                (("status",), ("reap", "--yes"), ("status",)),
+                (("reap", "--yes"), ("status",)),
+                (("reap", "--yes", "--region", "us-west-2", "--region", "us-east-1"), ("status",)),
+            ]
+        ):
+            code = self._command(*argv, ahead_s=LATER_S)
+            if code != 0:
+                self.problems.append(f"fastlaunch {' '.join(argv)} ended with {code}")
+
+    # What must hold
+
+    def _judge(self) -> None:
+        self._judge_instances()
+        self._judge_ledger()
+
+    def _judge_instances(self) -> None:
+        for instance in self.server.instances(*LIVE):
+            self.problems.append(f"{instance.id} lives: {instance.state}")
+        for region, instance_id, tags in self._launched:
+            if missing := [name for name in _TAGS if not tags.get(name)]:
+                self.problems.append(f"{instance_id} in {region} was started without {', '.join(missing)}")
+        tokens = Counter(_token(tags) for _, _, tags in self._launched)
+        self.problems += [f"{token} was started {n} times" for token, n in tokens.items() if n > 1]
+
+    def _judge_ends(self) -> None:
+        """At any time: what the ledger calls ended costs nothing more."""
+        live = {instance.id for instance in self.server.instances(*LIVE)}
+        rows = self._rows("SELECT token, reason FROM attempts WHERE ended_at IS NOT NULL")
+        ended = {row["token"]: row["reason"] for row in rows}
+        for region, instance_id, tags in self._launched:
+            if instance_id in live and _token(tags) in ended:
+                why = ended[_token(tags)]
+                self.problems.append(f"{_token(tags)} has ended ({why}), and {instance_id} in {region} lives")
+
+    def _judge_ledger(self) -> None:
+        attempts = self._rows("SELECT token, state, ended_at, reason FROM attempts")
+        known = {row["token"] for row in attempts}
+        for region, instance_id, tags in self._launched:
+            if _token(tags) not in known:
+                self.problems.append(f"{instance_id} in {region} is of no attempt in the ledger")
+        for row in attempts:
+            if row["ended_at"] is None and not row["reason"]:
+                self.problems.append(f"attempt {row['token']} is {row['state']}, nobody knows why")
+        for row in self._rows("SELECT id, state, reason FROM runs"):
+            is_final = RunState(row["state"]).is_final
+            if row["state"] != "completed" and not row["reason"]:
+                self.problems.append(f"run {row['id']} is {row['state']}, nobody knows why")
+            elif not is_final:
+                self.problems.append(f"run {row['id']} is still {row['state']}: {row['reason']}")
+
+    def _rows(self, query: str) -> list[Any]:
+        path = self.folder / "home" / "ledger.sqlite"
+        if not path.exists():
+            return []
+        database = sqlite3.connect(path)
+        try:
+            database.row_factory = sqlite3.Row
+            return database.execute(query).fetchall()
+        except sqlite3.OperationalError as error:
+            # It died before the tables were made.
+            if "no such table" in str(error):
+                return []
+            raise
+        finally:
+            database.close()
+
+    def _tags(self, instance_id: str) -> dict[str, str]:
+        return {tag["key"]: tag["value"] for tag in self.server.instance(instance_id).get_tags()}
+
+    def story(self) -> str:
+        """All that happened, for a trial that failed."""
+        lines = [
+            f"seed {self.seed}; alone: pytest tests/chaos -m slow -k 'seed-{self.seed}-'",
+            *self.problems,
+            "",
+            f"faults: {self.network.faults}",
+            *self.told,
+            "",
+            *(
+                f"launched {instance_id} in {region}: {json.dumps(tags)}"
+                for region, instance_id, tags in self._launched
+            ),
+            "",
+        ]
+        output = self.folder / "output.txt"
+        return "\n".join([*lines, output.read_text(errors="replace") if output.exists() else ""])
+
+
+def _token(tags: dict[str, str]) -> str:
+    return f"{tags.get('fastlaunch:run')}-a{tags.get('fastlaunch:attempt')}"
+
+
+def _faults(rng: random.Random) -> Faults:
+    """Mostly a service that is nearly well, at times one that is hardly there."""
+
+    def often(most: float) -> float:
+        return most * rng.random() if rng.random() < 0.5 else 0.0
+
+    return Faults(
+        refused=often(0.2),
+        throttled=often(0.3),
+        unsent=often(0.2),
+        lost=often(0.2),
+        lost_launches=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        no_capacity=rng.choice((0.0, 0.0, 0.4)),
+        hidden=rng.choice((0, 0, 3, 10)),
+        expires_at=rng.randint(1, 40) if rng.random() < 0.15 else None,
+    )
+
+
+def _death(rng: random.Random) -> Death:
+    kind = rng.choice(("commit", "commit", "request", "launch", "time"))
+    if kind == "commit":
+        return Death(commit=rng.randint(1, 14), before_commit=rng.random() < 0.5)
+    if kind == "request":
+        return Death(moment=Moment(n=rng.randint(1, 40), after=rng.random() < 0.5))
+    if kind == "launch":
+        return Death(moment=Moment(n=rng.randint(1, 3), action="RunInstances", after=rng.random() < 0.7))
+    return Death(after_s=rng.uniform(0.02, 1.5))
