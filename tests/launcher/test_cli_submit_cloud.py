@@ -231,7 +231,9 @@ def test_the_same_command_with_local_is_its_rehearsal(capsys: pytest.CaptureFixt
 def dry_run(*argv: str, code: str = "pass") -> subprocess.CompletedProcess[str]:
     """`fastlaunch submit --dry-run` as its own process; `code` runs after it, before it exits."""
     text = (
-        "import sys; from fastlaunch.cli import run; from pathlib import Path;"
+        "import sys; asked = []; sys.addaudithook("
+        "lambda event, args: event.startswith('socket.') and asked.append(event));"
+        " from fastlaunch.cli import run;"
         f" result = run({[*DRY, *argv]!r}); {code}; sys.exit(result)"
     )
     # Neither credentials nor AWS settings, and no folder with docker, git or anything else in it.
@@ -250,8 +252,8 @@ def test_dry_run_needs_nothing_and_is_the_same_twice() -> None:
 
 def test_dry_run_imports_nothing_that_reaches_aws_and_opens_no_connection() -> None:
     done = dry_run(
-        code="print('loaded', *sorted({name.partition('.')[0] for name in sys.modules}))",
+        code="print('sockets', *asked, 'loaded', *sorted({name.partition('.')[0] for name in sys.modules}))",
     )
     loaded = done.stdout.splitlines()[-1].split()
-    assert loaded[0] == "loaded" and "fastlaunch" in loaded
+    assert loaded[:2] == ["sockets", "loaded"] and "fastlaunch" in loaded
     assert not {"boto3", "botocore", "urllib3", "torch", "numpy", "sqlite3", "rich"} & set(loaded)

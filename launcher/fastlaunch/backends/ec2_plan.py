@@ -135,7 +135,6 @@ def _program(
         "FASTLAUNCH_IMAGE_DIGEST": digest,
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
-        "PYTHONUNBUFFERED": "1",
     }
     if site.code and site.code.commit:
         environment["FASTLAUNCH_COMMIT"] = site.code.commit
