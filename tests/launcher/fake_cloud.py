@@ -194,9 +194,12 @@ class FakeAws(Aws):
 
 @dataclass
 class FakeNode:
-    """A machine's own side: what it uploads, and how it ends. stops: whether it heeds being asked to."""
+    """A machine's own side: what it uploads, and how it ends. stops: whether it heeds being asked to.
 
-    aws: FakeAws
+    aws: a FakeAws, or what stands for one: `objects`, `instances`, `clock` and `end`.
+    """
+
+    aws: Any
     instance_id: str
     request: Mapping[str, Any]
     jobs: Callable[[str], Mapping[str, Any]] = lambda run_id: {}

@@ -1,0 +1,163 @@
+"""What every backend promises, asked of each of them: the local one, and EC2 over HTTP."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ec2_builders import job, site
+from moto_cloud import MotoCloud
+from moto_server import MotoServer
+
+from fastlaunch.backends import Backend, Plan, RunState
+from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.job import JobSpec
+from fastlaunch.outcome import read_records
+from fastlaunch_train.recipes import resolve_recipe
+
+RUN_ID = "20261121-090312-k3f9"
+FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
+
+
+@dataclass
+class Subject:
+    """A backend, a job for it, and how to wait for `seconds` of its time."""
+
+    backend: Backend
+    job: JobSpec
+    wait: Callable[[float], None]
+    hangs: Callable[[Plan], Plan]
+
+    def plan(self) -> Plan:
+        return self.backend.plan({RUN_ID: self.job})
+
+    def start_hanging(self) -> Any:
+        """The handle of a job that runs until it is stopped."""
+        handle = self.backend.execute(self.hangs(self.plan()))
+        self._until(lambda: bool(self.backend.collect(handle)))
+        return handle
+
+    def end_of(self, handle: Any) -> RunState:
+        self._until(lambda: self.backend.state(handle) is not RunState.RUNNING)
+        return self.backend.state(handle)
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(600):
+            if holds():
+                return
+            self.wait(10.0)
+        raise AssertionError("it never came to be so")
+
+
+def local(tmp_path: Path) -> Subject:
+    settings = LocalSettings(
+        home=tmp_path,
+        working_directory=tmp_path,
+        launch=(sys.executable, str(FAKE), "--nproc", "{nproc}"),
+        pythonpath=os.pathsep.join(path for path in sys.path if path),
+        stop_wait_s=30,
+    )
+
+    def hangs(plan: Plan) -> Plan:
+        environment = {**plan.request["env"], "FAKE_STEP_S": "0.5"}
+        return replace(plan, request={**plan.request, "env": environment})
+
+    spec = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=8, steps=20, num_gpus=1)
+    return Subject(LocalBackend(settings), spec, lambda seconds: time.sleep(seconds / 500), hangs)
+
+
+def ec2(tmp_path: Path, server: MotoServer) -> Subject:
+    cloud = MotoCloud(server)
+    settings = cloud.settings
+    zone, subnet = next(iter(settings.subnets.items()))
+    place = site(
+        zone=zone,
+        subnet=subnet,
+        bucket=settings.bucket,
+        instance_profile=settings.instance_profile,
+        security_groups=settings.security_groups,
+        ami=cloud.aws.machine_image("us-east-1", cloud.aws.parameter("us-east-1", settings.ami_parameter)).id,
+    )
+    backend = Ec2Backend(aws=cloud.aws, home=tmp_path, sleep=cloud.clock.sleep, now=cloud.clock.now)
+
+    cloud.node = lambda node: node.train(how=lambda run_id: {"world_size": 1})
+
+    def hangs(plan: Plan) -> Plan:
+        how = {"steps": 80, "header": {"steps": 200}, "status": "interrupted", "world_size": 1}
+        cloud.node = lambda node: node.train(upto=1, how=lambda run_id: how)
+        return plan
+
+    return Subject(backend.at(place, 120), job(num_gpus=1), cloud.clock.sleep, hangs)
+
+
+@pytest.fixture(params=["local", "ec2"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    if request.param == "local":
+        yield local(tmp_path)
+    else:
+        yield ec2(tmp_path, request.getfixturevalue("aws_server"))
+
+
+def test_planning_is_pure(subject: Subject, tmp_path: Path) -> None:
+    plan = subject.plan()
+    assert plan == subject.plan()
+    assert plan.backend == subject.backend.name
+    assert list(tmp_path.iterdir()) == []
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_a_job_is_found_by_its_plan_only_once_it_was_started(subject: Subject) -> None:
+    plan = subject.plan()
+    assert subject.backend.find(plan) is None
+    handle = subject.backend.execute(plan)
+    assert json.loads(json.dumps(handle)) == handle
+    found = subject.backend.find(plan)
+    assert found is not None
+    # Another process, which has the ledger's text alone, gets to the same end.
+    assert subject.end_of(found) is RunState.COMPLETED
+    assert subject.backend.state(handle) is RunState.COMPLETED
+
+
+def test_a_job_runs_until_it_has_ended(subject: Subject) -> None:
+    handle = subject.backend.execute(subject.plan())
+    assert subject.backend.state(handle) is RunState.RUNNING
+    assert subject.backend.states([handle]) == [RunState.RUNNING]
+    assert subject.end_of(handle) is RunState.COMPLETED
+    assert subject.backend.states([handle, handle]) == [RunState.COMPLETED] * 2
+    assert subject.backend.states([]) == []
+
+
+def test_collecting_brings_the_records_of_every_rank_and_is_repeatable(subject: Subject) -> None:
+    handle = subject.backend.execute(subject.plan())
+    subject.end_of(handle)
+    paths = subject.backend.collect(handle)
+    records, problems = read_records(paths)
+    assert problems == []
+    assert len(records) == subject.job.num_gpus
+    before = [path.read_bytes() for path in paths]
+    assert subject.backend.collect(handle) == paths
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_a_stopped_job_writes_its_end(subject: Subject) -> None:
+    handle = subject.start_hanging()
+    subject.backend.stop(handle)
+    assert subject.end_of(handle) is RunState.INTERRUPTED
+    records, _ = read_records(subject.backend.collect(handle))
+    assert {record.end.status for record in records if record.end} == {"interrupted"}
+    # It has ended already, which is no error.
+    subject.backend.stop(handle)
+    subject.backend.kill(handle)
+    assert subject.backend.state(handle) is RunState.INTERRUPTED
+
+
+def test_a_killed_job_is_gone(subject: Subject) -> None:
+    handle = subject.start_hanging()
+    subject.backend.kill(handle)
+    assert subject.end_of(handle).is_final

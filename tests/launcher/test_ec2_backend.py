@@ -1,0 +1,229 @@
+"""The EC2 backend over HTTP: what it sends, and what it makes of what comes back."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from ec2_builders import job, site
+from fake_cloud import FakeNode
+from moto_cloud import REGION, MotoCloud
+from moto_server import MotoServer
+
+from fastlaunch.backends import Plan, RunState
+from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.errors import CloudRefused, NoCapacity, Throttled
+
+RUN_ID = "20261121-090312-k3f9"
+
+
+@pytest.fixture
+def cloud(aws_server: MotoServer) -> MotoCloud:
+    return MotoCloud(aws_server)
+
+
+@pytest.fixture
+def backend(cloud: MotoCloud, tmp_path: Path) -> Ec2Backend:
+    settings = cloud.settings
+    zone, subnet = next(iter(settings.subnets.items()))
+    place = site(
+        zone=zone,
+        subnet=subnet,
+        bucket=settings.bucket,
+        instance_profile=settings.instance_profile,
+        security_groups=settings.security_groups,
+        ami=cloud.aws.machine_image(REGION, cloud.aws.parameter(REGION, settings.ami_parameter)).id,
+    )
+    made = Ec2Backend(aws=cloud.aws, home=tmp_path, sleep=cloud.clock.sleep, now=cloud.clock.now)
+    return made.at(place, 120)
+
+
+def plan(backend: Ec2Backend, *, attempt: int = 1, run_id: str = RUN_ID) -> Plan:
+    return backend.plan({run_id: job()}, attempt=attempt)
+
+
+def test_exactly_the_plans_request_is_sent(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    planned = plan(backend)
+    handle = backend.execute(planned)
+    (sent,) = cloud.server.sent("RunInstances")
+    assert sent.parameters["ClientToken"] == f"{RUN_ID}-a1" == handle["token"]
+    assert sent.parameters["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert sent.parameters["MinCount"] == sent.parameters["MaxCount"] == "1"
+    assert cloud.server.user_data(handle["instance_id"]) == planned.request["UserData"]
+    assert handle["region"] == REGION
+    assert handle["output"] == f"s3://{cloud.settings.bucket}/fastlaunch/runs/{RUN_ID}/attempt-1"
+    assert set(handle) == {"region", "instance_id", "token", "output", "launched_at"}
+
+
+def test_the_same_plan_starts_one_machine(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    assert backend.execute(plan(backend)) == backend.execute(plan(backend))
+    assert len(cloud.server.instances()) == 1
+
+
+def test_machines_are_seen_in_one_request(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handles = [backend.execute(plan(backend, attempt=n)) for n in range(1, 4)]
+    before = cloud.server.counts()["DescribeInstances"]
+    sights = backend.see([*handles, handles[0]])
+    assert [sight.instance.id for sight in sights if sight.instance] == [
+        *[handle["instance_id"] for handle in handles],
+        handles[0]["instance_id"],
+    ]
+    assert cloud.server.counts()["DescribeInstances"] - before == 1
+
+
+def test_a_forgotten_machine_has_ended_only_after_fifteen_minutes(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    cloud.server.forget(handle["instance_id"])
+    assert not backend.see([handle])[0].has_ended
+    assert backend.state(handle) is RunState.RUNNING
+    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    assert backend.see([handle])[0].has_ended
+    assert backend.state(handle) is RunState.LOST
+
+
+def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    wrong = {**handle, "instance_id": "i-00000000000000000"}
+    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    (sight,) = backend.see([wrong])
+    assert sight.instance is not None and sight.instance.id == handle["instance_id"]
+    assert not sight.has_ended
+    backend.kill(wrong)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_a_live_machine_is_found_before_an_ended_one(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    first = backend.execute(plan(backend))
+    cloud.server.set_instance(first["instance_id"], state="terminated")
+    # A second one with the same tags, started by hand or by an account without idempotency.
+    request = {**plan(backend).request, "ClientToken": "another"}
+    (second,) = cloud.aws.run_instances(REGION, request)
+    found = backend.find(replace(plan(backend), request={**plan(backend).request, "ClientToken": "none"}))
+    # By tags alone: neither token fits.
+    assert found is None
+    tags = backend.find_all([plan(backend)])
+    assert tags[f"{RUN_ID}-a1"]["instance_id"] == second.id
+
+
+def test_stopping_asks_the_node_first(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: node.train(upto=0)
+    handle = backend.execute(plan(backend))
+    cloud.clock.sleep(90)
+    backend.stop(handle)
+    key = f"fastlaunch/runs/{RUN_ID}/attempt-1/abort"
+    assert cloud.aws.get_object(REGION, cloud.settings.bucket or "", key) is not None
+    assert cloud.server.counts()["TerminateInstances"] == 0
+    assert backend.sync(handle).status is not None
+
+
+def test_a_node_that_has_not_booted_is_terminated_without_asking(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    before = cloud.clock.now()
+    backend.stop(handle)
+    assert cloud.server.counts()["TerminateInstances"] == 1
+    assert cloud.clock.now() - before < timedelta(seconds=30)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_a_node_that_does_not_listen_is_terminated_after_its_time(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
+    def deaf(node: FakeNode) -> None:
+        node.stops = False
+        node.train(upto=0)
+
+    cloud.node = deaf
+    handle = backend.execute(plan(backend))
+    cloud.clock.sleep(90)
+    before = cloud.clock.now()
+    backend.stop(handle)
+    assert timedelta(seconds=240) <= cloud.clock.now() - before < timedelta(seconds=300)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_a_bucket_that_refuses_does_not_keep_a_machine_alive(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: node.train(upto=0)
+    handle = backend.execute(plan(backend))
+    cloud.clock.sleep(90)
+    cloud.server.refuse("ListObjectsV2", "AccessDenied", status=403)
+    backend.stop(handle)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_killing_is_repeated_until_it_is_seen(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    cloud.server.refuse("TerminateInstances", "RequestLimitExceeded", times=3)
+    backend.kill(handle)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_a_machine_that_cannot_be_ended_is_told(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    cloud.server.refuse("TerminateInstances", "RequestLimitExceeded")
+    with pytest.raises(Throttled):
+        backend.kill(handle)
+    cloud.server.refuse("DescribeInstances", "UnauthorizedOperation")
+    with pytest.raises(CloudRefused):
+        backend.kill(handle)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        ("completed", RunState.COMPLETED),
+        ("failed", RunState.FAILED),
+        ("configuration", RunState.FAILED),
+        ("interrupted", RunState.INTERRUPTED),
+        ("something new", RunState.LOST),
+    ],
+)
+def test_the_nodes_last_word_is_the_state(
+    backend: Ec2Backend, cloud: MotoCloud, outcome: str, state: RunState
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    said = {"token": handle["token"], "outcome": outcome}
+    key = f"fastlaunch/runs/{RUN_ID}/attempt-1/node-0/status.json"
+    cloud.aws.put_object(REGION, cloud.settings.bucket or "", key, json.dumps(said).encode())
+    assert backend.state(handle) is RunState.RUNNING
+    cloud.server.set_instance(handle["instance_id"], state="terminated")
+    assert backend.state(handle) is state
+
+
+def test_a_machine_that_ec2_took_back_is_interrupted(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(plan(backend))
+    cloud.server.set_instance(
+        handle["instance_id"],
+        state="terminated",
+        state_reason="Server.SpotInstanceTermination: Spot instance termination",
+    )
+    assert backend.state(handle) is RunState.INTERRUPTED
+
+
+def test_the_console_is_kept(backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path) -> None:
+    handle = backend.execute(plan(backend))
+    cloud.server.console[handle["instance_id"]] = "Kernel panic"
+    path = backend.console(handle)
+    assert path == tmp_path / "runs" / RUN_ID / "console-a1.log"
+    assert path.read_text() == "Kernel panic"
+
+
+def test_a_refusal_starts_nothing(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.server.refuse("RunInstances", "InsufficientInstanceCapacity")
+    with pytest.raises(NoCapacity):
+        backend.execute(plan(backend))
+    assert cloud.server.instances() == []
+    assert backend.find(plan(backend)) is None
