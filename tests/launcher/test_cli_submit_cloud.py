@@ -1,6 +1,7 @@
 """`fastlaunch submit --instance`: dry runs, what is refused, and what is asked before money is spent."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -237,7 +238,8 @@ def dry_run(*argv: str, code: str = "pass") -> subprocess.CompletedProcess[str]:
         f" result = run({[*DRY, *argv]!r}); {code}; sys.exit(result)"
     )
     # Neither credentials nor AWS settings, and no folder with docker, git or anything else in it.
-    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": "/nonexistent"}
+    environment = {name: value for name, value in os.environ.items() if name.startswith("FASTLAUNCH_")}
+    environment |= {"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": "/nonexistent"}
     return subprocess.run(
         [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False
     )
