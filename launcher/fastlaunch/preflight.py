@@ -29,6 +29,7 @@ from fastlaunch.prices import Catalogue
 from fastlaunch.quotas import quota_use
 from fastlaunch.resolve import (
     Resolved,
+    check_bucket,
     check_offered,
     check_subnet,
     configured_bucket,
@@ -37,7 +38,6 @@ from fastlaunch.resolve import (
     find_subnet,
     group_vpcs,
     machine_image,
-    missing_bucket,
     nowhere,
 )
 from fastlaunch.settings import RegionSettings, Settings
@@ -232,12 +232,7 @@ class _Checks:
         bucket = self._here(region).bucket
         if bucket is None:
             return Told(Result.NOT_CHECKED, "none is named")
-        try:
-            if not self.ask(self.aws.bucket_exists, region, bucket):
-                raise missing_bucket(bucket, region)
-        except NotAuthorised:
-            # HeadBucket wants s3:ListBucket on all of it; writing says more.
-            pass
+        check_bucket(self.aws, self.ask, region, bucket)
         prefix = self._here(region).prefix
         key = "/".join(filter(None, (prefix, DOCTOR_KEY)))
         self.ask(self.aws.put_object, region, bucket, key, b"written by fastlaunch doctor\n")

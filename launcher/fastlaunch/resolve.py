@@ -15,7 +15,7 @@ from fastlaunch.backends.ec2_plan import ROOT_GIB
 from fastlaunch.backends.ec2_site import CodeBundle, Site
 from fastlaunch.candidates import Candidate
 from fastlaunch.cost_ceiling import dearest_rate
-from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity, UserError
+from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.prices import Catalogue
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -77,9 +77,9 @@ def resolve(
             profile = configured_profile(settings, candidate.region)
             looking.check_offered(candidate)
             looking.check_network(candidate)
-            looking.check_bucket(candidate.region, bucket)
+            check_bucket(aws, looking.ask, candidate.region, bucket)
             machine = looking.machine_image(candidate.region)
-            container = image or looking.container_image(candidate.region, base)
+            container = looking.container_image(candidate.region, base, image)
         except UserError as error:
             skipped.append((candidate.name, error))
             continue
@@ -157,14 +157,15 @@ class _Looking:
             subnet = find_subnet(self.aws, self.ask, candidate.region, candidate.subnet, together)
             check_subnet(subnet, region=candidate.region, zone=candidate.zone, group_vpcs=vpcs)
 
-    def check_bucket(self, region: str, bucket: str) -> None:
-        if not self.ask(self.aws.bucket_exists, region, bucket):
-            raise missing_bucket(bucket, region)
-
     def machine_image(self, region: str) -> MachineImage:
         return machine_image(self.aws, self.ask, self.settings, region)
 
-    def container_image(self, region: str, base: "BaseImage | None") -> str:
+    def container_image(self, region: str, base: "BaseImage | None", image: str | None) -> str:
+        from fastlaunch.images import check_own_image
+
+        if image is not None:
+            check_own_image(image, region)
+            return image
         assert base is not None, "a container image, or a base image to look one up by"
         return container_image(self.aws, self.ask, base, region)
 
@@ -240,11 +241,19 @@ def container_image(aws: Aws, ask: AskOnce, base: "BaseImage", region: str) -> s
     return image_uri(base, region, digest)
 
 
-def missing_bucket(bucket: str, region: str) -> BadConfiguration:
-    """The error of a bucket that does not exist."""
-    return BadConfiguration(
-        f"there is no bucket {bucket}", f"create it: aws s3 mb s3://{bucket} --region {region}"
-    )
+def check_bucket(aws: Aws, ask: AskOnce, region: str, bucket: str) -> None:
+    """Nothing, if the bucket exists and is in the region, as far as that may be known; else BadConfiguration.
+
+    HeadBucket wants s3:ListBucket on all of the bucket; without, writing to it says more.
+    """
+    try:
+        exists = ask(aws.bucket_exists, region, bucket)
+    except NotAuthorised:
+        return
+    if not exists:
+        raise BadConfiguration(
+            f"there is no bucket {bucket}", f"create it: aws s3 mb s3://{bucket} --region {region}"
+        )
 
 
 def _configured(settings: Settings, region: str, name: str, purpose: str, option: str) -> str:

@@ -141,6 +141,10 @@ def test_what_is_missing_in_the_only_region_ends_it(changes: dict[str, Any], tol
     assert error.value.message.count(told) == 1 and error.value.exit_code == 3
 
 
+def test_a_bucket_that_may_not_be_listed_may_be_one_to_write_to() -> None:
+    assert len(resolved(fake_aws(refused={"bucket_exists": denied("s3:ListBucket")})).sites) == 3
+
+
 def test_a_refusal_too_is_asked_for_once() -> None:
     aws = fake_aws(refused={"parameter": denied("ssm:GetParameter")})
     with pytest.raises(NotAuthorised):
@@ -190,6 +194,12 @@ def test_an_own_image_is_not_looked_up() -> None:
     site = resolved(aws, base=None, bundle=None, image=own).sites[0]
     assert (site.image, site.code) == (own, None)
     assert aws.asked["image_digest", "us-east-1"] == 0
+
+
+def test_an_own_image_of_another_region_leaves_the_candidate_out() -> None:
+    own = "123456789012.dkr.ecr.us-east-2.amazonaws.com/training@sha256:" + "12" * 32
+    with pytest.raises(BadConfiguration, match="the image is in us-east-2, and the job in us-east-1"):
+        resolved(fake_aws(), base=None, bundle=None, image=own)
 
 
 def test_none_left_is_the_first_error_with_every_reason() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.cloud_options import split_names
-from fastlaunch.cli.listing import fitted, table
+from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import USD, next_command
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UnknownName
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastlaunch.preflight import Wanted
     from fastlaunch.preflight_check import Check
 
-_HEADERS = {"check": "check", "where": "where", "result": "result", "told": ""}
+_HEADERS = {"result": "result", "check": "check", "where": "where", "told": ""}
 _PURCHASES = ("on-demand", "spot")
 
 
@@ -105,20 +105,19 @@ def _where(check: "Check") -> str:
 
 
 def _tell(found: Sequence["Check"]) -> None:
-    rows = [
-        {"check": check.name, "where": _where(check), "result": str(check.result), "told": check.told}
-        for check in found
-    ]
-    lines = [table(fitted(rows, _HEADERS, shrinkable=("told",)), _HEADERS), ""]
+    rows = []
+    lines = []
     for check in found:
-        if check.result == "ok" or (check.result == "not checked" and not check.hint):
-            continue
-        about = " ".join(filter(None, (check.name, _where(check) and f"({_where(check)})")))
-        lines.append(f"{check.result}: {about}: {check.told}")
-        lines += [f"  {check.hint}"] if check.hint else []
+        # What asks for something to be done is told in full below the table.
+        is_brief = check.result == "ok" or (check.result == "not checked" and not check.hint)
+        told = check.told if is_brief else None
+        rows.append({"result": str(check.result), "check": check.name, "where": _where(check), "told": told})
+        if not is_brief:
+            about = f"{check.name} ({_where(check)})" if _where(check) else check.name
+            lines += [f"{check.result}: {about}: {check.told}", *([f"  {check.hint}"] if check.hint else [])]
     counts = Counter(str(check.result) for check in found)
     counted = ", ".join(f"{number} {result}" for result, number in counts.items())
-    click.echo("\n".join([*lines, f"{len(found)} checks: {counted}."]))
+    click.echo("\n".join([table(rows, _HEADERS), "", *lines, f"{len(found)} checks: {counted}."]))
 
 
 def _tell_json(found: Sequence["Check"]) -> None:
