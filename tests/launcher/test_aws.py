@@ -147,6 +147,7 @@ def test_objects(aws: Aws, aws_server: MotoServer) -> None:
     assert aws.get_object(REGION, bucket, "p/b c/ä") == data
     assert aws.get_object(REGION, bucket, "p/none") is None
     assert aws.put_object(REGION, bucket, "p/a", b"1", only_new=True)
+    assert not aws.put_object(REGION, bucket, "p/a", b"1", only_new=True)
     assert not aws.put_object(REGION, bucket, "p/a", b"2", only_new=True)
     assert aws.get_object(REGION, bucket, "p/a") == b"1"
     listed = [StoredObject(key="p/a", size=1), StoredObject(key="p/b c/ä", size=len(data))]

@@ -195,9 +195,12 @@ def test_terminating_is_no_error_where_one_is_gone(aws: Aws, aws_server: MotoSer
 
 
 def test_terminating_what_may_not_be_is_an_error(aws: Aws, aws_server: MotoServer) -> None:
-    aws_server.refuse("TerminateInstances", "UnauthorizedOperation")
+    aws_server.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     with pytest.raises(NotAuthorised):
         aws.terminate(REGION, ["i-0123456789abcdef0"])
+    aws_server.refuse("TerminateInstances", "OperationNotPermitted")
+    with pytest.raises(BadConfiguration):
+        aws.terminate(REGION, ["i-0123456789abcdef0", "i-0123456789abcdef1"])
 
 
 def test_console(aws: Aws, aws_server: MotoServer) -> None:
