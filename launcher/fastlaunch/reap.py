@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from fastlaunch.aws import Instance
+from fastlaunch.cloud_finish import STOPPED_BY
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.errors import CloudRefused
 from fastlaunch.submission import launcher_lives
@@ -39,10 +40,11 @@ class Ec2(Protocol):
 class KnownAttempt:
     """What a ledger says of the attempt that an instance carries out.
 
-    has_ended: the attempt, or all its runs. is_followed: its launcher lives. max_minutes: of the attempt.
-    usd_per_hour: at which it was started.
+    id: of the attempt. has_ended: the attempt, or all its runs. is_followed: its launcher lives. max_minutes:
+    of the attempt. usd_per_hour: at which it was started.
     """
 
+    id: int
     has_ended: bool
     is_followed: bool
     max_minutes: int | None = None
@@ -140,6 +142,13 @@ def terminate(ec2: Ec2, findings: Sequence[Finding]) -> list[Refusal]:
     return refused
 
 
+def note_ends(ledger: "Ledger", findings: Sequence[Finding]) -> None:
+    """Note in the ledger why the instances of `findings`, which were told to terminate, end."""
+    for finding in findings:
+        if finding.known:
+            ledger.explain_attempt(finding.known.id, f"{STOPPED_BY}fastlaunch reap, {finding.why}")
+
+
 def known_attempts(ledger: "Ledger", instances: Sequence[Instance]) -> dict[str, KnownAttempt]:
     """What the ledger says of the attempts that the instances carry out, by instance id.
 
@@ -153,6 +162,7 @@ def known_attempts(ledger: "Ledger", instances: Sequence[Instance]) -> dict[str,
         if attempt is not None:
             runs = ledger.select(attempt.run_ids)
             known[instance_id] = KnownAttempt(
+                id=attempt.id,
                 has_ended=attempt.ended_at is not None or all(run.state.is_final for run in runs),
                 is_followed=any(launcher_lives(ledger, run) for run in runs),
                 max_minutes=attempt.max_minutes,

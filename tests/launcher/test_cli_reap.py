@@ -191,3 +191,31 @@ def test_a_damaged_ledger_does_not_keep_machines_alive(
     assert cloud("reap", "--yes") == 0
     assert "going by tags alone" in capsys.readouterr().err
     assert states(aws_server) == {old: "shutting-down"}
+
+
+def test_what_was_reaped_is_explained_in_the_ledger(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.shutting_down_describes = 0
+    aws_server.set_up_region("us-east-1", bucket="acme")
+    with open_ledger(load_settings()) as ledger:
+        run_id, attempt = submitted(ledger)
+        old = start(run_id, hours_ago=3, server=aws_server)
+        output = f"s3://acme/fastlaunch/runs/{run_id}/attempt-1"
+        launched_at = (datetime.now(UTC) - timedelta(hours=3)).isoformat()
+        ledger.set_handle(
+            attempt,
+            {
+                "region": "us-east-1",
+                "instance_id": old,
+                "token": f"{run_id}-a1",
+                "output": output,
+                "launched_at": launched_at,
+            },
+        )
+    (told,) = reaped(capsys, "--yes")["ended_runs"]
+    assert (told["run"], told["state"]) == (run_id, "cancelled")
+    assert "fastlaunch reap, over its time: 60 minutes" in told["reason"]
+    with open_ledger(load_settings()) as ledger:
+        ended = ledger.attempt(attempt)
+    assert ended.ended_at is not None and "fastlaunch reap" in (ended.reason or "")

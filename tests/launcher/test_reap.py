@@ -14,9 +14,9 @@ LAUNCHED = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 RUN = "20261121-090000-abcd"
 TAGS = {"fastlaunch:run": RUN, "fastlaunch:attempt": "2", "fastlaunch:max-minutes": "60"}
 
-RUNNING = KnownAttempt(has_ended=False, is_followed=False)
-FOLLOWED = KnownAttempt(has_ended=False, is_followed=True)
-ENDED = KnownAttempt(has_ended=True, is_followed=False)
+RUNNING = KnownAttempt(id=1, has_ended=False, is_followed=False)
+FOLLOWED = KnownAttempt(id=1, has_ended=False, is_followed=True)
+ENDED = KnownAttempt(id=1, has_ended=True, is_followed=False)
 
 
 def instance(*, state: str = "running", region: str = "us-east-1", **tags: str | None) -> Instance:

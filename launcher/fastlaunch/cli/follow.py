@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.backends import RunState
-from fastlaunch.cli.follow_cloud import fetch_unfollowed, others_on_its_machine, show_log
+from fastlaunch.cli.follow_cloud import fetch_unfollowed, show_log
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
 from fastlaunch.cli.run_table import HEADERS, row, to_json
@@ -87,8 +87,6 @@ def cancel(runs: tuple[str, ...]) -> None:
                 states.append(f"{run.id} was {run.state} already")
                 continue
             click.echo(f"stopping {run.id}", err=True)
-            if others := others_on_its_machine(ledger, run):
-                click.echo(f"its machine stops, and with it {', '.join(others)}", err=True)
             state = cancel_run(run, backend=around.backends[run.backend], ledger=ledger, sleep=around.sleep)
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")

@@ -85,15 +85,6 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
         )
 
 
-def others_on_its_machine(ledger: "Ledger", run: "Run") -> list[str]:
-    """Ids of the other runs that end when the run's machine is stopped."""
-    attempts = [attempt for attempt in ledger.attempts_of(run.id) if not attempt.ended_at]
-    if run.backend != "ec2" or not attempts:
-        return []
-    members = [run_id for run_id in attempts[-1].run_ids if run_id != run.id]
-    return [other.id for other in ledger.select(members) if not other.state.is_final] if members else []
-
-
 def _log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
     own = s3_sync.run_folder(home, run.id) / LOG
     if own.is_file():

@@ -10,8 +10,8 @@ import click
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import confirm, next_command, yes_option
 from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, BadFile, CloudRefused, UserError
-from fastlaunch.reap import Finding, Refusal, find, judge, known_attempts, terminate
+from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, BadFile, UserError
+from fastlaunch.reap import Finding, Refusal, find, judge, known_attempts, note_ends, terminate
 
 if TYPE_CHECKING:
     from fastlaunch.runs import Ledger
@@ -56,9 +56,8 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
         going = [finding for finding in findings if finding.must_go]
         if going and not dry_run:
             _ask(going, yes=yes)
-            refused += terminate(around.aws, going)
-        healed, more_refused = ([], []) if dry_run else _heal(around, ledger, going)
-    refused += more_refused
+            refused += _terminate(around, ledger, going)
+        healed = [] if dry_run or ledger is None else _heal(around, ledger)
     prices = _usd_per_hour(around, findings)
     (_tell_json if output == "json" else _tell)(
         looked, findings, refused, healed, prices=prices, dry_run=dry_run
@@ -101,22 +100,22 @@ def _ask(going: Sequence[Finding], *, yes: bool) -> None:
     confirm(f"Terminate {many}?", yes=yes)
 
 
-def _heal(
-    around: Surroundings, ledger: "Ledger | None", gone: Sequence[Finding]
-) -> tuple[list[dict[str, str | None]], list[Refusal]]:
-    """The runs that have ended by what is true now, and the regions that refused to tell."""
+def _terminate(around: Surroundings, ledger: "Ledger | None", going: Sequence[Finding]) -> list[Refusal]:
+    refused = terminate(around.aws, going)
+    if ledger:
+        kept = {one.instance_id for one in refused}
+        note_ends(ledger, [finding for finding in going if finding.instance.id not in kept])
+    return refused
+
+
+def _heal(around: Surroundings, ledger: "Ledger") -> list[dict[str, str | None]]:
+    """The runs that are found to have ended, by what is true now; what AWS does not tell stays as it was."""
     from fastlaunch.submission import reconcile
 
-    if ledger is None:
-        return [], []
     open_before = [run.id for run in ledger.select(["state=planned", "state=running", "backend=ec2"])]
-    refused = []
-    try:
-        reconcile(ledger, around.backends)
-    except CloudRefused as error:
-        refused.append(Refusal(region=around.settings.region, error=error))
+    reconcile(ledger, around.backends)
     ended = [run for run in ledger.select(open_before) if run.state.is_final] if open_before else []
-    return [{"run": run.id, "state": str(run.state), "reason": run.reason} for run in ended], refused
+    return [{"run": run.id, "state": str(run.state), "reason": run.reason} for run in ended]
 
 
 def _usd_per_hour(around: Surroundings, findings: Sequence[Finding]) -> dict[str, float]:
