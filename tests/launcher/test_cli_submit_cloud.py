@@ -78,6 +78,13 @@ def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
     assert plan["max_cost_usd"] == pytest.approx(63.296)
 
 
+def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch(*DRY, "--region", "eu-north-1,us-east-1", "--output", "json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["region"] == "us-east-1"
+    assert err.startswith("left out: p5.48xlarge in eu-north-1: no ec2 on-demand price")
+
+
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str], configured: Path) -> None:
     plan = plan_of(capsys, "--image", IMAGE, "--repeats", "2")
     assert plan["placeholders"] == ["ami-id", "root-device", "run-id", "run-id-2"]

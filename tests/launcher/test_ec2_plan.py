@@ -5,6 +5,7 @@ is meant: python tests/launcher/test_ec2_plan.py
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -18,6 +19,9 @@ import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
 from ec2_builders import IMAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import has_nvswitch, plan_ec2, runs_uri
@@ -199,6 +203,14 @@ def test_spot_asks_once_and_pays_up_to_the_on_demand_price() -> None:
 def test_the_most_paid_for_spot_is_plain_digits(usd: float, text: str) -> None:
     market = plan(job(purchase="spot"), at=site(max_price_usd=usd)).request["InstanceMarketOptions"]
     assert market["SpotOptions"]["MaxPrice"] == text
+
+
+@given(usd=st.floats(0.001, 10_000))
+def test_the_most_paid_for_spot_is_never_more_than_was_said(usd: float) -> None:
+    market = plan(job(purchase="spot"), at=site(max_price_usd=usd)).request["InstanceMarketOptions"]
+    text = market["SpotOptions"]["MaxPrice"]
+    assert re.fullmatch(r"[0-9]+(\.[0-9]+)?", text)
+    assert -1e-9 <= usd - float(text) < 1.1e-6
 
 
 def test_zone_and_subnet_are_ec2s_choice_where_none_is_configured() -> None:

@@ -111,6 +111,8 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
     planned, jobs = offline_plan(asked)
     plan = replace(planned, max_cost_usd=asked.ceiling.usd)
     if output == "json":
+        for name, why in asked.offline.skipped:
+            click.echo(f"left out: {name}: {why}", err=True)
         return json.dumps(plan.to_json(), indent=2)
     return plan_text(
         plan, jobs, sites=asked.offline.sites, skipped=asked.offline.skipped, ceiling=asked.ceiling
@@ -119,10 +121,16 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
 
 def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]:
     """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
+    from fastlaunch.images import check_own_image, find_base_image, image_uri
+
     given = request.image
     if given:
-        return lambda region: given
-    from fastlaunch.images import find_base_image, image_uri
+
+        def own_image(region: str) -> str:
+            check_own_image(given, region)
+            return given
+
+        return own_image
 
     base = find_base_image(request.base_image, flavour="ec2", today=today)
     return lambda region: image_uri(base, region, "<image-digest>")
