@@ -19,7 +19,6 @@ import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
 from ec2_builders import IMAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
-
 from hypothesis import given
 from hypothesis import strategies as st
 
