@@ -20,7 +20,12 @@ def wait_for_blocks(output: Path, count: int, process: Run | subprocess.Popen[st
 
 
 def test_a_plain_run_records_everything(tmp_path: Path) -> None:
-    code, output = run(arguments(tmp_path, "--seed", "3"), FASTLAUNCH_RUN_ID="r1", FASTLAUNCH_COMMIT="abc")
+    code, output = run(
+        arguments(tmp_path, "--seed", "3"),
+        FASTLAUNCH_RUN_ID="r1",
+        FASTLAUNCH_COMMIT="abc",
+        FASTLAUNCH_CUDA_COMPAT="compat 580.1",
+    )
     assert code == 0, output
     read = record(tmp_path)
     header = read.header
@@ -30,6 +35,7 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     assert header["workload"]["name"] == f"{TINY}:build"
     assert header["workload"]["num_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
     assert header["machine"]["device_type"] == "cpu"
+    assert header["machine"]["cuda_compat"] == "compat 580.1"
     assert header["versions"]["torch"]
     assert [step.step for step in read.steps] == list(range(1, 21))
     assert all(step.num_samples == 4 and step.num_tokens == 0 for step in read.steps)
@@ -143,6 +149,67 @@ def test_an_interrupted_run_saves_a_checkpoint_to_go_on_from(tmp_path: Path) -> 
     assert (tmp_path / "checkpoints" / f"step-{done:08d}.pt").exists()
 
 
+def test_a_checkpoint_alone_is_enough_to_go_on_from_on_another_machine(tmp_path: Path) -> None:
+    whole, first, second = tmp_path / "whole", tmp_path / "first", tmp_path / "second"
+    assert run(arguments(whole, "--steps", "14"))[0] == 0
+    assert run(arguments(first, "--steps", "10", "--checkpoint-every", "5"))[0] == 0
+    (second / "checkpoints").mkdir(parents=True)
+    newest = first / "checkpoints" / "step-00000010.pt"
+    newest.rename(second / "checkpoints" / newest.name)
+    code, output = run(arguments(second, "--steps", "14", "--resume"), FASTLAUNCH_ATTEMPT="3")
+    assert code == 0, output
+    (path,) = second.glob("rank-*.jsonl")
+    assert path.name == "rank-00000-attempt-3.jsonl"
+    resumed = record(second, attempt=3)
+    assert (resumed.header["attempt"], resumed.header["first_step"]) == (3, 11)
+    assert [step.loss for step in resumed.steps] == [step.loss for step in record(whole).steps[10:]]
+
+
+def test_an_attempt_never_takes_the_number_of_one_before(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path), FASTLAUNCH_ATTEMPT="2")[0] == 0
+    assert run(arguments(tmp_path, "--resume"), FASTLAUNCH_ATTEMPT="2")[0] == 0
+    names = sorted(path.name for path in tmp_path.glob("rank-*.jsonl"))
+    assert names == ["rank-00000-attempt-2.jsonl", "rank-00000-attempt-3.jsonl"]
+
+
+def test_an_attempt_with_a_number_needs_an_empty_folder_unless_it_resumes(tmp_path: Path) -> None:
+    assert run(arguments(tmp_path), FASTLAUNCH_ATTEMPT="2")[0] == 0
+    code, output = run(arguments(tmp_path), FASTLAUNCH_ATTEMPT="9")
+    assert code == 2
+    assert "already holds the record" in output
+
+
+def test_a_signal_during_a_checkpoint_needs_no_second_one(tmp_path: Path) -> None:
+    argv = arguments(
+        tmp_path, "--steps", "100000", "--checkpoint-every", "10", workload=f"{TINY}:slow_checkpoint"
+    )
+    process = start(argv, CHECKPOINT_S="1.5", FASTLAUNCH_STOP_GRACE_S="0.5")
+    wait_for_blocks(tmp_path, 2, process)
+    # The second block ends with step 10, and with it begins the checkpoint.
+    assert record(tmp_path).steps[-1].step == 10
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    output = process.wait(timeout_s=30)
+    assert process.returncode == 130, output
+    read = record(tmp_path)
+    assert read.end is not None
+    assert (read.end.status, read.end.num_steps) == ("interrupted", 10)
+    (checkpoint,) = [phase for phase in read.phases if phase.name == "checkpoint"]
+    assert checkpoint.seconds >= 1.5
+    assert (tmp_path / "checkpoints" / "step-00000010.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_checkpoint_too_slow_for_spot_is_told(tmp_path: Path) -> None:
+    argv = arguments(
+        tmp_path, "--steps", "10", "--checkpoint-every", "10", workload=f"{TINY}:slow_checkpoint"
+    )
+    process = start(argv, CHECKPOINT_S="60.5")
+    output = process.wait(timeout_s=120)
+    assert "warning: the checkpoint took 6" in output and "spot" in output
+
+
 def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
     code, output = run(arguments(tmp_path, "--resume"))
     assert code == 0, output
@@ -212,6 +279,14 @@ def test_a_bad_request_is_refused_before_anything_is_written(
     assert code == 2
     assert word in output
     assert "Traceback" not in output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["FASTLAUNCH_ATTEMPT", "FASTLAUNCH_STOP_GRACE_S"])
+def test_an_environment_that_means_nothing_is_refused(tmp_path: Path, name: str) -> None:
+    code, output = run(arguments(tmp_path / "out"), **{name: "soon"})
+    assert code == 2
+    assert f"{name} is 'soon'" in output
     assert not (tmp_path / "out").exists()
 
 

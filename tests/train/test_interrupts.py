@@ -60,6 +60,21 @@ def test_nothing_is_forced_once_the_loop_is_done() -> None:
     assert (process.returncode, output) == (0, "ended\n")
 
 
+def test_a_checkpoint_that_outlasts_the_grace_is_not_stuck() -> None:
+    process = start("with interrupts.saving(): time.sleep(1.2)\ninterrupts.done()\nprint('ended')")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "ended\n")
+
+
+def test_the_grace_goes_on_after_a_checkpoint() -> None:
+    process = start("with interrupts.saving(): time.sleep(0.6)\ntime.sleep(60)")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert output.startswith("stuck: ")
+
+
 def test_a_process_that_is_stuck_before_it_has_a_record_is_ended_too() -> None:
     process = start("interrupts.on_stuck = None\ntime.sleep(30)")
     process.send_signal(signal.SIGTERM)

@@ -1,9 +1,11 @@
 """`python -m fastlaunch_train`: train one workload with one recipe, under torchrun or alone."""
 
 import logging
+import os
 import sys
 
 from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.launched import read_launched
 from fastlaunch_train.options import parse_options
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.workloads import WorkloadError
@@ -14,15 +16,16 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         options = parse_options(argv)
+        launched = read_launched(os.environ)
     except (RecipeError, WorkloadError) as error:
         logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
         return 2
-    interrupts = Interrupts()
+    interrupts = Interrupts(grace_s=launched.stop_grace_s)
     interrupts.install()
     # torch takes a second to import; a bad request is refused before, a signal noticed meanwhile.
     from fastlaunch_train.session import run
 
-    return run(options, interrupts)
+    return run(options, interrupts, launched)
 
 
 if __name__ == "__main__":

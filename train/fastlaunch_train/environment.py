@@ -28,6 +28,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         "memory_gib": _host_memory_gib(),
         "num_cpus": os.cpu_count(),
         "driver": None,
+        # What run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
+        "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
         "power_limit_w": None,
         "max_clock_mhz": None,
         "compute_capability": None,

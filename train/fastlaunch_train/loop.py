@@ -133,7 +133,11 @@ def train(training: Training) -> int:
             _report(training, closed, step - 1)
         due = training.checkpoint_every and (step - 1) % training.checkpoint_every == 0
         if training.checkpoint_every and (due or any_interrupt):
-            training.save_checkpoint(step - 1)
+            with training.interrupts.saving():
+                training.save_checkpoint(step - 1)
+                # Whoever was asked meanwhile need not do a step, and save again, for that.
+                (asked,) = agree(process, [float(training.interrupts.requested)])
+            any_interrupt = any_interrupt or asked
             timer.restart(meet)
         if any_interrupt and step <= training.last_step:
             raise InterruptedRun(training.interrupts.message)
@@ -206,8 +210,8 @@ class PhaseClock:
         self._writer = writer
         self._device = device
 
-    def __call__(self, name: str, work: Callable[[], str | None], *, step: int = 0) -> None:
-        """Do `work` and record its seconds under `name`; what it returns becomes the phase's detail."""
+    def __call__(self, name: str, work: Callable[[], str | None], *, step: int = 0) -> float:
+        """Do `work`; its seconds, recorded under `name`. What it returns becomes the phase's detail."""
         started = time.perf_counter()
         detail = work()
         if self._device.type == "cuda":
@@ -216,3 +220,4 @@ class PhaseClock:
         self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
         self._writer.flush()
         log.info("%s: %.1f s%s", name, seconds, f" ({detail})" if detail else "")
+        return seconds

@@ -24,7 +24,7 @@ HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
     "first_step": (int,),  # 1, or the step after the checkpoint that was resumed
     "seed": (int,),
     "data": (str,),  # synthetic, loader, folder
-    "machine": (dict,),  # host_id, device_type, device_name, num_devices, memory_gib, driver, power_limit_w
+    "machine": (dict,),  # host_id, device_type, device_name, memory_gib, driver, cuda_compat, ...
     "versions": (dict,),  # python, torch, cuda, cudnn, nccl, timm, transformer_engine, fastlaunch_train
     "attention_backend": (str, type(None)),
     "instance": (str, type(None)),

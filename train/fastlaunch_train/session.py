@@ -29,6 +29,7 @@ from fastlaunch_train.checkpoint import (
 )
 from fastlaunch_train.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, Failure, classify
 from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.launched import Launched
 from fastlaunch_train.loop import PhaseClock, Training, compile_ahead, train
 from fastlaunch_train.options import Options
 from fastlaunch_train.parallel import Process, agree, broadcast, start_process, stop_process, wrap_ddp
@@ -44,6 +45,8 @@ log = logging.getLogger("fastlaunch_train")
 MIN_FREE_BYTES = 64 * 2**20
 #: Samples in the forward pass that finds out which attention kernel runs: as few as every recipe takes.
 PROBE_BATCH = 16
+#: A checkpoint that takes longer is in danger where EC2 gives two minutes to end.
+LONG_CHECKPOINT_S = 60.0
 
 
 @dataclass
@@ -113,11 +116,11 @@ class Session:
         return True
 
 
-def run(options: Options, interrupts: Interrupts) -> int:
+def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
     try:
         process = start_process()
-        session = _open_session(options, process)
+        session = _open_session(options, process, launched)
     except (RecipeError, OSError) as error:
         _tell(error)
         return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
@@ -148,9 +151,11 @@ def run(options: Options, interrupts: Interrupts) -> int:
     return exit_code
 
 
-def _open_session(options: Options, process: Process) -> Session:
+def _open_session(options: Options, process: Process, launched: Launched) -> Session:
     """Check the output folder and open this rank's record there. RecipeError if it holds one already."""
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    # Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
+    utc = datetime.timezone.utc  # noqa: UP017
+    started_at = datetime.datetime.now(utc).isoformat(timespec="seconds")
     options.output.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(options.output).free
     if free < MIN_FREE_BYTES:
@@ -161,14 +166,16 @@ def _open_session(options: Options, process: Process) -> Session:
         if (match := re.search(r"-attempt-(\d+)\.jsonl", path.name))
     ]
     left = latest_checkpoint(options.output / "checkpoints")
-    newest, any_left = agree(process, [float(1 + max(numbers, default=0)), float(left is not None)])
-    attempt = round(newest)
+    newest, any_left, least = agree(
+        process, [float(max(numbers, default=0)), float(left is not None), float(launched.attempt)]
+    )
     # Checkpoints alone are refused too: the newest are kept, which would be those of the other run.
-    if (attempt > 1 or any_left) and not options.resume:
+    if (newest or any_left) and not options.resume:
         raise RecipeError(
-            f"{options.output} already holds the {'record' if attempt > 1 else 'checkpoints'} of a run",
+            f"{options.output} already holds the {'record' if newest else 'checkpoints'} of a run",
             "give another --output, or --resume to go on",
         )
+    attempt = max(round(least), 1 + round(newest))
     return Session(
         options=options,
         process=process,
@@ -233,11 +240,17 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     session.writer.write_header(session.header())
 
     def save(step: int) -> None:
-        phase(
+        seconds = phase(
             "checkpoint",
             lambda: _save(checkpoints, step, identity, process, model, optimizer, arithmetic.scaler),
             step=step,
         )
+        if seconds > LONG_CHECKPOINT_S:
+            log.warning(
+                "warning: the checkpoint took %.0f s: a spot instance is gone two minutes after its notice, "
+                "and the checkpoint has to be uploaded in them too",
+                seconds,
+            )
 
     training = Training(
         workload=workload,

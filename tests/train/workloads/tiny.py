@@ -57,6 +57,28 @@ def slow() -> Workload:
     return workload(loss=_after(lambda step: time.sleep(0.02)))
 
 
+class SlowState(nn.Module):
+    """Changes nothing; its state takes as many seconds as CHECKPOINT_S says, as much of it would."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def get_extra_state(self) -> torch.Tensor:
+        time.sleep(float(os.environ.get("CHECKPOINT_S", "0")))
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        assert state.numel() == 0
+
+
+def slow_checkpoint() -> Workload:
+    """As `slow`, and a checkpoint takes the seconds of CHECKPOINT_S."""
+    return workload(
+        build_model=lambda: nn.Sequential(*build_model(), SlowState()),  # type: ignore[misc]
+        loss=_after(lambda step: time.sleep(0.02)),
+    )
+
+
 def hanging() -> Workload:
     """Step 3 blocks outside Python's reach, as a collective without its peers does."""
 
