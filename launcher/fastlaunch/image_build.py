@@ -1,17 +1,21 @@
 """An image with the training code in it: what goes into its build, and the tag that follows from that."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.base_image_file import BaseImage
 from fastlaunch.code_bundle import code_files, pack, site_files
+from fastlaunch.errors import UserError
 from fastlaunch.pinned_wheels import wanted_pins
 from fastlaunch.shipped import shipped
 from fastlaunch_train.recipes import RECIPE_SCHEMA
 
 DEFAULT_REPOSITORY = "fastlaunch"
+#: repositoryName of ecr:CreateRepository, in botocore 1.44.5's model of it.
+_REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,15 @@ class ImageBuild:
     def upload_size(self) -> int:
         """About as many bytes as these layers are when they travel, compressed."""
         return len(pack(self.layers))
+
+
+def check_repository(name: str) -> None:
+    """Nothing, if a repository can be called so. Raises UserError otherwise."""
+    if not _REPOSITORY.fullmatch(name) or not 2 <= len(name) <= 256:
+        raise UserError(
+            f"{name!r} is not the name of a repository",
+            "give 2 to 256 lower-case letters and digits, with . _ - or / between them",
+        )
 
 
 def context_files(wheels: Path) -> dict[str, bytes] | None:

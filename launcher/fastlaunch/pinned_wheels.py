@@ -89,6 +89,21 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
     missing = [pin for pin in pins if cached_wheel(pin, folder) is None]
     if not missing:
         return
+    try:
+        problem = _fetch(missing, folder, python)
+    except OSError as error:
+        raise BadFile(folder, f"cannot be written: {error.strerror}") from None
+    lacking = [pin for pin in missing if cached_wheel(pin, folder) is None]
+    if lacking:
+        files = " and ".join(f"{pin.stem}-py3-none-any.whl" for pin in lacking)
+        raise UserError(
+            f"cannot get {' and '.join(map(str, lacking))} for the container: {problem}",
+            f"with a network, try again; or put {files} of the Python Package Index into {folder}",
+        )
+
+
+def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
+    """What pip said where it failed, in one line. What it got is in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that a wheel appears in the folder whole or not at all.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
@@ -98,13 +113,7 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
         problem = _download(wanted, Path(scratch), python)
         for path in sorted(Path(scratch).glob("*.whl")):
             path.replace(folder / path.name)
-    lacking = [pin for pin in missing if cached_wheel(pin, folder) is None]
-    if lacking:
-        files = " and ".join(f"{pin.stem}-py3-none-any.whl" for pin in lacking)
-        raise UserError(
-            f"cannot get {' and '.join(map(str, lacking))} for the container: {problem}",
-            f"with a network, try again; or put {files} of the Python Package Index into {folder}",
-        )
+    return problem
 
 
 def pip_arguments(wanted: Path, to: Path, python: str) -> list[str]:
@@ -118,7 +127,6 @@ def pip_arguments(wanted: Path, to: Path, python: str) -> list[str]:
 
 
 def _download(wanted: Path, to: Path, python: str) -> str:
-    """What pip said where it failed, in one line."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pip", *pip_arguments(wanted, to, python)],

@@ -253,6 +253,9 @@ def test_a_failed_build_pushes_nothing_and_leaves_no_repository(
         (["--base", "2.13-cu132-amzn2023"], "did you mean 2.13-cu133-amzn2023"),
         (["--base", "2.9-gpu-py312-ec2", "--flavour", "sagemaker"], "is the ec2 flavour"),
         (["--region", "us-east-3"], "did you mean"),
+        (["--repository", "Team/Vit"], "'Team/Vit' is not the name of a repository"),
+        (["--repository", "team/"], "is not the name of a repository"),
+        (["--repository", "x"], "is not the name of a repository"),
         ([], "neither docker nor podman"),
     ],
 )

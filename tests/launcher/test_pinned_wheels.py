@@ -98,6 +98,12 @@ def test_without_network_the_user_is_told_where_to_put_the_wheel(index: Path, tm
     )
 
 
+def test_a_folder_that_cannot_be_written_is_named(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadFile, match=r"file/wheels: cannot be written: Not a directory"):
+        fetch_wheels([make_wheel(index)], tmp_path / "file" / "wheels", python="3.12")
+
+
 def test_without_pip_the_user_is_told_so(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fastlaunch.pinned_wheels import *\n"

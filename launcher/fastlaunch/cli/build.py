@@ -24,6 +24,7 @@ from fastlaunch.image_build import (
     DEFAULT_REPOSITORY,
     BaseReference,
     ImageBuild,
+    check_repository,
     context_files,
     context_without_wheels,
     write_context,
@@ -84,13 +85,13 @@ def build(
     around = surroundings()
     where = region or around.settings.region
     registry(where)
+    name = repository or around.settings.aws.get(where, RegionSettings()).repository or DEFAULT_REPOSITORY
+    check_repository(name)
     asked = Asked(
         base=find_base_image(base, flavour=flavour, today=around.now().date()),
         push=push,
         region=where,
-        repository=repository
-        or around.settings.aws.get(where, RegionSettings()).repository
-        or DEFAULT_REPOSITORY,
+        repository=name,
         yes=yes,
     )
     _tell_doubts(asked.base, around)
