@@ -8,6 +8,7 @@ import pytest
 if TYPE_CHECKING:
     from faulty_proxy import FaultyProxy
     from moto_server import MotoServer
+    from stubbed_aws import StubbedAws
 
     from fastlaunch.aws import Aws
 
@@ -64,3 +65,13 @@ def aws_pauses_s(shared_aws: "tuple[Aws, list[float]]") -> list[float]:
     """How long `aws` would have slept in this test, s."""
     shared_aws[1].clear()
     return shared_aws[1]
+
+
+@pytest.fixture
+def stubbed_aws() -> Iterator["StubbedAws"]:
+    """An AWS that answers what the test gives it, and has to be asked for all of it."""
+    from stubbed_aws import StubbedAws
+
+    stubbed = StubbedAws()
+    yield stubbed
+    stubbed.close()

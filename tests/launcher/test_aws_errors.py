@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.stub import Stubber
+from stubbed_aws import StubbedAws
 
 from fastlaunch import aws_errors
-from fastlaunch.aws import Aws, Instance
+from fastlaunch.aws import Instance
 from fastlaunch.aws_errors import Asked, is_spot_interruption, refusal, state_reason_problem, unanswered
 from fastlaunch.errors import (
     EXIT_CLOUD_REFUSED,
@@ -35,63 +33,17 @@ SPOT = {**REQUEST, "InstanceMarketOptions": {"MarketType": "spot"}}
 RUN = Asked(service="ec2", action="RunInstances", region="us-east-1", instance_type="p5.48xlarge")
 
 
-@pytest.fixture(scope="module")
-def clients() -> dict[str, Any]:
-    return {}
-
-
-class Refusing:
-    """An AWS whose every answer is made beforehand; what it is asked is checked against botocore's model."""
-
-    def __init__(self, clients: dict[str, Any]) -> None:
-        self.clients = clients
-        self.slept_s: list[float] = []
-        self.aws = Aws(connect=self.connect, sleep=self.slept_s.append, attempts=2)
-        self.stubs: dict[str, Stubber] = {}
-
-    def connect(self, service: str, region: str) -> Any:
-        return self.stub(service).client
-
-    def stub(self, service: str) -> Any:
-        if service not in self.clients:
-            self.clients[service] = boto3.client(
-                {"servicequotas": "service-quotas"}.get(service, service),
-                region_name="us-east-1",
-                aws_access_key_id="id",
-                aws_secret_access_key="secret",
-                config=Config(retries={"total_max_attempts": 1}),
-            )
-        if service not in self.stubs:
-            self.stubs[service] = Stubber(self.clients[service])
-            self.stubs[service].activate()
-        return self.stubs[service]
-
-    def error(
-        self, service: str, method: str, code: str, message: str = "told so", status: int = 400
-    ) -> None:
-        self.stub(service).add_client_error(method, code, message, http_status_code=status)
-
-
-@pytest.fixture
-def refusing(clients: dict[str, Any]) -> Any:
-    made = Refusing(clients)
-    yield made
-    for stub in made.stubs.values():
-        stub.assert_no_pending_responses()
-        stub.deactivate()
-
-
-def refused_run(refusing: Refusing, request: Mapping[str, Any] = REQUEST) -> CloudRefused:
+def refused_run(stubbed_aws: StubbedAws, request: Mapping[str, Any] = REQUEST) -> CloudRefused:
     with pytest.raises(CloudRefused) as error:
-        refusing.aws.run_instances("us-east-1", request)
+        stubbed_aws.aws.run_instances("us-east-1", request)
     assert error.value.exit_code == EXIT_CLOUD_REFUSED
     return error.value
 
 
-def test_no_capacity(refusing: Refusing) -> None:
+def test_no_capacity(stubbed_aws: StubbedAws) -> None:
     told = "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested"
-    refusing.error("ec2", "run_instances", "InsufficientInstanceCapacity", told, 500)
-    error = refused_run(refusing)
+    stubbed_aws.error("ec2", "run_instances", "InsufficientInstanceCapacity", told, 500)
+    error = refused_run(stubbed_aws)
     assert type(error) is NoCapacity and error.code == "InsufficientInstanceCapacity"
     assert error.message == (
         f"AWS refused ec2:RunInstances of p5.48xlarge in us-east-1: InsufficientInstanceCapacity: {told}"
@@ -99,13 +51,13 @@ def test_no_capacity(refusing: Refusing) -> None:
     assert error.hint == (
         "allow another region or instance type (`--region R1,R2`, `--instance T1,T2`), or try later"
     )
-    assert refusing.slept_s == []
+    assert stubbed_aws.slept_s == []
 
 
-def test_quota(refusing: Refusing) -> None:
+def test_quota(stubbed_aws: StubbedAws) -> None:
     told = "You have requested more vCPU capacity than your current vCPU limit of 0 allows"
-    refusing.error("ec2", "run_instances", "VcpuLimitExceeded", told)
-    error = refused_run(refusing)
+    stubbed_aws.error("ec2", "run_instances", "VcpuLimitExceeded", told)
+    error = refused_run(stubbed_aws)
     assert type(error) is QuotaExceeded and told in error.message
     assert error.hint == (
         "end instances that count against 'Running On-Demand P instances' (L-417A185B, in vCPUs), or ask for "
@@ -114,70 +66,72 @@ def test_quota(refusing: Refusing) -> None:
     )
 
 
-def test_spot_has_a_quota_of_its_own(refusing: Refusing) -> None:
-    refusing.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
-    error = refused_run(refusing, SPOT)
+def test_spot_has_a_quota_of_its_own(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
+    error = refused_run(stubbed_aws, SPOT)
     assert type(error) is QuotaExceeded and "All P5 Spot Instance Requests" in (error.hint or "")
 
 
-def test_a_quota_whose_code_is_unknown_is_not_guessed(refusing: Refusing) -> None:
-    refusing.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
-    error = refused_run(refusing, {**SPOT, "InstanceType": "p6-b200.48xlarge"})
+def test_a_quota_whose_code_is_unknown_is_not_guessed(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("ec2", "run_instances", "MaxSpotInstanceCountExceeded")
+    error = refused_run(stubbed_aws, {**SPOT, "InstanceType": "p6-b200.48xlarge"})
     assert "Service Quotas in us-east-1" in (error.hint or "") and "L-" not in (error.hint or "")
 
 
-def test_no_right(refusing: Refusing) -> None:
-    refusing.error("ec2", "run_instances", "UnauthorizedOperation", "You are not authorized", 403)
-    error = refused_run(refusing)
+def test_no_right(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("ec2", "run_instances", "UnauthorizedOperation", "You are not authorized", 403)
+    error = refused_run(stubbed_aws)
     assert type(error) is NotAuthorised
     assert "ask for ec2:RunInstances to be allowed" in (error.hint or "")
 
 
-def test_an_encoded_message_is_told_how_to_read(refusing: Refusing) -> None:
+def test_an_encoded_message_is_told_how_to_read(stubbed_aws: StubbedAws) -> None:
     told = "You are not authorized. Encoded authorization failure message: 4GOI_abc"
-    refusing.error("ec2", "run_instances", "UnauthorizedOperation", told, 403)
-    error = refused_run(refusing)
+    stubbed_aws.error("ec2", "run_instances", "UnauthorizedOperation", told, 403)
+    error = refused_run(stubbed_aws)
     assert "4GOI_abc" in error.message
     assert "aws sts decode-authorization-message --encoded-message" in (error.hint or "")
 
 
-def test_too_fast(refusing: Refusing) -> None:
+def test_too_fast(stubbed_aws: StubbedAws) -> None:
     for _ in range(2):
-        refusing.error("ec2", "run_instances", "RequestLimitExceeded", "Request limit exceeded.", 503)
-    error = refused_run(refusing)
-    assert type(error) is Throttled and refusing.slept_s == [1.0]
+        stubbed_aws.error("ec2", "run_instances", "RequestLimitExceeded", "Request limit exceeded.", 503)
+    error = refused_run(stubbed_aws)
+    assert type(error) is Throttled and stubbed_aws.slept_s == [1.0]
     assert error.hint == "wait a minute and type the same again; nothing was done"
 
 
-def test_the_token_of_an_ended_instance(refusing: Refusing) -> None:
-    refusing.error(
+def test_the_token_of_an_ended_instance(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error(
         "ec2", "run_instances", "IdempotentInstanceTerminated", "The request to launch an instance"
     )
-    error = refused_run(refusing)
+    error = refused_run(stubbed_aws)
     assert type(error) is BadConfiguration and error.code == "IdempotentInstanceTerminated"
     assert "`fastlaunch resume RUN`" in (error.hint or "")
 
 
 @pytest.mark.parametrize("code", ["RequestExpired", "ExpiredToken", "AuthFailure", "InvalidClientTokenId"])
-def test_expired_credentials(refusing: Refusing, code: str) -> None:
-    refusing.error("ec2", "run_instances", code, "Request has expired.")
-    error = refused_run(refusing)
+def test_expired_credentials(stubbed_aws: StubbedAws, code: str) -> None:
+    stubbed_aws.error("ec2", "run_instances", code, "Request has expired.")
+    error = refused_run(stubbed_aws)
     assert type(error) is NotAuthorised and "Request has expired." in error.message
     assert (error.hint or "").startswith("log in again (`aws sso login`")
 
 
-def test_spot_without_its_role(refusing: Refusing) -> None:
+def test_spot_without_its_role(stubbed_aws: StubbedAws) -> None:
     code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
-    refusing.error("ec2", "run_instances", code, "The provided credentials do not have permission to create")
-    error = refused_run(refusing, SPOT)
+    stubbed_aws.error(
+        "ec2", "run_instances", code, "The provided credentials do not have permission to create"
+    )
+    error = refused_run(stubbed_aws, SPOT)
     assert type(error) is NotAuthorised
     assert "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in (error.hint or "")
 
 
-def test_a_refused_request_is_asked_of_ec2_as_it_is(refusing: Refusing) -> None:
-    stub = refusing.stub("ec2")
+def test_a_refused_request_is_asked_of_ec2_as_it_is(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("ec2")
     stub.add_client_error("run_instances", "InvalidSubnetID.NotFound", expected_params=SPOT)
-    error = refused_run(refusing, SPOT)
+    error = refused_run(stubbed_aws, SPOT)
     assert type(error) is BadConfiguration and "`aws.us-east-1` in the config file" in (error.hint or "")
 
 
@@ -251,36 +205,23 @@ CALLS = [
 
 @pytest.mark.parametrize(("service", "method", "code", "status", "kind", "call"), CALLS)
 def test_every_service(
-    refusing: Refusing, service: str, method: str, code: str, status: int, kind: type[CloudRefused], call: Any
+    stubbed_aws: StubbedAws,
+    service: str,
+    method: str,
+    code: str,
+    status: int,
+    kind: type[CloudRefused],
+    call: Any,
 ) -> None:
     if method == "create_repository":
-        refusing.error(service, "describe_repositories", "RepositoryNotFoundException")
+        stubbed_aws.error(service, "describe_repositories", "RepositoryNotFoundException")
     for _ in range(2 if kind in (Throttled, Unreachable) else 1):
-        refusing.error(service, method, code, "told so", status)
+        stubbed_aws.error(service, method, code, "told so", status)
     with pytest.raises(CloudRefused) as error:
-        call(refusing.aws)
+        call(stubbed_aws.aws)
     assert type(error.value) is kind and error.value.code == code
     assert "told so" in error.value.message and " in r: " in error.value.message
     assert error.value.hint
-
-
-def test_all_pages_are_read(refusing: Refusing) -> None:
-    stub = refusing.stub("ec2")
-    asked = {"Filters": [{"Name": "client-token", "Values": ["run-a1"]}], "MaxResults": 1000}
-    for number, token in ((1, "more"), (2, None)):
-        instance = {
-            "InstanceId": f"i-{number}",
-            "InstanceType": "p5.48xlarge",
-            "State": {"Name": "running"},
-            "LaunchTime": datetime(2026, 11, 21, tzinfo=UTC),
-            "StateReason": {"Code": "pending", "Message": "pending"},
-        }
-        page = {"Reservations": [{"Instances": [instance]}], **({"NextToken": token} if token else {})}
-        stub.add_response("describe_instances", page, asked)
-        asked = {**asked, "NextToken": "more"}
-    found = refusing.aws.describe_instances("us-east-1", tokens=["run-a1"])
-    assert [one.id for one in found] == ["i-1", "i-2"]
-    assert [one.state_reason for one in found] == [None, None]
 
 
 # The table
