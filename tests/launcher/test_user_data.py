@@ -175,6 +175,17 @@ def test_arguments_and_environment_reach_the_container_as_they_are(
     assert got == [asked, ["--", RUN.run_id, *ARGUMENTS], asked]
 
 
+def test_a_machine_that_reboots_turns_off() -> None:
+    """Neither timer nor script comes back after a reboot, and /run is empty then."""
+    script = render_user_data(PROGRAM)
+    unit = script[script.index("cat >/etc/systemd/system/fastlaunch-off.service") :]
+    lines = unit[: unit.index("\nEND\n")].splitlines()[1:]
+    assert {"ConditionPathExists=!/run/fastlaunch", "ExecStart=/usr/bin/systemctl poweroff"} <= set(lines)
+    assert "WantedBy=multi-user.target" in lines
+    assert "systemctl enable fastlaunch-off.service" in commands(script)
+    assert "S=/run/fastlaunch" in script
+
+
 def test_the_registry_is_logged_in_to_only_if_it_is_ecr() -> None:
     assert "get-login-password" in render_user_data(PROGRAM)
     own = replace(PROGRAM, image=f"127.0.0.1:5000/own@sha256:{'c' * 64}")

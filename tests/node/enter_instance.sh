@@ -1,7 +1,7 @@
 #!/bin/bash
 # First process of a simulated instance, in namespaces of its own: makes its disk, network and programs, and
 # runs its user data. What is written there goes to memory; of this machine nothing can be changed from there.
-#   $1  folder shared with the simulator, /sim inside      $2  1 if the type has an instance store
+#   $1  folder shared with the simulator, /sim inside      $2  MiB of instance store
 set -e
 sim=$1
 mount --make-rprivate /
@@ -36,8 +36,8 @@ ip address add 169.254.169.254/32 dev lo
 ip address add 10.254.0.1/32 dev lo
 touch "$sim/ready"
 until [ -e "$sim/go" ]; do sleep 0.02; done
-if [ "$2" = 1 ]; then
-  (sleep 0.2 && mount -t tmpfs nvme "$root/opt/dlami/nvme") &
+if [ "$2" -gt 0 ]; then
+  (sleep 0.2 && mount -t tmpfs -o "size=$2m" nvme "$root/opt/dlami/nvme") &
 fi
 # As cloud-init does: a file of its own, no HOME, the output to the console.
 mapfile -t environment <"$sim/environment"

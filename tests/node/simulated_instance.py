@@ -95,7 +95,7 @@ class SimulatedInstance:
     if not at `moto` itself. container_scale: the same for the time that `docker stop` gives a container.
     num_gpus: that its driver shows. missing_images: cannot be
     pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
-    connected: whether it reaches AWS at first.
+    connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SimulatedInstance:
         endpoint: str | None = None,
         container_scale: float | None = None,
         num_gpus: int = 1,
-        has_instance_store: bool = True,
+        store_mib: int = 4096,
         missing_images: tuple[str, ...] = (),
         fabric_manager: bool = True,
         broken_runtime: bool = False,
@@ -123,7 +123,7 @@ class SimulatedInstance:
         self._folder = folder
         self._scale = scale
         self._endpoint = urlsplit(endpoint or moto.url)
-        self._has_instance_store = has_instance_store
+        self._store_mib = store_mib
         self._connected = connected
         self._fabric_manager = fabric_manager
         self._num_gpus = num_gpus
@@ -148,8 +148,7 @@ class SimulatedInstance:
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
         namespaces = ["--mount", "--net", "--pid", "--fork", "--kill-child"]
         boot_time = ["--time", "--boottime", str(int(_BOOT_S - uptime_s))]
-        store = "1" if self._has_instance_store else "0"
-        enter = ["bash", str(HERE / "enter_instance.sh"), str(sim), store]
+        enter = ["bash", str(HERE / "enter_instance.sh"), str(sim), str(self._store_mib)]
         with (sim / "enter.log").open("wb") as log:
             self._process = subprocess.Popen(
                 ["unshare", *namespaces, *boot_time, *enter],

@@ -92,7 +92,6 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(
     assert b"step 5 of 5" in files[f"node-0/{FIRST}/log.txt"]
     assert b"fastlaunch" in files["node-0/log.txt"]
     assert_records_arrived(scene, instance, program, 2)
-    assert len([key for key in objects if key.startswith(f"node-0/{SECOND}/rank-")]) > 1
     for path in scene.bring_home(program, tmp_path)[SECOND]:
         assert len(read_record(path).steps) == 300
 
@@ -158,6 +157,18 @@ def test_what_a_driver_lost_on_the_way_ends_the_node(scene: Scene) -> None:
         ("failed", 125),
         ("not-started", None),
     ]
+
+
+def test_a_full_disk_ends_the_node_and_what_was_recorded_arrives(scene: Scene) -> None:
+    large = {"FAKE_CHECKPOINT_BYTES": str(400 * 2**20)}
+    program = node_program(node_run(FIRST, checkpoint_every=5, environment=large), node_run(SECOND))
+    instance = scene.launch(program, store_mib=300)
+    assert instance.wait() == "shutdown"
+    status = scene.status(program)
+    assert (status["outcome"], status["reason"]) == ("configuration", "disk full")
+    assert [run["state"] for run in status["runs"]] == ["failed", "not-started"]
+    assert_records_arrived(scene, instance, program, 1)
+    assert b"No space left on device" in scene.joined(program)[f"node-0/{FIRST}/log.txt"]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -250,6 +261,8 @@ def test_uploads_that_fail_for_a_while_lose_nothing(how: str, scene: Scene, tmp_
     assert_records_arrived(scene, instance, program, 1)
     (record,) = scene.bring_home(program, tmp_path)[FIRST]
     assert len(read_record(record).steps) == 80
+    # The first one came while the run was going on.
+    assert len([key for key in scene.keys(program.output) if f"{FIRST}/{RECORD}" in key]) > 1
     assert scene.keys(f"{RUNS}/{FIRST}/checkpoints")[-1] == "step-00000080.pt"
 
 
