@@ -116,5 +116,12 @@ def dearest_rate(
     check_sold(instance, purchase, max_price_usd)
     if purchase == "spot" and max_price_usd is not None:
         return HourlyRate(usd_per_hour=max_price_usd, as_of=today.isoformat())
-    price = catalogue.price(instance.name, region=region, on=today)
+    try:
+        price = catalogue.price(instance.name, region=region, on=today)
+    except UserError as error:
+        if purchase == "spot":
+            raise UserError(
+                error.message, "give --max-price USD, the most you would pay for an hour"
+            ) from None
+        raise
     return HourlyRate(usd_per_hour=price.usd_per_hour, as_of=price.as_of.isoformat())

@@ -30,6 +30,12 @@ def test_the_on_demand_price_bounds_spot_too_unless_a_limit_is_given() -> None:
         ("p5e.48xlarge", {}, "p5e.48xlarge has no on-demand price: AWS", "--purchase spot --max-price USD"),
         ("p5e.48xlarge", {"purchase": "spot"}, "no on-demand price that would bound", "--max-price USD"),
         ("g5.xlarge", {"purchase": "capacity-block"}, "has no capacity-block price", "--purchase spot"),
+        (
+            "p5.48xlarge",
+            {"region": "eu-north-1", "purchase": "spot"},
+            "price of p5.48xlarge in eu-north-1 is known",
+            "give --max-price USD",
+        ),
         ("p5.48xlarge", {"region": "eu-north-1"}, "price of p5.48xlarge in eu-north-1 is known", "known:"),
     ],
 )
