@@ -226,6 +226,21 @@ def test_a_push_without_credentials_is_refused(
     assert fake.calls == []
 
 
+def test_what_is_pushed_is_never_built_from_a_tag(
+    aws_server: "MotoServer",
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = install(tmp_path, monkeypatch, "docker")
+    aws_server.refuse(
+        "BatchGetImage", "AccessDeniedException", times=1, where=lambda request: "pytorch" in str(request)
+    )
+    assert build("--push", "--yes") == 3
+    assert fake.calls == []
+
+
 def test_a_failed_build_pushes_nothing_and_leaves_no_repository(
     aws_server: "MotoServer",
     wheels: Path,

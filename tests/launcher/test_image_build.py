@@ -61,6 +61,7 @@ def test_a_tag_follows_from_contents_and_labels() -> None:
         replace(BUILD, files={**BUILD.files, "more": b""}),
         replace(BUILD, reference=BaseReference(uri=BUILD.reference.uri, digest="sha256:" + "cd" * 32)),
         replace(BUILD, reference=BaseReference(uri=BUILD.reference.uri, digest=None)),
+        replace(BUILD, reference=BaseReference(uri="public/pytorch:tag", digest=None)),
     )
     assert len({BUILD.tag, *(other.tag for other in others)}) == 1 + len(others)
 

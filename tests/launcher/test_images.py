@@ -1,12 +1,14 @@
 """AWS's base images: the shipped table against what is known elsewhere, tags, defaults, and own images."""
 
+import ast
 import datetime
 import re
 from pathlib import Path
 
 import pytest
 
-from fastlaunch.base_image_file import FLAVOURS, BaseImage, read_base_images, shipped_base_images
+from fastlaunch.base_image_file import FLAVOURS, BaseImage, read_base_images, shipped_base_images, version
+from fastlaunch.code_bundle import training_package
 from fastlaunch.errors import BadConfiguration, BadFile, UnknownName, UserError
 from fastlaunch.images import (
     check_own_image,
@@ -73,6 +75,18 @@ def test_a_region_without_registry_gets_the_nearest() -> None:
     with pytest.raises(UnknownName, match="us-east-3") as caught:
         registry_account("us-east-3")
     assert caught.value.hint and "us-east-1" in caught.value.hint
+
+
+def test_the_training_code_keeps_to_the_oldest_images_python() -> None:
+    oldest = min(version(image.python)[:2] for image in shipped_base_images().images)
+    # Of the standard library, what came after 3.10 and is easily reached for.
+    newer = re.compile(
+        r"datetime\.UTC|import UTC|StrEnum|tomllib|ExceptionGroup|add_note|file_digest|\bSelf\b"
+    )
+    assert oldest == (3, 10)
+    for path in training_package().rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=oldest)
+        assert not newer.search(ast.unparse(tree)), path  # without comments
 
 
 # Which one
