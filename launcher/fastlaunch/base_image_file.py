@@ -51,6 +51,12 @@ class BaseImage:
         """Whether AWS mends it no longer."""
         return self.end_of_life is not None and today > self.end_of_life
 
+    def doubts(self, today: datetime.date) -> tuple[str, ...]:
+        """What speaks against it, in words."""
+        over = f"{self.name}: AWS has not mended it since {self.end_of_life}" if self.is_over(today) else None
+        unsure = f"{self.name}: {self.uncertain}" if self.uncertain else None
+        return tuple(filter(None, (over, unsure)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:

@@ -214,7 +214,9 @@ class _Checks:
             return Told(Result.NOT_CHECKED, f"{self.wanted.image}: the machine itself will pull it")
         assert self.wanted.base is not None
         uri = container_image(self.aws, self.ask, self.wanted.base, region)
-        return f"{self.wanted.base.name} is {uri.rpartition('@')[2][:19]}... now"
+        told = f"{self.wanted.base.name} is {uri.rpartition('@')[2][:19]}... now"
+        doubts = self.wanted.base.doubts(self.today)
+        return Told(Result.WARNING, "; ".join([told, *doubts])) if doubts else told
 
     def _profile(self, region: str) -> str | Told:
         profile = self._here(region).instance_profile

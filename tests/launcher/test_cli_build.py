@@ -306,6 +306,7 @@ def test_an_image_past_its_end_is_used_by_name_with_a_warning(
 ) -> None:
     install(tmp_path, monkeypatch, "docker")
     assert build("--base", "2.6.0", "--dry-run") == 0
-    assert "AWS has not mended pytorch-training:2.6.0-gpu-py312" in capsys.readouterr().err
+    tag = "pytorch-training:2.6.0-gpu-py312-cu126-ubuntu22.04-ec2"
+    assert f"warning: {tag}: AWS has not mended it since 2026-01-29\n" in capsys.readouterr().err
     assert build("--dry-run", today="2028-01-01") == 2
     assert "every base image known here is past its end" in capsys.readouterr().err

@@ -278,6 +278,13 @@ def test_an_image_of_ones_own_is_not_looked_up() -> None:
     assert not aws.asked["image_digest", "us-east-1"]
 
 
+def test_a_base_image_past_its_end_or_not_certain_is_a_warning() -> None:
+    for tag, told in (("2.9.0", "AWS has not mended it since 2026-10-15"), ("2.14", "follow from 2.13")):
+        found = made(job=wanted(base=find_base_image(tag, flavour="ec2", today=TODAY)))
+        check = named("container image", found)
+        assert check.result is Result.WARNING and told in check.told
+
+
 def test_no_answer_is_not_a_right_that_is_lacking() -> None:
     found = made(fake_aws(refused={"quota": Unreachable("no answer")}))
     assert named("quota", found).told == "no answer"

@@ -94,19 +94,13 @@ def build(
         repository=name,
         yes=yes,
     )
-    _tell_doubts(asked.base, around)
+    for doubt in asked.base.doubts(around.now().date()):
+        _tell(f"warning: {doubt}")
     click.echo(_dry_run(around, asked) if dry_run else _build(around, asked))
 
 
 def _tell(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _tell_doubts(base: BaseImage, around: Surroundings) -> None:
-    if base.is_over(around.now().date()):
-        _tell(f"warning: AWS has not mended {base.name} since {base.end_of_life}")
-    if base.uncertain:
-        _tell(f"warning: {base.name}: {base.uncertain}")
 
 
 def _dry_run(around: Surroundings, asked: Asked) -> str:
