@@ -104,7 +104,7 @@ class CloudLauncher:
                     recipe=job.recipe.label,
                     instance=first.instance.name,
                     backend="ec2",
-                    directory=s3_sync.run_folder(self.home, run_ids[-1]),
+                    directory=s3_sync.run_folder(self.home.absolute(), run_ids[-1]),
                 )
         return run_ids
 
@@ -163,7 +163,7 @@ class CloudLauncher:
         return self.ledger.attempts_of(run_ids[0])
 
     def _backend(self) -> Ec2Backend:
-        return Ec2Backend(aws=self.aws, home=self.home, sleep=self.sleep, now=self.now)
+        return Ec2Backend(aws=self.aws, home=self.home.absolute(), sleep=self.sleep, now=self.now)
 
     def _placing(self) -> Placing:
         return Placing(

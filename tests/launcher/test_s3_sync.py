@@ -158,7 +158,7 @@ def test_the_logs_of_attempts_follow_each_other(tmp_path: Path) -> None:
     log = tmp_path / "runs" / RUN / "log.txt"
     assert log.read_bytes() == b"first second"
     # What the first one still uploads comes too late to stand where it belongs.
-    first.objects[late] = b"late"
+    first.objects[late] = b"late, and longer than all that is there"
     sync(first, tmp_path)
     assert log.read_bytes() == b"first second"
 
@@ -168,7 +168,10 @@ def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Pat
     sync(empty, tmp_path)
     second = Bucket(**segments(b"second", [], f"node-0/{RUN}/log.txt"))
     sync(second, tmp_path, token=f"{RUN}-a2")
-    empty.objects = {f"node-0/{RUN}/log.txt.000000000000": b"", f"node-0/{RUN}/log.txt.000000000001": b"x"}
+    empty.objects = {
+        f"node-0/{RUN}/log.txt.000000000000": b"-",
+        f"node-0/{RUN}/log.txt.000000000001": b"x" * 50,
+    }
     sync(empty, tmp_path)
     assert (tmp_path / "runs" / RUN / "log.txt").read_bytes() == b"second"
 

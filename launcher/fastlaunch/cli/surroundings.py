@@ -25,6 +25,9 @@ from fastlaunch.settings import Settings, load_settings
 if TYPE_CHECKING:
     from fastlaunch.runs import Ledger
 
+#: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
+_SHORT_TIMEOUTS_S = (3.0, 20.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
@@ -81,7 +84,9 @@ def _local(settings: Settings, machine: Machine) -> Backend:
 
 
 def _ec2(settings: Settings, machine: Machine) -> Backend:
-    return Ec2Backend(aws=Aws(), home=settings.home.absolute())
+    # It serves looking at what is under way, which must not keep anyone waiting where there is no network;
+    # what has to happen, such as ending a machine, it asks for again by itself.
+    return Ec2Backend(aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=settings.home.absolute())
 
 
 #: What `--backend` may name, and what makes it.
