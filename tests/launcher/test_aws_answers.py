@@ -82,6 +82,23 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
     assert found == MachineImage(id="ami-1", root_device="/dev/xvda", root_gib=75)
 
 
+@pytest.mark.parametrize(
+    ("service", "kind", "state", "counts"),
+    [
+        ("s3", "Gateway", "available", True),
+        ("s3", "Interface", "available", False),
+        ("s3", "Gateway", "deleting", False),
+        ("dynamodb", "Gateway", "available", False),
+    ],
+)
+def test_only_a_gateway_that_works_takes_what_goes_to_s3(
+    stubbed_aws: StubbedAws, service: str, kind: str, state: str, counts: bool
+) -> None:
+    told = {"ServiceName": f"com.amazonaws.us-east-1.{service}", "VpcEndpointType": kind, "State": state}
+    stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": [told]}, {"Filters": ANY})
+    assert stubbed_aws.aws.s3_gateways("us-east-1", "vpc-1") is counts
+
+
 def test_a_route_that_leads_nowhere_is_none(stubbed_aws: StubbedAws) -> None:
     def table(subnet: str, state: str) -> dict[str, Any]:
         route = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": state}
