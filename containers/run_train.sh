@@ -1,0 +1,144 @@
+#!/bin/bash
+# The entrypoint of every container: turns the environment into torchrun's arguments and becomes it.
+#
+#     run_train.sh ARGUMENTS OF fastlaunch_train...
+#
+# Read, if set:
+#   FASTLAUNCH_NPROC         ranks on this machine; else one per GPU, one on a machine without
+#   FASTLAUNCH_NUM_NODES     machines, with FASTLAUNCH_NODE_RANK, FASTLAUNCH_MASTER_ADDR and, if it is not
+#                            29500, FASTLAUNCH_MASTER_PORT; else SageMaker's resourceconfig.json; else one
+#   FASTLAUNCH_SYSTEM_ROOT   where /proc, /dev, /usr/local/cuda, /opt/venv and /opt/ml are looked for (tests)
+# Everything else of FASTLAUNCH_* is for the training itself.
+#
+# The code lies beside this file: train/, site/ (wheels that the image lacks) and user/ (the user's workload).
+# Exit codes: 2 the environment means nothing, 127 the image has no Python with torch, else torchrun's.
+set -u -o pipefail
+# Until it becomes Python: as process 1 of a container, bash would ignore them.
+trap 'exit 143' TERM
+trap 'exit 130' INT
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+system=${FASTLAUNCH_SYSTEM_ROOT:-}
+compat=$system/usr/local/cuda/compat
+
+say() { echo "run_train.sh: $*" >&2; }
+refuse() {
+  say "error: $1"
+  exit "${2:-2}"
+}
+whole() { # NAME LEAST: refuses what is no whole number of at least LEAST
+  [[ ${!1:-} =~ ^(0|[1-9][0-9]{0,5})$ && ${!1} -ge $2 ]] || refuse "$1 is '${!1:-}', not a whole number from $2"
+}
+
+find_python() { # the first that has torch: what the image's PATH names, then where AWS's images have it
+  local candidate
+  for candidate in python "$system/opt/venv/bin/python" "$system/opt/conda/bin/python" python3; do
+    candidate=$(type -P "$candidate") &&
+      "$candidate" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null &&
+      echo "$candidate" && return
+  done
+  return 1
+}
+
+# CUDA. The image may be newer than the machine's driver; then it brings a newer libcuda, which works with that
+# driver on data-centre GPUs. Used where it is not newer, or on a GeForce, it fails. The images' own entrypoints
+# do this, and are not run here.
+smi() { type -P nvidia-smi >/dev/null && timeout 30 nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null; }
+driver_version() {
+  grep -s '^NVRM version:' "$system/proc/driver/nvidia/version" | grep -oE '[0-9]{3,}\.[0-9]+(\.[0-9]+)?' |
+    head -n 1 | grep . || smi driver_version | head -n 1
+}
+gpu_names() { cat "$system"/proc/driver/nvidia/gpus/*/information 2>/dev/null | grep Model: || smi name; }
+compat_version() { # of the newest libcuda in the compat folder
+  local file
+  [ -e "$compat/libcuda.so.1" ] || return
+  for file in "$compat"/libcuda.so.*.*; do
+    [ -e "$file" ] && echo "${file##*/libcuda.so.}"
+  done | sort -V | tail -n 1
+}
+newer() { [ "$1" != "$2" ] && [ "$(printf '%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$1" ]; }
+choose_libcuda() {
+  local driver version paths=":${LD_LIBRARY_PATH:-}:"
+  driver=$(driver_version)
+  [ -n "$driver" ] || return
+  version=$(compat_version)
+  paths=${paths//:"$compat":/:}
+  paths=${paths#:} paths=${paths%:}
+  FASTLAUNCH_CUDA_COMPAT=driver
+  if [ -n "$version" ] && newer "$version" "$driver" && ! gpu_names | grep -qE 'GeForce|TITAN'; then
+    FASTLAUNCH_CUDA_COMPAT="compat $version"
+    paths=$compat${paths:+:$paths}
+  fi
+  export FASTLAUNCH_CUDA_COMPAT LD_LIBRARY_PATH=$paths
+  say "driver $driver, libcuda of the ${FASTLAUNCH_CUDA_COMPAT/#compat/image:}"
+}
+
+count_gpus() {
+  local device count=0
+  if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+    IFS=, read -ra device <<<"$CUDA_VISIBLE_DEVICES"
+    echo "${#device[@]}"
+    return
+  fi
+  for device in "$system"/dev/nvidia[0-9] "$system"/dev/nvidia[0-9][0-9]; do
+    [ -e "$device" ] && count=$((count + 1))
+  done
+  echo "$count"
+}
+
+# How many machines, which of them this one is, and where the first one is
+read_resource_config() { # SageMaker's
+  "$python" - "$1" <<'END'
+import json, sys
+config = json.load(open(sys.argv[1]))
+hosts = sorted(config["hosts"])
+print(len(hosts), hosts.index(config["current_host"]), hosts[0], config.get("network_interface_name") or "")
+END
+}
+find_nodes() {
+  local config=$system/opt/ml/input/config/resourceconfig.json told interface=''
+  if [ -z "${FASTLAUNCH_NUM_NODES:-}" ] && [ -e "$config" ]; then
+    told=$(read_resource_config "$config") || refuse "$config does not say which of which hosts this is"
+    read -r FASTLAUNCH_NUM_NODES FASTLAUNCH_NODE_RANK FASTLAUNCH_MASTER_ADDR interface <<<"$told"
+  fi
+  FASTLAUNCH_NUM_NODES=${FASTLAUNCH_NUM_NODES:-1}
+  FASTLAUNCH_MASTER_PORT=${FASTLAUNCH_MASTER_PORT:-29500}
+  whole FASTLAUNCH_NUM_NODES 1
+  if [ "$FASTLAUNCH_NUM_NODES" = 1 ]; then
+    # A container may not know its own name, and the ranks of one machine need no network.
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+    return
+  fi
+  whole FASTLAUNCH_NODE_RANK 0
+  whole FASTLAUNCH_MASTER_PORT 1
+  [ "$FASTLAUNCH_NODE_RANK" -lt "$FASTLAUNCH_NUM_NODES" ] ||
+    refuse "FASTLAUNCH_NODE_RANK is $FASTLAUNCH_NODE_RANK of $FASTLAUNCH_NUM_NODES nodes, counted from 0"
+  [ -n "${FASTLAUNCH_MASTER_ADDR:-}" ] ||
+    refuse "FASTLAUNCH_MASTER_ADDR is not set, and there are $FASTLAUNCH_NUM_NODES nodes"
+  [ -z "$interface" ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} \
+    NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
+}
+
+python=$(find_python) || refuse "no Python with torch in this image" 127
+FASTLAUNCH_NPROC=${FASTLAUNCH_NPROC:-$(count_gpus)}
+[ "$FASTLAUNCH_NPROC" != 0 ] || FASTLAUNCH_NPROC=1
+whole FASTLAUNCH_NPROC 1
+find_nodes
+choose_libcuda
+
+if [ "$FASTLAUNCH_NUM_NODES" = 1 ]; then
+  nodes=(--standalone --local-addr=localhost)
+else
+  nodes=(--nnodes="$FASTLAUNCH_NUM_NODES" --node-rank="$FASTLAUNCH_NODE_RANK"
+    --master-addr="$FASTLAUNCH_MASTER_ADDR" --master-port="$FASTLAUNCH_MASTER_PORT")
+fi
+# AWS's telemetry calls out in the background; /etc/nccl.conf of its images makes NCCL tell everything.
+export OPT_OUT_TRACKING=${OPT_OUT_TRACKING:-true} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export PYTHONPATH=$here/train:$here/site${PYTHONPATH:+:$PYTHONPATH}
+# What is printed is seen at once; the code may lie where nothing can be written.
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# torchrun's own choice, without the five lines in which it says so.
+[ "$FASTLAUNCH_NPROC" = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+[ ! -d "$here/user" ] || cd "$here/user" || refuse "$here/user cannot be entered"
+exec "$python" -m fastlaunch_train.torchrun "${nodes[@]}" --nproc-per-node="$FASTLAUNCH_NPROC" \
+  -m fastlaunch_train "$@"

@@ -1,0 +1,183 @@
+"""The real Dockerfile on a small base, through a registry and back, run by a real docker daemon."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker_daemon import CannotStart, DockerDaemon
+from small_base import PACKAGES, WORKLOADS, base_image, packages
+
+from fastlaunch.image_build import context_without_wheels, write_context
+from fastlaunch_train.recipes import RECIPE_SCHEMA
+from fastlaunch_train.records import RankRecord, read_record
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TRAINING = ("--recipe", "fp32", "--batch-size", "4", "--output", "/out")
+BASE_DIGEST = f"sha256:{'b' * 64}"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DockerDaemon]:
+    try:
+        daemon = DockerDaemon()
+    except CannotStart as reason:
+        pytest.skip(str(reason))
+    daemon.docker("import", "-", "base:small", stdin=base_image())
+    yield daemon
+    daemon.close()
+
+
+def build(daemon: DockerDaemon, folder: Path, tag: str, *, buildkit: bool) -> None:
+    """Build the image as `fastlaunch build` does, with one file in place of the wheels."""
+    folder.mkdir()
+    write_context({**context_without_wheels(), "site/a_wheel.py": b"ANSWER = 42\n"}, folder)
+    arguments = {
+        "BASE_IMAGE": "base:small",
+        "BASE_DIGEST": BASE_DIGEST,
+        "COMMIT": "0123abc",
+        "RECIPE_SCHEMA": str(RECIPE_SCHEMA),
+    }
+    options = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
+    daemon.docker("build", "--tag", tag, *options, folder, buildkit=buildkit)
+
+
+@pytest.fixture(scope="module")
+def image(daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image by digest, after it was pushed, removed and pulled."""
+    tag = f"{daemon.registry}/fastlaunch:test"
+    build(daemon, tmp_path_factory.mktemp("context") / "1", tag, buildkit=False)
+    told = daemon.docker("push", tag)
+    found = re.search(r"digest: (sha256:[0-9a-f]{64})", told)
+    assert found is not None, told
+    daemon.docker("rmi", tag)
+    by_digest = f"{daemon.registry}/fastlaunch@{found[1]}"
+    daemon.docker("pull", "-q", by_digest)
+    return by_digest
+
+
+def run_arguments(name: str, image: str, out: Path, *training: str, **environment: str) -> list[str]:
+    """As the node's program runs it, but for the folder that stands for what AWS's image holds."""
+    given = [part for key, value in environment.items() for part in ("-e", f"{key}={value}")]
+    return [
+        *("run", "--name", name, "--entrypoint", "/bin/bash", "--network", "none", "--stop-timeout", "100"),
+        *("-v", f"{out}:/out", "-v", f"{packages()}:{PACKAGES}:ro", *given),
+        *(image, "/fastlaunch/run_train.sh", *training, *TRAINING),
+    ]
+
+
+def record(out: Path, *, rank: int = 0, attempt: int = 1) -> RankRecord:
+    return read_record(out / f"rank-{rank:05d}-attempt-{attempt}.jsonl")
+
+
+def wait_for_blocks(daemon: DockerDaemon, name: str, out: Path, count: int) -> None:
+    path = out / "rank-00000-attempt-1.jsonl"
+    end = time.monotonic() + 100
+    while not path.exists() or path.read_text().count('"kind":"block"') < count:
+        assert time.monotonic() < end, daemon.docker("logs", name)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("buildkit", [False, True], ids=["classic", "buildkit"])
+def test_the_dockerfile_builds_with_both_builders_and_labels_the_image(
+    daemon: DockerDaemon, tmp_path: Path, buildkit: bool
+) -> None:
+    tag = f"fastlaunch:{buildkit}".lower()
+    build(daemon, tmp_path / "context", tag, buildkit=buildkit)
+    (told,) = json.loads(daemon.docker("inspect", tag))
+    config = told["Config"]
+    assert config["Labels"] == {
+        "org.opencontainers.image.title": "fastlaunch",
+        "org.opencontainers.image.revision": "0123abc",
+        "org.opencontainers.image.base.digest": BASE_DIGEST,
+        "fastlaunch.recipe-schema": str(RECIPE_SCHEMA),
+    }
+    assert config["Entrypoint"] == ["/bin/bash", "/fastlaunch/run_train.sh"]
+    assert config["WorkingDir"] == "/fastlaunch/user"
+    base = json.loads(daemon.docker("inspect", "base:small"))[0]["RootFS"]["Layers"]
+    assert told["RootFS"]["Layers"][: len(base)] == base, "nothing of the base is changed"
+
+
+def test_a_pulled_image_trains(daemon: DockerDaemon, image: str, tmp_path: Path) -> None:
+    arguments = run_arguments(
+        "plain",
+        image,
+        tmp_path,
+        *("--workload", f"{WORKLOADS}/tiny.py:build", "--steps", "20"),
+        FASTLAUNCH_RUN_ID="20261121-090312-k3f9",
+        FASTLAUNCH_IMAGE_DIGEST=image.partition("@")[2],
+        FASTLAUNCH_NPROC="2",
+    )
+    daemon.docker(*arguments)
+    for rank in range(2):
+        read = record(tmp_path, rank=rank)
+        assert read.end is not None
+        assert (read.end.status, len(read.steps)) == ("completed", 20)
+        header = read.header
+        assert (header["run_id"], header["world_size"]) == ("20261121-090312-k3f9", 2)
+        assert header["image_digest"] == image.partition("@")[2]
+
+
+def test_a_stopped_container_finishes_a_checkpoint_of_45_s(
+    daemon: DockerDaemon, image: str, tmp_path: Path
+) -> None:
+    workload = ("--workload", f"{WORKLOADS}/tiny.py:slow_checkpoint", "--checkpoint-every", "100000")
+    arguments = run_arguments(
+        "stopped",
+        image,
+        tmp_path,
+        *(*workload, "--steps", "100000"),
+        CHECKPOINT_S="45",
+        FASTLAUNCH_NPROC="2",
+        FASTLAUNCH_STOP_GRACE_S="90",
+    )
+    arguments.insert(1, "--detach")
+    daemon.docker(*arguments)
+    wait_for_blocks(daemon, "stopped", tmp_path, 2)
+    before = time.monotonic()
+    daemon.docker("stop", "-t", "100", "stopped")
+    assert time.monotonic() - before > 45
+    state = json.loads(daemon.docker("inspect", "-f", "{{json .State}}", "stopped"))
+    # 137 would be docker's SIGKILL.
+    assert (state["Running"], state["ExitCode"]) == (False, 1), daemon.docker("logs", "stopped")
+    ends = [record(tmp_path, rank=rank).end for rank in range(2)]
+    assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
+    (num_steps,) = {end.num_steps for end in ends if end}
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert checkpoint.name == f"step-{num_steps:08d}.pt"
+    # Going on from it reads all of it.
+    again = run_arguments(
+        "resumed",
+        image,
+        tmp_path,
+        *(*workload, "--steps", str(num_steps + 5), "--resume"),
+        FASTLAUNCH_ATTEMPT="2",
+        FASTLAUNCH_NPROC="2",
+    )
+    daemon.docker(*again)
+    resumed = record(tmp_path, attempt=2)
+    assert [step.step for step in resumed.steps] == list(range(num_steps + 1, num_steps + 6))
+
+
+def test_a_container_stopped_while_it_starts_ends_at_once(
+    daemon: DockerDaemon, image: str, tmp_path: Path
+) -> None:
+    arguments = run_arguments("early", image, tmp_path, "--workload", "vit-tiny", "--steps", "5")
+    arguments.insert(1, "--detach")
+    daemon.docker(*arguments)
+    time.sleep(0.7)
+    daemon.docker("stop", "-t", "100", "early")
+    state = json.loads(daemon.docker("inspect", "-f", "{{json .State}}", "early"))
+    assert state["ExitCode"] not in (0, 137), daemon.docker("logs", "early")
+
+
+def test_site_and_train_are_importable_and_the_base_is_not_shadowed(daemon: DockerDaemon, image: str) -> None:
+    program = "import a_wheel, fastlaunch_train; print(a_wheel.ANSWER, fastlaunch_train.__file__)"
+    told = daemon.docker(
+        *("run", "--rm", "--network", "none", "--entrypoint", "/usr/local/bin/python"),
+        *("-e", "PYTHONPATH=/fastlaunch/train:/fastlaunch/site", image, "-c", program),
+    )
+    assert told == "42 /fastlaunch/train/fastlaunch_train/__init__.py"

@@ -1,0 +1,337 @@
+"""The entrypoint of every container: what it makes of its surroundings, with a Python that only tells.
+
+Each test gives it a tree of its own to look for /proc, /dev, CUDA and SageMaker's files in.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fastlaunch_train.records import read_record
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "containers" / "run_train.sh"
+#: All that it needs of an image besides bash and Python, for these tests too.
+TOOLS = ("bash", "cat", "dirname", "grep", "head", "sort", "tail", "timeout", "sleep", "touch")
+#: Tells how it was called instead of running anything; what is not its business the real Python does.
+TELLING_PYTHON = """#!/bin/bash
+case $1 in
+  -c) exit {has_torch} ;;
+  -m) exec {python} -c 'import json, os, sys
+print(json.dumps({{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}))' "$@" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+CLOSED_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Jul 10 01:00:00 UTC 2025\n"
+OPEN_DRIVER = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (root@host)\n"
+    "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """How torchrun would have been started."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    err: str
+
+
+@dataclass
+class Container:
+    """A container's file system as far as the entrypoint looks at it."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def write(self, name: str, text: str = "", *, mode: int = 0o644) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def python(self, name: str, *, has_torch: bool = True) -> Path:
+        text = TELLING_PYTHON.format(python=sys.executable, has_torch=int(not has_torch))
+        return self.write(name, text, mode=0o755)
+
+    def driver(self, text: str, *, gpu: str = "NVIDIA H100 80GB HBM3") -> None:
+        self.write("root/proc/driver/nvidia/version", text)
+        self.write("root/proc/driver/nvidia/gpus/0000:00:1e.0/information", f"Model: \t\t {gpu}\n")
+        self.write("root/dev/nvidia0")
+
+    def compat(self, *versions: str) -> Path:
+        for version in versions:
+            library = self.write(f"root/usr/local/cuda/compat/libcuda.so.{version}")
+            link = library.with_name("libcuda.so.1")
+            link.unlink(missing_ok=True)
+            link.symlink_to(library.name)
+        return self.folder / "root/usr/local/cuda/compat"
+
+    def resource_config(self, **config: object) -> None:
+        self.write("root/opt/ml/input/config/resourceconfig.json", json.dumps(config))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["/bin/bash", str(self.folder / "code/run_train.sh"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={
+                "PATH": str(self.folder / "bin"),
+                "FASTLAUNCH_SYSTEM_ROOT": str(self.folder / "root"),
+                **self.env,
+            },
+            cwd="/",
+            check=False,
+        )
+
+    def told(self, *arguments: str) -> Told:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return Told(**json.loads(done.stdout), err=done.stderr)
+
+    def refused(self) -> str:
+        done = self.run()
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    container = Container(folder=tmp_path)
+    for name in ("train", "site", "user"):
+        (tmp_path / "code" / name).mkdir(parents=True)
+    shutil.copy(SCRIPT, tmp_path / "code")
+    container.python("bin/python")
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / "bin" / tool).symlink_to(found)
+    return container
+
+
+def ranks(told: Told) -> str:
+    (value,) = [part for part in told.argv if part.startswith("--nproc-per-node=")]
+    return value.partition("=")[2]
+
+
+def test_a_machine_without_gpus_runs_one_rank_with_the_code_beside_the_script(container: Container) -> None:
+    told = container.told("--steps", "a b", "$HOME", "")
+    assert told.argv == [
+        *("-m", "fastlaunch_train.torchrun", "--standalone", "--local-addr=localhost", "--nproc-per-node=1"),
+        *("-m", "fastlaunch_train", "--steps", "a b", "$HOME", ""),
+    ]
+    code = container.folder / "code"
+    assert told.env["PYTHONPATH"] == f"{code}/train:{code}/site"
+    assert told.cwd == f"{code}/user"
+    assert (told.env["OPT_OUT_TRACKING"], told.env["NCCL_DEBUG"]) == ("true", "WARN")
+    assert told.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert not {"FASTLAUNCH_CUDA_COMPAT", "LD_LIBRARY_PATH", "NCCL_SOCKET_IFNAME"} & told.env.keys()
+    assert told.err == ""
+
+
+def test_what_the_environment_sets_stays(container: Container) -> None:
+    container.env = {
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth9",
+        "PYTHONPATH": "/their/own",
+        "OMP_NUM_THREADS": "7",
+        "FASTLAUNCH_NPROC": "3",
+    }
+    told = container.told()
+    assert (told.env["NCCL_DEBUG"], told.env["GLOO_SOCKET_IFNAME"]) == ("INFO", "eth9")
+    assert told.env["PYTHONPATH"].endswith(":/their/own")
+    assert (ranks(told), told.env["OMP_NUM_THREADS"]) == ("3", "7")
+
+
+def test_there_is_a_rank_for_every_gpu(container: Container) -> None:
+    for device in (*(f"nvidia{number}" for number in range(12)), "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        container.write(f"root/dev/{device}")
+    assert ranks(container.told()) == "12"
+    container.env = {"CUDA_VISIBLE_DEVICES": "0,3"}
+    assert ranks(container.told()) == "2"
+    container.env = {"CUDA_VISIBLE_DEVICES": ""}
+    assert ranks(container.told()) == "1"
+
+
+@pytest.mark.parametrize("text", [CLOSED_DRIVER, OPEN_DRIVER])
+def test_an_images_newer_libcuda_is_used(container: Container, text: str) -> None:
+    container.driver(text.format("550.163.01"))
+    compat = container.compat("550.54.15", "580.65.06")
+    container.env = {"LD_LIBRARY_PATH": "/opt/amazon/efa/lib:/usr/lib"}
+    told = container.told()
+    assert told.env["FASTLAUNCH_CUDA_COMPAT"] == "compat 580.65.06"
+    assert told.env["LD_LIBRARY_PATH"] == f"{compat}:/opt/amazon/efa/lib:/usr/lib"
+    assert told.err == "run_train.sh: driver 550.163.01, libcuda of the image: 580.65.06\n"
+
+
+@pytest.mark.parametrize("version", ["580.65.06", "580.95.05", "1000.1"])
+def test_an_images_libcuda_that_is_not_newer_is_kept_out_of_the_way(
+    container: Container, version: str
+) -> None:
+    container.driver(OPEN_DRIVER.format(version))
+    compat = container.compat("580.65.06")
+    container.env = {"LD_LIBRARY_PATH": f"/a:{compat}:/b"}
+    told = container.told()
+    assert told.env["FASTLAUNCH_CUDA_COMPAT"] == "driver"
+    assert told.env["LD_LIBRARY_PATH"] == "/a:/b"
+    assert told.err == f"run_train.sh: driver {version}, libcuda of the driver\n"
+
+
+def test_versions_are_compared_as_numbers(container: Container) -> None:
+    container.driver(OPEN_DRIVER.format("580.65.06"))
+    container.compat("580.126.09")
+    assert container.told().env["FASTLAUNCH_CUDA_COMPAT"] == "compat 580.126.09"
+
+
+def test_a_geforce_takes_the_drivers_libcuda(container: Container) -> None:
+    container.driver(OPEN_DRIVER.format("550.163.01"), gpu="NVIDIA GeForce RTX 4090")
+    container.compat("580.65.06")
+    assert container.told().env["FASTLAUNCH_CUDA_COMPAT"] == "driver"
+
+
+def test_an_image_without_the_compat_folder_takes_the_drivers(container: Container) -> None:
+    container.driver(CLOSED_DRIVER.format("550.163.01"))
+    told = container.told()
+    assert (told.env["FASTLAUNCH_CUDA_COMPAT"], told.env["LD_LIBRARY_PATH"]) == ("driver", "")
+
+
+def test_where_the_kernel_does_not_tell_its_driver_nvidia_smi_does(container: Container) -> None:
+    told = "case $* in *driver_version*) printf '550.90.07\\n550.90.07\\n' ;; *) echo NVIDIA L4 ;; esac"
+    container.write("bin/nvidia-smi", f"#!/bin/bash\n{told}\n", mode=0o755)
+    container.compat("580.65.06")
+    assert container.told().env["FASTLAUNCH_CUDA_COMPAT"] == "compat 580.65.06"
+
+
+def test_several_nodes_meet_at_the_first(container: Container) -> None:
+    container.env = {
+        "FASTLAUNCH_NUM_NODES": "4",
+        "FASTLAUNCH_NODE_RANK": "2",
+        "FASTLAUNCH_MASTER_ADDR": "10.0.0.7",
+        "FASTLAUNCH_NPROC": "8",
+    }
+    told = container.told()
+    assert told.argv[2:7] == [
+        *("--nnodes=4", "--node-rank=2", "--master-addr=10.0.0.7", "--master-port=29500"),
+        "--nproc-per-node=8",
+    ]
+    assert "GLOO_SOCKET_IFNAME" not in told.env
+    container.env["FASTLAUNCH_MASTER_PORT"] = "7777"
+    assert "--master-port=7777" in container.told().argv
+
+
+def test_sagemaker_tells_hosts_and_interface(container: Container) -> None:
+    hosts = ["algo-2", "algo-1"]
+    container.resource_config(current_host="algo-2", hosts=hosts, network_interface_name="eth0")
+    told = container.told()
+    assert told.argv[2:6] == [*("--nnodes=2", "--node-rank=1", "--master-addr=algo-1", "--master-port=29500")]
+    assert (told.env["GLOO_SOCKET_IFNAME"], told.env["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+
+
+def test_one_sagemaker_host_stands_alone(container: Container) -> None:
+    container.resource_config(current_host="algo-1", hosts=["algo-1"], network_interface_name="eth0")
+    told = container.told()
+    assert told.argv[2:4] == ["--standalone", "--local-addr=localhost"]
+    assert told.env["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"FASTLAUNCH_NPROC": "many"}, "FASTLAUNCH_NPROC is 'many', not a whole number from 1"),
+        ({"FASTLAUNCH_NPROC": "08"}, "FASTLAUNCH_NPROC is '08'"),
+        ({"FASTLAUNCH_NUM_NODES": "0"}, "FASTLAUNCH_NUM_NODES is '0'"),
+        ({"FASTLAUNCH_NUM_NODES": "2"}, "FASTLAUNCH_NODE_RANK is ''"),
+        ({"FASTLAUNCH_NUM_NODES": "2", "FASTLAUNCH_NODE_RANK": "2"}, "RANK is 2 of 2 nodes"),
+        ({"FASTLAUNCH_NUM_NODES": "2", "FASTLAUNCH_NODE_RANK": "1"}, "FASTLAUNCH_MASTER_ADDR is not set"),
+    ],
+)
+def test_an_environment_that_means_nothing_is_refused(
+    container: Container, env: dict[str, str], words: str
+) -> None:
+    container.env = env
+    assert words in container.refused()
+
+
+def test_a_sagemaker_host_that_is_not_in_its_list_is_refused(container: Container) -> None:
+    container.resource_config(current_host="algo-3", hosts=["algo-1", "algo-2"])
+    assert "does not say which of which hosts this is" in container.refused()
+
+
+def test_the_python_that_has_torch_is_found(container: Container) -> None:
+    container.python("bin/python", has_torch=False)
+    done = container.run()
+    assert (done.returncode, done.stderr) == (
+        127,
+        "run_train.sh: error: no Python with torch in this image\n",
+    )
+    container.python("root/opt/conda/bin/python")
+    assert container.told().argv[1] == "fastlaunch_train.torchrun"
+
+
+def test_a_signal_before_training_starts_ends_it(container: Container) -> None:
+    container.write("bin/nvidia-smi", "#!/bin/bash\ntouch $STARTED\nsleep 1\n", mode=0o755)
+    started = container.folder / "started"
+    process = subprocess.Popen(
+        ["/bin/bash", str(container.folder / "code/run_train.sh")],
+        env={
+            "PATH": str(container.folder / "bin"),
+            "FASTLAUNCH_SYSTEM_ROOT": str(container.folder / "root"),
+            "STARTED": str(started),
+        },
+        stdout=subprocess.PIPE,
+    )
+    while not started.exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, b"")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    assert subprocess.run([shellcheck, SCRIPT], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_two_ranks_train_through_it_from_where_sagemaker_puts_the_code(tmp_path: Path) -> None:
+    code = tmp_path / "opt/ml/input/data/code"
+    (code / "user").mkdir(parents=True)
+    (code / "train").symlink_to(ROOT / "train")
+    shutil.copy(SCRIPT, code)
+    shutil.copy(ROOT / "tests/train/workloads/tiny.py", code / "user/mine.py")
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [
+            *("/bin/bash", code / "run_train.sh", "--workload", "./mine.py:build", "--recipe", "fp32"),
+            *("--batch-size", "4", "--steps", "12", "--output", out),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "CUDA_VISIBLE_DEVICES": "",
+            "FASTLAUNCH_NPROC": "2",
+            "FASTLAUNCH_ATTEMPT": "2",
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        record = read_record(out / f"rank-0000{rank}-attempt-2.jsonl")
+        assert record.end is not None
+        assert (record.end.status, record.header["world_size"]) == ("completed", 2)
