@@ -204,9 +204,11 @@ def test_without_credentials_that_is_told_first(
     region: MotoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert fastlaunch(*SUBMIT, "--yes", aws=Aws()) == 3
+    assert fastlaunch("submit", "--instance", "g5.xlarge", "--yes", aws=Aws()) == 3
     assert "credentials" in capsys.readouterr().err
     assert region.sent() == []
+    # Nor were the wheels fetched of code that could not be stored.
+    assert not (load_settings().home / "wheels").exists()
 
 
 def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: MotoServer) -> None:
