@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forked_launcher import Zygote
 from moto_server import MotoServer
-from network import Moment, Network
+from network import Faults, Moment, Network
 from trial import Death, Trial
 
 NUM_TRIALS = 200
@@ -53,11 +53,20 @@ def test_nothing_leaks_whatever_goes_wrong(trial: Trial, seed: int) -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
 def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, step: int, before: bool) -> None:
-    trial.faults = False
+    trial.faults = Faults()
     assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 def test_nothing_leaks_from_the_launch_itself(trial: Trial, after: bool) -> None:
-    trial.faults = False
+    trial.faults = Faults()
     assert not trial.run(Death(moment=Moment(n=1, action="RunInstances", after=after))), trial.story()
+
+
+@pytest.mark.parametrize("expires_at", [None, 3])
+@pytest.mark.parametrize("hidden", [0, 3, 30])
+def test_no_second_machine_is_started_where_no_answer_comes(
+    trial: Trial, hidden: int, expires_at: int | None
+) -> None:
+    trial.faults = Faults(lost_launches=1.0, hidden=hidden, expires_at=expires_at)
+    assert not trial.run(Death(after_s=5.0)), trial.story()

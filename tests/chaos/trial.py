@@ -46,16 +46,20 @@ class Death:
 
 @dataclass(kw_only=True)
 class Trial:
-    """The world of one seed, over a server, a network and a zygote that others use after it."""
+    """The world of one seed, over a server, a network and a zygote that others use after it.
+
+    faults: instead of those that are drawn.
+    """
 
     seed: int
     folder: Path
     server: MotoServer
     network: Network
     zygote: Zygote
-    faults: bool = True
+    faults: Faults | None = None
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    _troubled: Faults = field(default_factory=Faults)
     _launched: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     def run(self, death: Death | None = None) -> list[str]:
@@ -64,7 +68,8 @@ class Trial:
         self._set_up()
         nodes = Nodes(server=self.server, rng=random.Random(rng.random()))
         self.server.when_launched = [self._note_launch, nodes.launch]
-        self.network.trouble(_faults(rng) if self.faults else Faults(), random.Random(rng.random()))
+        self._troubled = self.faults or _faults(rng)
+        self.network.trouble(self._troubled, random.Random(rng.random()))
         self._launch(death or _death(rng))
         for argv in self._meddling(rng):
             self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if rng.random() < 0.3 else None)
@@ -257,7 +262,7 @@ class Trial:
             f"seed {self.seed}; alone: pytest tests/chaos -m slow -k 'seed-{self.seed}-'",
             *self.problems,
             "",
-            f"faults: {self.network.faults}",
+            f"faults: {self._troubled}",
             *self.told,
             "",
             *(
@@ -300,4 +305,4 @@ def _death(rng: random.Random) -> Death:
         return Death(moment=Moment(n=rng.randint(1, 40), after=rng.random() < 0.5))
     if kind == "launch":
         return Death(moment=Moment(n=rng.randint(1, 3), action="RunInstances", after=rng.random() < 0.7))
-    return Death(after_s=rng.uniform(0.02, 1.5))
+    return Death(after_s=rng.choice((rng.uniform(0.02, 1.5), 5.0)))
