@@ -52,6 +52,8 @@ _LOG_IN = (
 _CLOCK = "set this machine's clock, which AWS finds more than five minutes off"
 # EC2 says the same of a session that has ended and of a clock that is wrong.
 _LOG_IN_OR_CLOCK = f"{_LOG_IN}; if that does not help, {_CLOCK}"
+# A region that is switched off does not know anybody.
+_LOG_IN_OR_REGION = f"{_LOG_IN_OR_CLOCK}, or switch {{region}} on (console: Account, AWS Regions)"
 _ALLOW = "ask for {service}:{action} to be allowed to who is logged in (`aws sts get-caller-identity`)"
 _DECODE = (
     "ask for {service}:{action} to be allowed; which statement refused it says "
@@ -112,16 +114,16 @@ _CODES: Mapping[str, tuple[type[CloudRefused], str]] = {
     # Credentials and rights.
     "AccessDenied": (NotAuthorised, _ALLOW),
     "AccessDeniedException": (NotAuthorised, _ALLOW),
-    "AuthFailure": (NotAuthorised, _LOG_IN_OR_CLOCK),
+    "AuthFailure": (NotAuthorised, _LOG_IN_OR_REGION),
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (NotAuthorised, _SPOT_ROLE),
     "UnauthorizedOperation": (NotAuthorised, _ALLOW),
     "ExpiredToken": (NotAuthorised, _LOG_IN),
     "ExpiredTokenException": (NotAuthorised, _LOG_IN),
     "TokenRefreshRequired": (NotAuthorised, _LOG_IN),
     "InvalidAccessKeyId": (NotAuthorised, _LOG_IN),
-    "InvalidClientTokenId": (NotAuthorised, _LOG_IN),
+    "InvalidClientTokenId": (NotAuthorised, _LOG_IN_OR_REGION),
     "InvalidToken": (NotAuthorised, _LOG_IN),
-    "UnrecognizedClientException": (NotAuthorised, _LOG_IN),
+    "UnrecognizedClientException": (NotAuthorised, _LOG_IN_OR_REGION),
     "SignatureDoesNotMatch": (NotAuthorised, _LOG_IN),
     "InvalidSignatureException": (NotAuthorised, _LOG_IN),
     "IncompleteSignature": (NotAuthorised, _LOG_IN),
@@ -182,6 +184,12 @@ _NO_ANSWER = (
     "is the network there, and `{region}` a region of AWS? What was asked for may have been done: "
     "`fastlaunch status` looks, and the same command sends the same token"
 )
+
+#: Of what carries no token, and may simply be asked again.
+_WITHOUT_TOKEN = {
+    _NO_ANSWER: "is the network there, and `{region}` a region of AWS? Then type the same again",
+    _UNKNOWN: "type the same again",
+}
 
 #: Kind and hint by the name of botocore's exception, or of one that it is made from.
 _EXCEPTIONS: Mapping[str, tuple[type[CloudRefused], str]] = {
@@ -324,6 +332,8 @@ def _quota_hint(asked: Asked) -> str:
 
 def _made(kind: type[CloudRefused], message: str, hint: str, asked: Asked, code: str) -> CloudRefused:
     right = _RIGHTS.get(asked.action, asked.action)
+    if asked.action != "RunInstances":
+        hint = _WITHOUT_TOKEN.get(hint, hint)
     told = hint.format(service=asked.service, action=right, region=asked.region)
     error = kind(message, told)
     error.code = code

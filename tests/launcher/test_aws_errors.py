@@ -118,6 +118,11 @@ def test_expired_credentials(stubbed_aws: StubbedAws, code: str) -> None:
     assert (error.hint or "").startswith("log in again (`aws sso login`")
 
 
+@pytest.mark.parametrize("code", ["AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"])
+def test_a_region_that_is_off_knows_nobody(code: str) -> None:
+    assert "switch us-east-1 on" in (refusal(RUN, code, "told so").hint or "")
+
+
 def test_spot_without_its_role(stubbed_aws: StubbedAws) -> None:
     code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
     stubbed_aws.error(
