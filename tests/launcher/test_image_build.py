@@ -1,19 +1,20 @@
 """An image's context and its tag; and a real image, built by the real Dockerfile where docker can run."""
 
-import io
 import json
 import os
 import tarfile
-import tempfile
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from real_docker import real_docker
+from docker_daemon import CannotStart, DockerDaemon
 from wheel_builder import make_wheel
 
 from fastlaunch.base_image_file import shipped_base_images
-from fastlaunch.code_bundle import code_files
+from fastlaunch.code_bundle import code_files, pack
 from fastlaunch.container_builder import build_command, find_builder, push_command, run_command
 from fastlaunch.image_build import (
     BaseReference,
@@ -25,6 +26,7 @@ from fastlaunch.image_build import (
 from fastlaunch_train.recipes import RECIPE_SCHEMA
 
 BASE = next(image for image in shipped_base_images().images if image.torch == "2.13.0")
+SCHEMA_2 = "application/vnd.docker.distribution.manifest.v2+json"
 DIGEST = "sha256:" + "ab" * 32
 BUILD = ImageBuild(
     base=BASE,
@@ -94,42 +96,64 @@ def test_a_context_is_written_the_same_by_everybody(tmp_path: Path) -> None:
     assert os.access(found["run_train.sh"], os.X_OK)
 
 
+@pytest.fixture
+def daemon() -> Iterator[DockerDaemon]:
+    try:
+        started = DockerDaemon()
+    except CannotStart as why:
+        pytest.skip(str(why))
+    yield started
+    started.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_real_image_is_schema_2_with_its_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_image_is_schema_2_with_its_labels(
+    daemon: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real Dockerfile with whatever builder there is, over a base in which nothing can run."""
     wheels = tmp_path / "wheels"
     pin = make_wheel(wheels)
     listed = tmp_path / "wheels.txt"
     listed.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
     monkeypatch.setenv("FASTLAUNCH_WHEELS", str(listed))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{daemon.socket}")
     files = context_files(wheels)
-    assert files is not None
-    with tempfile.TemporaryDirectory() as folder, real_docker(Path(folder)) as real:
-        monkeypatch.setenv("DOCKER_HOST", real.host)
-        base = f"{real.registry}/pytorch:tiny"
-        real.import_tiny(base)
-        builder = find_builder()
-        assert builder is not None
-        build = replace(BUILD, files=files, reference=BaseReference(uri=base, digest=DIGEST))
-        tag = f"{real.registry}/own:{build.tag}"
-        context = tmp_path / "context"
-        context.mkdir()
-        write_context(build.files, context)
-        run_command(build_command(builder, context, tag=tag, build_args=build.build_args), print)
-        run_command(push_command(builder, tag), print)
-        media_type, manifest = real.manifest("own", build.tag)
-        assert media_type == "application/vnd.docker.distribution.manifest.v2+json"
-        assert manifest["config"]["mediaType"] == "application/vnd.docker.container.image.v1+json"
+    builder = find_builder()
+    assert files is not None and builder is not None
+    base = f"{daemon.registry}/pytorch:tiny"
+    daemon.docker("import", "--platform", "linux/amd64", "-", base, stdin=pack({}))
+    build = replace(BUILD, files=files, reference=BaseReference(uri=base, digest=DIGEST))
+    tag = f"{daemon.registry}/own:{build.tag}"
+    context = tmp_path / "context"
+    context.mkdir()
+    write_context(build.files, context)
+    run_command(build_command(builder, context, tag=tag, build_args=build.build_args), print)
+    run_command(push_command(builder, tag), print)
 
-        (told,) = json.loads(real.docker("image", "inspect", tag))
-        assert (told["Os"], told["Architecture"]) == ("linux", "amd64")
-        labels = told["Config"]["Labels"]
-        assert labels["org.opencontainers.image.revision"] == "c0ffee"
-        assert labels["org.opencontainers.image.base.digest"] == DIGEST
-        assert labels["fastlaunch.recipe-schema"] == str(RECIPE_SCHEMA)
-        real.docker("create", "--name", "one", tag)
-        with tarfile.open(fileobj=io.BytesIO(real.docker("export", "one"))) as archive:
-            found = {member.name: member for member in archive}
-        assert {name for name in build.layers if f"fastlaunch/{name}" not in found} == set()
-        assert found["fastlaunch/run_train.sh"].mode & 0o111
+    media_type, manifest = manifest_of(daemon, "own", build.tag)
+    assert media_type == SCHEMA_2
+    assert manifest["config"]["mediaType"] == "application/vnd.docker.container.image.v1+json"
+    (told,) = json.loads(daemon.docker("image", "inspect", tag))
+    assert (told["Os"], told["Architecture"]) == ("linux", "amd64")
+    labels = told["Config"]["Labels"]
+    assert labels["org.opencontainers.image.revision"] == "c0ffee"
+    assert labels["org.opencontainers.image.base.digest"] == DIGEST
+    assert labels["fastlaunch.recipe-schema"] == str(RECIPE_SCHEMA)
+    daemon.docker("create", "--name", "one", tag)
+    daemon.docker("export", "--output", str(tmp_path / "image.tar"), "one")
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        found = {member.name: member for member in archive}
+    assert {name for name in build.layers if f"fastlaunch/{name}" not in found} == set()
+    assert found["fastlaunch/run_train.sh"].mode & 0o111
+
+
+def manifest_of(daemon: DockerDaemon, repository: str, tag: str) -> tuple[str, dict[str, Any]]:
+    """Media type and content of what the registry has, of whatever type that is."""
+    others = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
+    request = urllib.request.Request(
+        f"http://{daemon.registry}/v2/{repository}/manifests/{tag}",
+        headers={"Accept": f"{SCHEMA_2}, {others}"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return answer.headers["Content-Type"], json.load(answer)
