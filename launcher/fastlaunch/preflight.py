@@ -194,7 +194,8 @@ class _Checks:
         if problems:
             raise problems[0]
         here = self._here(region)
-        return f"bucket {here.bucket}, instance profile {here.instance_profile}, {len(here.subnets)} subnets"
+        zones = f"subnets in {', '.join(here.subnets)}" if here.subnets else "no subnets"
+        return f"bucket {here.bucket}, instance profile {here.instance_profile}, {zones}"
 
     def _region(self, region: str) -> str:
         known = self.ask(self.aws.regions)
@@ -228,7 +229,7 @@ class _Checks:
                 problem,
                 "docs/aws-setup.md has the role, the profile, and the policy that lets you pass it",
             )
-        return f"{profile}: nothing forbids to give it to a machine, as far as IAM tells"
+        return f"{profile} may be given to a machine, as far as IAM tells"
 
     def _bucket(self, region: str) -> str | Told:
         bucket = self._here(region).bucket
@@ -311,7 +312,7 @@ class _Checks:
             )
         if use.fits is False:
             raise use.refusal
-        return str(use) if use.fits else Told(Result.NOT_CHECKED, str(use))
+        return str(use) if use.fits else Told(Result.NOT_CHECKED, str(use), f"look at it: {use.page}")
 
     def _spot_price(self, instance: InstanceType, region: str) -> str | Told:
         newest = self.ask(self.aws.spot_price_usd, region, instance.name, None)

@@ -38,12 +38,16 @@ class QuotaUse:
         return None if self.used_vcpus is None else True
 
     @property
+    def page(self) -> str:
+        """Address of the console's page on which more is asked for."""
+        return quota_page(self.region, self.quota.code)
+
+    @property
     def refusal(self) -> QuotaExceeded:
         """The error of a job that does not fit, with the page on which more is asked for."""
-        page = quota_page(self.region, self.quota.code)
         wanted = self.need_vcpus + (self.used_vcpus or 0)
         return QuotaExceeded(
-            f"not enough quota: {self}", f"ask for {wanted} vCPUs: {page}   (or choose another region)"
+            f"not enough quota: {self}", f"ask for {wanted} vCPUs: {self.page}   (or choose another region)"
         )
 
     def __str__(self) -> str:

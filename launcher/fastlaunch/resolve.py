@@ -236,7 +236,7 @@ def container_image(aws: Aws, ask: AskOnce, base: "BaseImage", region: str) -> s
     if digest is None:
         raise BadConfiguration(
             f"the registry of AWS in {region} ({account}) has no image {base.name}",
-            "give another one, such as --base-image 2.12",
+            "give another one to submit, such as --base-image 2.12",
         )
     return image_uri(base, region, digest)
 

@@ -295,3 +295,16 @@ def test_without_an_instance_type_the_account_is_checked() -> None:
     found = made(job=Wanted(**{**vars(wanted()), "instances": ()}))
     assert {"offered", "quota", "price"}.isdisjoint(check.name for check in found)
     assert results(found) == {}
+
+
+def test_what_only_looks_is_not_said_to_have_started_something() -> None:
+    from fastlaunch.aws_errors import Asked, unanswered
+
+    looked = unanswered(
+        Asked(service="sts", action="GetCallerIdentity", region="r"), ("ConnectionError",), ""
+    )
+    started = unanswered(Asked(service="ec2", action="RunInstances", region="r"), ("ConnectionError",), "")
+    assert looked is not None and looked.hint == (
+        "is the network there, and `r` a region of AWS? Then type the same again"
+    )
+    assert started is not None and "may have been done" in (started.hint or "")

@@ -12,7 +12,7 @@ from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import USD, next_command
 from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UnknownName
+from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised, UnknownName
 
 if TYPE_CHECKING:
     from fastlaunch.preflight import Wanted
@@ -138,7 +138,7 @@ def _tell_json(found: Sequence["Check"]) -> None:
 
 
 def _next(around: Surroundings, found: Sequence["Check"], instance: str | None) -> str:
-    if any(check.name == "login" and check.error is not None for check in found):
+    if any(check.name == "login" and isinstance(check.error, NotAuthorised) for check in found):
         return "aws configure   (or `aws sso login`), then fastlaunch doctor"
     if any(check.error is not None for check in found):
         return f"mend the first that failed, then {shlex.join(['fastlaunch', *around.argv])}"
