@@ -1,15 +1,15 @@
 """Brings the ledger up to what is true on AWS: for attempts whose launcher is gone, or only started them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.attempt_price import note_machine
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend, Sight
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.cloud_follow import SHUTDOWN_WAIT
-from fastlaunch.errors import CloudRefused, UserError
+from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.submission import LOOK_INTERVAL_S, launcher_lives
 
 if TYPE_CHECKING:
@@ -59,12 +59,24 @@ def cancel_cloud(
     # A note for its launcher, if that lives: it may be the first to see the machine end.
     ledger.explain_attempt(attempt.id, f"{STOPPED_BY}fastlaunch cancel")
     backend.stop(attempt.handle)
-    deadline = backend.now() + SHUTDOWN_WAIT
-    while not (sight := backend.see([attempt.handle])[0]).has_ended and backend.now() < deadline:
-        backend.sleep(5.0)
+    sight = _wait_for_end(backend, attempt.handle)
     note_seen(ledger, backend, attempt, sight.instance)
     finish_attempt(attempt, sight, backend=backend, ledger=ledger)
     return ledger.get(run.id).state
+
+
+def _wait_for_end(backend: Ec2Backend, handle: Mapping[str, Any]) -> Sight:
+    """The machine, which shuts down, when it has ended, or after a while."""
+    deadline = backend.now() + SHUTDOWN_WAIT
+    while True:
+        try:
+            (sight,) = backend.see([handle])
+            if sight.has_ended or backend.now() >= deadline:
+                return sight
+        except (Throttled, Unreachable):
+            if backend.now() >= deadline:
+                raise
+        backend.sleep(5.0)
 
 
 def note_seen(ledger: "Ledger", backend: Ec2Backend, attempt: "Attempt", instance: Any) -> None:

@@ -431,6 +431,17 @@ def test_a_run_that_fails_before_its_record_is_told_by_its_log(world: World) -> 
     )
 
 
+def test_following_asks_seldom(world: World) -> None:
+    world.aws.node = lambda node: node.train(seconds_per_run=1200)
+    world.submit()
+    minutes = (world.clock.now() - Clock().now()).total_seconds() / 60
+    assert minutes > 40
+    # Every 10 s for the machine, every 20 s for what it uploads; and never again for what is here.
+    assert world.aws.calls["describe_instances"] <= 6 * minutes + 3
+    assert world.aws.calls["list_objects"] <= 3 * minutes + 3
+    assert world.aws.calls["get_object"] <= len(world.aws.objects)
+
+
 # Stopping
 
 

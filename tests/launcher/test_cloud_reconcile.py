@@ -12,7 +12,7 @@ from fake_cloud import Clock, FakeAws, FakeNode
 from fastlaunch import locks
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.errors import NotAuthorised, Unreachable, UserError
+from fastlaunch.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.runs import Ledger, Run
 from fastlaunch.submission import cancel, launcher_lock, reconcile
 
@@ -312,6 +312,21 @@ def test_cancel_stops_the_machine_with_all_its_runs(world: World, capsys: pytest
     (attempt,) = world.ledger.attempts_of(run.id)
     assert attempt.ended_at is not None and attempt.billed_seconds
     assert world.aws.instances["i-0001"].state == "terminated"
+
+
+def test_cancel_is_patient_with_a_network_that_fails_for_a_while(world: World) -> None:
+    world.aws.node = lambda node: node.train(
+        upto=1, how=lambda run_id: {"steps": 60, "header": {"steps": 200}, "status": "interrupted"}
+    )
+    run = world.add()
+    world.clock.sleep(200)
+    # First the bucket, then the machine.
+    world.aws.refuse("list_objects", Unreachable("no answer"), Throttled("slow down"))
+    world.aws.refuse("put_object", Unreachable("no answer"))
+    world.aws.refuse("describe_instances", *[Unreachable("no answer")] * 6)
+    assert world.cancel(run) is RunState.INTERRUPTED
+    assert world.aws.calls["terminate"] == 0
+    assert world.aws.live() == []
 
 
 def test_cancel_finds_a_machine_that_nobody_noted(world: World) -> None:

@@ -24,6 +24,8 @@ FORGOTTEN_AFTER = timedelta(minutes=15)
 #: Between asking a node to stop and ending it: a checkpoint, its upload, shutting down.
 STOP_WAIT_S = 240.0
 LOOK_INTERVAL_S = 10.0
+#: For asking the node, where the bucket does not answer.
+_ASK_WAIT_S = 60.0
 #: Until TerminateInstances shows.
 _KILL_WAIT_S = 180.0
 _KILL_INTERVAL_S = 5.0
@@ -186,11 +188,20 @@ class Ec2Backend:
         return path
 
     def _ask_to_stop(self, handle: Mapping[str, Any]) -> bool:
-        if self.sync(handle).boot is None:
-            return False
+        """Whether a booted node was asked."""
+        deadline = self.now() + timedelta(seconds=_ASK_WAIT_S)
         bucket, prefix = s3_sync.split_uri(handle["output"])
-        self.aws.put_object(handle["region"], bucket, f"{prefix}/abort", b"stop\n")
-        return True
+        while True:
+            try:
+                if self.sync(handle).boot is None:
+                    return False
+                self.aws.put_object(handle["region"], bucket, f"{prefix}/abort", b"stop\n")
+                return True
+            except (Throttled, Unreachable):
+                # What the node could save is worth a little patience.
+                if self.now() >= deadline:
+                    raise
+            self.sleep(_KILL_INTERVAL_S)
 
     def _wait_for_end(self, handle: Mapping[str, Any]) -> None:
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)
