@@ -70,3 +70,24 @@ def test_no_second_machine_is_started_where_no_answer_comes(
 ) -> None:
     trial.faults = Faults(lost_launches=1.0, hidden=hidden, expires_at=expires_at)
     assert not trial.run(Death(after_s=5.0)), trial.story()
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        Death(moment=Moment(n=1, action="RunInstances"), after_s=30.0),
+        Death(moment=Moment(n=1, action="RunInstances", after=True), after_s=30.0),
+        Death(moment=Moment(n=8), after_s=30.0),
+        # The first look at the machine, after the submission's own look at its running ones.
+        Death(moment=Moment(n=2, action="DescribeInstances", after=True), after_s=30.0),
+        Death(after_s=6.0),
+    ],
+    ids=["before-launch", "after-launch", "looking-up", "following", "later"],
+)
+def test_nothing_leaks_from_the_real_command(trial: Trial, death: Death) -> None:
+    trial.faults, trial.is_real = Faults(), True
+    assert not trial.run(death), trial.story()
+    if death.moment is not None:
+        # It came that far, and no further.
+        assert trial.told[0].endswith(": -9"), trial.story()
+        assert trial.num_launched == (death.moment.action is not None), trial.story()

@@ -8,6 +8,8 @@ import json
 import os
 import random
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ec2_builders import IMAGE
 from fake_node import Nodes
 from forked_launcher import Command, Order, Zygote
 from moto_server import MotoServer
@@ -48,7 +51,8 @@ class Death:
 class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
-    faults: instead of those that are drawn.
+    faults: instead of those that are drawn. is_real: the launcher is `fastlaunch submit` in a process that is
+    started for it, at the pace of the real clock, and not a fork.
     """
 
     seed: int
@@ -57,6 +61,7 @@ class Trial:
     network: Network
     zygote: Zygote
     faults: Faults | None = None
+    is_real: bool = False
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     _troubled: Faults = field(default_factory=Faults)
@@ -70,7 +75,7 @@ class Trial:
         self.server.when_launched = [self._note_launch, nodes.launch]
         self._troubled = self.faults or _faults(rng)
         self.network.trouble(self._troubled, random.Random(rng.random()))
-        self._launch(death or _death(rng))
+        (self._launch_real if self.is_real else self._launch)(death or _death(rng))
         for argv in self._meddling(rng):
             self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if rng.random() < 0.3 else None)
         self.network.calm()
@@ -79,6 +84,11 @@ class Trial:
         self._clean_up(rng)
         self._judge()
         return self.problems
+
+    @property
+    def num_launched(self) -> int:
+        """Machines that the service made."""
+        return len(self._launched)
 
     # What happens
 
@@ -108,6 +118,29 @@ class Trial:
                     "for the same run"
                 )
         self._launched.append((region, instance_id, tags))
+
+    def _launch_real(self, death: Death) -> None:
+        """`fastlaunch submit` as it is typed, which looks everything up first."""
+        self.server.quotas[("us-east-1", "L-417A185B")] = 1000.0
+        argv = ["submit", "--instance", "p5.48xlarge", "--recipe", "bf16", "--image", IMAGE, "--yes"]
+        order = self._order(*argv, "--max-hours", "1")
+        path = os.pathsep.join(part for part in sys.path if part)
+        with Path(order.output).open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fastlaunch", *order.argv],
+                env={**order.environment, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        if death.moment is not None:
+            self.network.at(death.moment, process.kill)
+        try:
+            self.told.append(f"{death}: {process.wait(timeout=death.after_s)}")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.told.append(f"{death}: {process.wait()}, after its time")
+        self.network.at(None)
 
     def _launch(self, death: Death) -> None:
         order = self._order("start", *SITES, commit=death.commit, before_commit=death.before_commit)
