@@ -66,6 +66,11 @@ def test_a_job_fits_up_to_the_limit(limit: float, fits: bool) -> None:
     assert use(fake_aws(applied=limit)).fits is fits
 
 
+@pytest.mark.parametrize(("limit", "fits"), [(288.0, True), (287.0, False)])
+def test_what_runs_takes_its_share_of_the_limit(limit: float, fits: bool) -> None:
+    assert use(fake_aws(applied=limit, running={("p4d.24xlarge", "on-demand"): 96})).fits is fits
+
+
 def test_nodes_are_counted_in_vcpus() -> None:
     found = use(fake_aws(applied=384.0), num_nodes=3)
     assert (found.need_vcpus, found.fits) == (576, False)
