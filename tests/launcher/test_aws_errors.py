@@ -239,6 +239,43 @@ def test_every_known_code_has_a_next_action(code: str) -> None:
     assert error.hint and "{" not in error.hint and error.message.endswith(f"{code}: told so")
 
 
+#: Known answers for what decides whether another candidate is tried, and whether money may be at stake.
+KINDS = {
+    QuotaExceeded: "VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded VolumeLimitExceeded",
+    NoCapacity: (
+        "InsufficientInstanceCapacity InsufficientReservedInstanceCapacity InsufficientHostCapacity "
+        "Unsupported SpotMaxPriceTooLow ReservationCapacityExceeded InsufficientFreeAddressesInSubnet"
+    ),
+    NotAuthorised: "UnauthorizedOperation AuthFailure ExpiredToken OptInRequired PendingVerification Blocked",
+    BadConfiguration: "IdempotentParameterMismatch IdempotentInstanceTerminated InvalidSubnetID.NotFound",
+    Throttled: "RequestLimitExceeded ThrottlingException SlowDown ConditionalRequestConflict",
+    Unreachable: "InternalError InternalFailure ServiceUnavailable Unavailable RequestTimeout",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(kind, code) for kind, text in KINDS.items() for code in text.split()]
+)
+def test_kinds_of_codes(kind: type[CloudRefused], code: str) -> None:
+    assert type(refusal(RUN, code, "told so")) is kind
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "hint"),
+    [
+        ("HeadBucket", "AccessDenied", "s3:ListBucket"),
+        ("PutObject", "AccessDenied", "s3:PutObject"),
+        ("PutObject", "NoSuchBucket", "`aws.us-east-1.bucket`"),
+        ("RunInstances", "InvalidIamInstanceProfileArnMalformed", "`aws.us-east-1.instance_profile`"),
+        ("RunInstances", "Unsupported", "not to be had in that zone"),
+        ("RunInstances", "SpotMaxPriceTooLow", "--max-price"),
+    ],
+)
+def test_hints_name_what_to_change(action: str, code: str, hint: str) -> None:
+    asked = Asked(service="s3", action=action, region="us-east-1", subject="bucket")
+    assert hint in (refusal(asked, code, "told so").hint or "")
+
+
 @pytest.mark.parametrize(
     ("code", "status", "kind"),
     [
