@@ -51,8 +51,9 @@ class Death:
 class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
-    faults: instead of those that are drawn. is_real: the launcher is `fastlaunch submit` in a process that is
-    started for it, at the pace of the real clock, and not a fork.
+    faults, next_typed: instead of those that are drawn; the second are commands that follow the launcher.
+    is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
+    clock, and not a fork.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class Trial:
     network: Network
     zygote: Zygote
     faults: Faults | None = None
+    next_typed: tuple[tuple[str, ...], ...] | None = None
     is_real: bool = False
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -76,8 +78,9 @@ class Trial:
         self._troubled = self.faults or _faults(rng)
         self.network.trouble(self._troubled, random.Random(rng.random()))
         (self._launch_real if self.is_real else self._launch)(death or _death(rng))
-        for argv in self._meddling(rng):
-            self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if rng.random() < 0.3 else None)
+        for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
+            is_killed = self.next_typed is None and rng.random() < 0.3
+            self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if is_killed else None)
         self.network.calm()
         nodes.freeze()
         self._forget_some(rng)
