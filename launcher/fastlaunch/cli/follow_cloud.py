@@ -64,12 +64,15 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
     from fastlaunch.submission import reconcile
 
     shown: dict[Path, int] = {}
+    warned: set[str] = set()
     while True:
         # Looked up before fetching: what was printed up to the end is then fetched after it.
         has_ended = ledger.get(run.id).state.is_final
         attempts = ledger.attempts_of(run.id)
         for error in fetch(around, attempts[-1:]).values():
-            click.echo(f"warning: {error.message}", err=True)
+            if error.message not in warned:
+                click.echo(f"warning: {error.message}", err=True)
+            warned.add(error.message)
         path = _log(around.settings.home, run, attempts)
         if path is not None:
             if path not in shown and path.name != LOG:
