@@ -175,7 +175,7 @@ class Scene:
         """Files of the node by their names, each put together from segments that must fit."""
         return joined_segments(self.objects(program.output))
 
-    def wait_for(self, uri: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, uri: str, timeout_s: float = 180.0) -> None:
         """Until there is an object whose key begins so."""
         end = time.monotonic() + timeout_s
         bucket, _, key = uri.removeprefix("s3://").partition("/")

@@ -8,12 +8,14 @@ machine turns off, the moto server is told so.
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,6 +73,27 @@ for gpu in $(seq 0 {last_gpu}); do echo "GPU $gpu: NVIDIA A10G (UUID: GPU-$gpu)"
 """
 
 
+_REAL_DOCKER = """#!/bin/bash
+# The node's folders are its instance store's, which the daemon sees elsewhere.
+arguments=("${{@//\\/var\\/lib\\/fastlaunch\\//{store}/fastlaunch/}}")
+[ "$1" != run ] || arguments=(run {options} "${{arguments[@]:1}}")
+DOCKER_HOST=unix:///sim/docker.sock exec {client} "${{arguments[@]}}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealDocker:
+    """A daemon of this machine in place of the stand-in; the instance then needs an instance store.
+
+    socket: on the file system of the instance's folder. client: the program. options: of every `docker run`
+    besides those that the node gives.
+    """
+
+    socket: Path
+    client: str
+    options: tuple[str, ...] = ()
+
+
 def cannot_simulate() -> str | None:
     """Why this machine cannot run simulated instances, None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
@@ -114,6 +137,7 @@ class SimulatedInstance:
         fabric_manager: bool = True,
         broken_runtime: bool = False,
         connected: bool = True,
+        docker: RealDocker | None = None,
     ) -> None:
         assert training in ("real", "fake")
         self._moto = moto
@@ -127,6 +151,7 @@ class SimulatedInstance:
         self._connected = connected
         self._fabric_manager = fabric_manager
         self._num_gpus = num_gpus
+        self._docker = docker
         self._settings = {
             "container_scale": container_scale or (scale if training == "fake" else 1.0),
             "missing_images": list(missing_images),
@@ -214,6 +239,13 @@ class SimulatedInstance:
         return not self._ended.is_set()
 
     @property
+    def disk(self) -> Path:
+        """Its root folder, while it is on: reading there takes no part in what happens."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        inside = self._folder / "sim" / "disk" / "root"
+        return Path(f"/proc/{children.split()[0]}/root{inside}")
+
+    @property
     def console(self) -> str:
         """What it wrote to its console."""
         path = self._folder / "sim" / "console.log"
@@ -230,7 +262,7 @@ class SimulatedInstance:
         lines = path.read_text().splitlines() if path.exists() else []
         return {line.split()[1]: line.split()[0] for line in lines}
 
-    def wait(self, timeout_s: float = 60.0) -> str:
+    def wait(self, timeout_s: float = 180.0) -> str:
         """Why it is off: `shutdown`, `timer` (its `shutdown +N`), `taken`, `terminated` or `unplugged`."""
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"still on after {timeout_s:g} s; its console:\n{self.console}")
@@ -243,6 +275,11 @@ class SimulatedInstance:
         (sim / "bin").mkdir(parents=True)
         (sim / "disk").mkdir()
         docker = f'#!/bin/bash\nexec {sys.executable} -IS {HERE / "fake_docker.py"} "$@"\n'
+        if self._docker is not None:
+            (sim / "nvme").mkdir()
+            (sim / "docker.sock").hardlink_to(self._docker.socket)
+            options = shlex.join(self._docker.options)
+            docker = _REAL_DOCKER.format(store=sim / "nvme", options=options, client=self._docker.client)
         programs = {
             "sleep": _SLEEP.format(scale=self._scale),
             "shutdown": _SHUTDOWN.format(),

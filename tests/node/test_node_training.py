@@ -41,6 +41,10 @@ def record_of(scene: Scene, folder: Path, *, run_id: str = FIRST, attempt: int =
     return read_record(path)
 
 
+def num_lines(output: Path) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in output.glob("rank-*.jsonl"))
+
+
 def losses(*records: RankRecord) -> dict[int, float | None]:
     return {step.step: step.loss for record in records for step in record.steps}
 
@@ -50,7 +54,7 @@ def test_two_recipes_are_trained_one_after_the_other(scene: Scene, tmp_path: Pat
         node_run(FIRST, recipe="fp32", environment=ONE_THREAD),
         node_run(SECOND, recipe="bf16", environment=ONE_THREAD),
     )
-    instance = scene.launch(program, training="real")
+    instance = scene.launch(program, training="real", scale=10.0)
     assert instance.wait(200) == "shutdown"
     assert scene.status(program)["outcome"] == "completed", scene.joined(program)
     for run_id, recipe in ((FIRST, "fp32"), (SECOND, "bf16")):
@@ -66,27 +70,29 @@ def test_two_recipes_are_trained_one_after_the_other(scene: Scene, tmp_path: Pat
 def test_run_that_spot_interrupts_goes_on_where_it_was(scene: Scene, tmp_path: Path) -> None:
     run = node_run(FIRST, steps=STEPS, checkpoint_every=50, environment=ONE_THREAD)
     alone = node_program(node_run(SECOND, steps=STEPS, checkpoint_every=50, environment=ONE_THREAD))
-    assert scene.launch(alone, training="real").wait(300) == "shutdown"
+    assert scene.launch(alone, training="real", scale=10.0).wait(300) == "shutdown"
     (path,) = scene.bring_home(alone, tmp_path / "alone")[SECOND]
     undisturbed = read_record(path)
 
     program = node_program(run, is_spot=True)
-    instance = scene.launch(program, training="real")
-    scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-", 120)
-    time.sleep(random.Random(5).uniform(0, 2))
+    instance = scene.launch(program, training="real", scale=10.0)
+    scene.wait_for(f"{program.output}/boot.json")
+    # Into the record, which is written about once a second; the moment within that second is chance.
+    lines = random.Random(5).randrange(50, STEPS // 2)
+    while num_lines(instance.disk / "var/lib/fastlaunch/out" / FIRST) < lines:
+        time.sleep(0.05)
     instance.spot_notice()
-    scene.wait_for(f"{program.output}/node-0/status.json", 120)
+    scene.wait_for(f"{program.output}/node-0/status.json")
     assert scene.status(program)["reason"] == "spot"
     assert scene.status(program)["runs"][0]["state"] == "interrupted", scene.joined(program)
-    assert instance.is_on
-    instance.take()
     before = record_of(scene, tmp_path)
     assert before.end is not None and before.end.status == "interrupted"
-    kept = scene.keys(f"{RUNS}/{FIRST}/checkpoints")
-    assert kept[-1] == f"step-{before.steps[-1].step:08d}.pt"
+    scene.wait_for(f"{RUNS}/{FIRST}/checkpoints/step-{before.steps[-1].step:08d}.pt")
+    assert instance.is_on
+    instance.take()
 
     again = node_program(run, attempt=2, is_spot=True)
-    assert scene.launch(again, training="real").wait(300) == "shutdown"
+    assert scene.launch(again, training="real", scale=10.0).wait(300) == "shutdown"
     assert scene.status(again)["outcome"] == "completed", scene.joined(again)
     after = record_of(scene, tmp_path, attempt=2)
     assert after.steps[0].step == before.steps[-1].step + 1

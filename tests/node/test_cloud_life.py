@@ -1,0 +1,183 @@
+"""Launcher and node together: what `submit` does with instances that run their own user data. Slow."""
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from ec2_builders import job, site
+from moto_server import MotoServer
+from node_scene import BUCKET, IMAGE, REGION, Scene, code_bundle
+from simulated_instance import SimulatedInstance, cannot_simulate
+
+from fastlaunch.attempt_cost import attempt_cost
+from fastlaunch.aws import Aws
+from fastlaunch.backends import RunState
+from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.cloud import CloudLauncher, CloudSubmission
+from fastlaunch.follow import PlainLines
+from fastlaunch.job import JobSpec
+from fastlaunch.runs import Ledger, Run
+from fastlaunch.settings import Settings
+from fastlaunch.stop_request import StopRequest
+from fastlaunch_train.recipes import resolve_recipe
+
+REASON = cannot_simulate()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+]
+#: Seconds of the launcher and of the instances in one of ours.
+SCALE = 20.0
+JOB = job(
+    workload="vit-tiny",
+    batch_size=4,
+    steps=20,
+    num_gpus=1,
+    instance="g5.xlarge",
+    image=IMAGE,
+    checkpoint_every=10,
+)
+
+
+@dataclass
+class World:
+    """A launcher whose machines boot as simulated instances, and then meet what `events` does to them."""
+
+    scene: Scene
+    home: Path
+    ledger: Ledger
+    stop: StopRequest
+    site: Site
+    told: list[str]
+    events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
+    started_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.started_at = time.time()
+        self.scene.moto.when_launched.append(self._launched)
+
+    def now(self) -> datetime:
+        elapsed_s = (time.time() - self.started_at) * SCALE
+        return datetime.fromtimestamp(self.started_at, tz=UTC) + timedelta(seconds=elapsed_s)
+
+    def run_id(self) -> str:
+        """Of the first run, read by a thread of its own."""
+        with Ledger(self.ledger.path) as ledger:
+            return ledger.select()[0].id
+
+    def submit(self, *jobs: JobSpec) -> list[Run]:
+        def sleep(seconds: float) -> None:
+            time.sleep(seconds / SCALE)
+
+        launcher = CloudLauncher(
+            aws=Aws(),
+            ledger=self.ledger,
+            home=self.home,
+            settings=Settings(home=self.home),
+            display=PlainLines(stream=io.StringIO(), clock=time.monotonic),
+            stop=self.stop,
+            sleep=sleep,
+            now=self.now,
+            tell=self.told.append,
+        )
+        submission = CloudSubmission(sites=(self.site,), jobs_at=lambda at: jobs, max_minutes=120)
+        return launcher.submit(submission, command="fastlaunch submit")
+
+    def _launched(self, region: str, instance_id: str) -> None:
+        # In a thread of its own: booting asks the server, which is still about to answer.
+        threading.Thread(target=self._boot, args=(instance_id,), daemon=True).start()
+
+    def _boot(self, instance_id: str) -> None:
+        instance = self.scene.boot(instance_id, scale=SCALE)
+        self.events(len(self.scene.started), instance)
+
+
+@pytest.fixture
+def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
+    settings = aws_server.set_up_region(REGION)
+    assert settings.bucket == BUCKET
+    scene = Scene(moto=aws_server, folder=tmp_path)
+    code = code_bundle()
+    key = f"fastlaunch/code/{code.sha256}.tar.gz"
+    scene.s3.put_object(Bucket=BUCKET, Key=key, Body=code.data)
+    zone, subnet = next(iter(settings.subnets.items()))
+    place = site(
+        "g5.xlarge",
+        zone=zone,
+        subnet=subnet,
+        bucket=BUCKET,
+        instance_profile=settings.instance_profile,
+        security_groups=settings.security_groups,
+        ami=Aws().parameter(REGION, settings.ami_parameter),
+        image=IMAGE,
+        code=CodeBundle(key=key, sha256=code.sha256),
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    with Ledger(home / "ledger.sqlite") as ledger:
+        yield World(scene=scene, home=home, ledger=ledger, stop=StopRequest(), site=place, told=[])
+        for instance in scene.started:
+            instance.close()
+
+
+def consoles(world: World) -> str:
+    return "\n".join([*world.told, *(instance.console for instance in world.scene.started)])
+
+
+def test_two_recipes_come_home(world: World) -> None:
+    first, second = world.submit(JOB, replace(JOB, recipe=resolve_recipe("fp32")))
+    assert [first.state, second.state] == [RunState.COMPLETED] * 2, consoles(world)
+    for run in (first, second):
+        assert run.summary is not None and run.summary.num_steps == 20
+        assert run.summary.instance == "g5.xlarge"
+        assert run.directory is not None and (run.directory / "log.txt").read_text()
+    (attempt,) = world.ledger.attempts_of(second.id)
+    assert attempt.state is RunState.COMPLETED and attempt.run_ids == (first.id, second.id)
+    assert attempt_cost(attempt, world.now()).is_final
+    node_log = world.home / "runs" / first.id / "node-a1.log"
+    assert second.id in node_log.read_text()
+    assert not world.scene.moto.instances("pending", "running")
+
+
+def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
+    def interrupt(number: int, instance: SimulatedInstance) -> None:
+        if number > 1:
+            return
+        run_id = world.run_id()
+        output = f"s3://{BUCKET}/fastlaunch/runs/{run_id}/attempt-1"
+        world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
+        instance.spot_notice()
+        world.scene.wait_for(f"{output}/node-0/status.json", 120)
+        instance.take()
+
+    world.events = interrupt
+    (run,) = world.submit(replace(JOB, purchase="spot", steps=4000, checkpoint_every=100))
+    assert run.state is RunState.COMPLETED, consoles(world)
+    assert run.summary is not None and run.summary.num_steps == 4000
+    one, two = world.ledger.attempts_of(run.id)
+    assert (one.state, one.reason) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
+    assert (one.billing, one.billed_seconds) == ("free", 0.0)
+    assert two.state is RunState.COMPLETED and (two.max_minutes or 0) < 120
+    # It went on, and did not begin again.
+    steps = [path.read_text().count('"kind":"step"') for path in sorted(run.directory.glob("rank-*"))]  # type: ignore[union-attr]
+    assert len(steps) == 2 and 4000 <= sum(steps) < 4000 + 200 and steps[0] > 0
+
+
+def test_ctrl_c_brings_home_what_was_done(world: World) -> None:
+    def interrupt(number: int, instance: SimulatedInstance) -> None:
+        run_id = world.run_id()
+        world.scene.wait_for(f"s3://{BUCKET}/fastlaunch/runs/{run_id}/attempt-1/node-0/{run_id}/rank-", 120)
+        world.stop.by = "Ctrl-C"
+
+    world.events = interrupt
+    (run,) = world.submit(replace(JOB, steps=3000))
+    assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C"), consoles(world)
+    assert run.summary is not None and 0 < run.summary.num_steps < 3000
+    assert world.scene.keys(f"s3://{BUCKET}/fastlaunch/runs/{run.id}/checkpoints")
+    assert not world.scene.moto.instances("pending", "running")
