@@ -29,7 +29,7 @@ from fastlaunch_train.recipes import resolve_recipe
 REASON = cannot_simulate()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
 ]
 #: Seconds of the launcher and of the instances in one of ours.
