@@ -1,33 +1,26 @@
 """What a test of a node starts from and looks at: a bucket, code, an instance with a program, its uploads."""
 
 import hashlib
-import io
 import json
 import re
-import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from moto_server import MotoServer
 from simulated_instance import SimulatedInstance
 
-import fastlaunch_train
 from fastlaunch.backends.user_data import NodeProgram, NodeRun, render_user_data
+from fastlaunch.code_bundle import code_files, pack
 
 REGION = "us-east-1"
 BUCKET = f"runs-{REGION}"
 RUNS = f"s3://{BUCKET}/fastlaunch/runs"
 FIRST, SECOND = "20261121-090312-aaaa", "20261121-090312-bbbb"
 IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch@sha256:{'b' * 64}"
-
-#: The least that starts training in a container.
-RUN_TRAIN = """#!/bin/bash
-cd /fastlaunch/user && PYTHONPATH=/fastlaunch/train exec python -m fastlaunch_train "$@"
-"""
 
 
 def arguments(*, recipe: str = "fp32", steps: int = 5, checkpoint_every: int = 0) -> tuple[str, ...]:
@@ -85,17 +78,10 @@ class Code:
     sha256: str
 
 
+@cache
 def code_bundle() -> Code:
-    """The training package as the bundle that a node unpacks."""
-    buffer = io.BytesIO()
-    package = Path(fastlaunch_train.__file__).parent
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
-        for path in sorted(package.rglob("*.py")):
-            tar.add(path, f"train/fastlaunch_train/{path.relative_to(package)}")
-        entry = tarfile.TarInfo("run_train.sh")
-        entry.size = len(RUN_TRAIN)
-        tar.addfile(entry, io.BytesIO(RUN_TRAIN.encode()))
-    data = buffer.getvalue()
+    """The entrypoint and the training package as a node unpacks them; the wheels are this environment's."""
+    data = pack(code_files())
     return Code(data=data, sha256=hashlib.sha256(data).hexdigest())
 
 

@@ -61,7 +61,11 @@ class NodeProgram:
 
 
 def render_user_data(program: NodeProgram) -> str:
-    """The shell script of `program`. Raises UserError if it is larger than EC2 takes."""
+    """The shell script of `program`. Raises UserError if it is larger than EC2 takes.
+
+    It ends with `node-0/status.json`, in which boot_s is when the script began, pull_s when code and image
+    were there, in seconds since boot; billed_until is when it was written, or when EC2 takes a spot machine.
+    """
     # What repeats share is written once.
     jobs = list(dict.fromkeys(_job(run) for run in program.runs))
     script = _template().render(
