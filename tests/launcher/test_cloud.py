@@ -309,6 +309,22 @@ def test_expired_credentials_after_silence_leave_it_unknown(world: World) -> Non
     assert len(world.aws.requests) == 2
 
 
+def test_a_token_whose_machine_has_ended_is_not_tried_elsewhere(world: World) -> None:
+    def end_unheard(node: FakeNode) -> None:
+        # The first answer was lost below; the repeated request finds the machine ended.
+        node.turn_off()
+        error = BadConfiguration("AWS refused it: IdempotentInstanceTerminated")
+        error.code = "IdempotentInstanceTerminated"
+        raise error
+
+    world.aws.node = end_unheard
+    (run,) = world.submit(A, B)
+    assert len(world.aws.requests) == 1
+    assert run.state is RunState.LOST
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.handle is not None and attempt.billed_seconds == 60.0
+
+
 # Following
 
 
