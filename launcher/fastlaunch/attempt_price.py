@@ -1,6 +1,7 @@
 """What an hour of an attempt's machine costs: the list price before it starts, spot's when it has."""
 
 import datetime
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -45,23 +46,28 @@ def spot_price(aws: Aws, instance: Instance, today: datetime.date) -> Price | No
     )
 
 
-def note_machine(
-    ledger: "Ledger", aws: Aws, attempt: "Attempt", instance: Instance, today: datetime.date
+def note_machines(
+    ledger: "Ledger", aws: Aws, seen: "Sequence[tuple[Attempt, Instance | None]]", today: datetime.date
 ) -> None:
-    """Store zone, start and, for spot, the price of the machine that the attempt got, when it is first seen.
+    """Store zone, start and, for spot, the price of machines that are seen for the first time.
 
-    A discount is one on list prices; spot has none.
+    seen: attempts as they stand in the ledger, with what EC2 shows. A discount is one on list prices; spot
+    has none. AWS is asked once for machines of one type and zone.
     """
-    if attempt.launched_at is not None:
+    new = [(attempt, one) for attempt, one in seen if one is not None and attempt.launched_at is None]
+    if not new:
         return
-    price = spot_price(aws, instance, today) if instance.is_spot else None
+    offers = {(one.region, one.instance_type, one.zone): one for _, one in new if one.is_spot}
+    prices = {offer: spot_price(aws, one, today) for offer, one in offers.items()}
     with ledger.transaction():
-        ledger.set_machine(
-            attempt.id,
-            zone=instance.zone,
-            launched_at=instance.launch_time,
-            usd_per_hour=price.usd_per_hour if price else None,
-        )
-        if price:
-            for run_id in ledger.existing(attempt.run_ids):
+        for attempt, one in new:
+            price = prices.get((one.region, one.instance_type, one.zone)) if one.is_spot else None
+            ledger.set_machine(
+                attempt.id,
+                zone=one.zone,
+                launched_at=one.launch_time,
+                usd_per_hour=price.usd_per_hour if price else None,
+            )
+            for run_id in ledger.existing(attempt.run_ids) if price else ():
+                assert price is not None
                 ledger.set_price(run_id, price)

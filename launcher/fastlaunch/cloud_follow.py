@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fastlaunch import s3_sync
-from fastlaunch.attempt_price import note_machine
+from fastlaunch.attempt_price import note_machines
 from fastlaunch.backends.ec2 import LOOK_INTERVAL_S, Ec2Backend, Sight
 from fastlaunch.cloud_display import AttemptDisplay
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt
@@ -86,14 +86,8 @@ class Follower:
             if last.has_ended:
                 self._sync(at_once=True)
                 return last
-            if last.instance is not None:
-                note_machine(
-                    self.ledger,
-                    self.backend.aws,
-                    self.ledger.attempt(self.attempt.id),
-                    last.instance,
-                    self.backend.now().date(),
-                )
+            seen = [(self.ledger.attempt(self.attempt.id), last.instance)]
+            note_machines(self.ledger, self.backend.aws, seen, self.backend.now().date())
             self._sync()
             self.shown.update(last.instance)
             if self._is_down(last):

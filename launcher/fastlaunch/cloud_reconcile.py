@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.attempt_price import note_machine
+from fastlaunch.attempt_price import note_machines
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend, Sight
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
@@ -60,7 +60,8 @@ def cancel_cloud(
     ledger.explain_attempt(attempt.id, f"{STOPPED_BY}fastlaunch cancel")
     backend.stop(attempt.handle)
     sight = _wait_for_end(backend, attempt.handle)
-    note_seen(ledger, backend, attempt, sight.instance)
+    seen = [(ledger.attempt(attempt.id), sight.instance)]
+    note_machines(ledger, backend.aws, seen, backend.now().date())
     finish_attempt(attempt, sight, backend=backend, ledger=ledger)
     return ledger.get(run.id).state
 
@@ -77,12 +78,6 @@ def _wait_for_end(backend: Ec2Backend, handle: Mapping[str, Any]) -> Sight:
             if backend.now() >= deadline:
                 raise
         backend.sleep(5.0)
-
-
-def note_seen(ledger: "Ledger", backend: Ec2Backend, attempt: "Attempt", instance: Any) -> None:
-    """Store what is seen of the attempt's machine, unless that was done."""
-    if instance is not None:
-        note_machine(ledger, backend.aws, ledger.attempt(attempt.id), instance, backend.now().date())
 
 
 def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]") -> None:
@@ -121,8 +116,9 @@ def _update(
     """Note the machines that are seen, and end the attempts whose machine has ended."""
     known = [(one, one.handle) for one in attempts if one.handle is not None and one.ended_at is None]
     sights = backend.see([handle for _, handle in known])
+    seen = [(attempt, sight.instance) for (attempt, _), sight in zip(known, sights, strict=True)]
+    note_machines(ledger, backend.aws, seen, backend.now().date())
     for (attempt, _), sight in zip(known, sights, strict=True):
-        note_seen(ledger, backend, attempt, sight.instance)
         if not sight.has_ended:
             continue
         try:

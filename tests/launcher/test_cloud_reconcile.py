@@ -239,6 +239,21 @@ def test_many_runs_take_one_request_per_region(world: World) -> None:
     assert {run.state for run in world.ledger.select()} == {RunState.RUNNING}
 
 
+def test_the_spot_price_is_asked_once_for_machines_of_a_kind(world: World) -> None:
+    world.aws.node = lambda node: None
+    for _ in range(6):
+        run = world.add()
+    for instance_id, one in list(world.aws.instances.items()):
+        world.aws.instances[instance_id] = replace(one, is_spot=True)
+    world.reconcile()
+    assert world.aws.calls["spot_price_usd"] == 1
+    assert {one.usd_per_hour for one in world.ledger.unfinished_attempts("ec2")} == {17.0}
+    price = world.ledger.get(run.id).price
+    assert price is not None and (price.purchase, price.usd_per_hour) == ("spot", 17.0)
+    world.reconcile()
+    assert world.aws.calls["spot_price_usd"] == 1
+
+
 def test_many_forgotten_runs_take_three_requests_per_region(world: World) -> None:
     world.aws.node = lambda node: None
     for _ in range(20):
