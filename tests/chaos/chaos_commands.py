@@ -1,9 +1,11 @@
 """The command line as a trial runs it: the real one, over AWS on loopback and a clock that runs fast."""
 
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import ec2_builders
 from moto_gaps import machine_image_id
@@ -32,7 +34,7 @@ class Clock(Protocol):
 
 def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     """Exit code of `fastlaunch ARGV` in this process."""
-    settings, aws = load_settings(), Aws(sleep=clock.sleep)
+    settings, aws = load_settings(), Aws(connect=connect, sleep=clock.sleep)
     backend = Ec2Backend(aws=aws, home=settings.home, sleep=clock.sleep, now=clock.now)
     around = Surroundings(
         settings=settings,
@@ -104,10 +106,29 @@ def _jobs_at(site: Site) -> tuple[JobSpec, ...]:
     return tuple(jobs)
 
 
-def warm_up() -> None:
-    """Import what every command needs, so that its forks have it."""
-    import boto3  # noqa: F401
+def connect(service: str, region: str, endpoint: str | None = None) -> Any:
+    """A client as `Aws` makes them, of a session that has read what botocore knows of the services."""
+    from botocore.config import Config
 
+    return _session().client(
+        "service-quotas" if service == "servicequotas" else service,
+        region_name=region,
+        endpoint_url=endpoint or os.environ["AWS_ENDPOINT_URL"],
+        aws_access_key_id="AKIAEXAMPLE",
+        aws_secret_access_key="secret",
+        config=Config(retries={"mode": "standard", "total_max_attempts": 1}),
+    )
+
+
+@cache
+def _session() -> Any:
+    import boto3
+
+    return boto3.Session()
+
+
+def warm_up() -> None:
+    """Import and read what every command needs, so that its forks have it."""
     import fastlaunch.cli.collect
     import fastlaunch.cli.follow
     import fastlaunch.cli.reap
@@ -117,3 +138,5 @@ def warm_up() -> None:
     import fastlaunch.runs  # noqa: F401
 
     ec2_builders.catalogue()
+    for service in ("ec2", "s3"):
+        connect(service, "us-east-1", "http://127.0.0.1:1")
