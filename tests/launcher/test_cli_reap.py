@@ -219,3 +219,16 @@ def test_what_was_reaped_is_explained_in_the_ledger(
     with open_ledger(load_settings()) as ledger:
         ended = ledger.attempt(attempt)
     assert ended.ended_at is not None and "fastlaunch reap" in (ended.reason or "")
+
+
+def test_a_damaged_row_does_not_keep_machines_alive(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_ledger(load_settings()) as ledger:
+        run_id, attempt = submitted(ledger)
+        with ledger.transaction():
+            ledger._file.write("UPDATE attempts SET state = 'no state' WHERE id = ?", (attempt,))
+    old = start(run_id, hours_ago=3, server=aws_server)
+    assert cloud("reap", "--yes") == 0
+    assert "the ledger is damaged" in capsys.readouterr().err
+    assert states(aws_server) == {old: "shutting-down"}

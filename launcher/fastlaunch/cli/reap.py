@@ -1,20 +1,22 @@
 """`fastlaunch reap`: terminate what is over its time, found by tags, and bring the ledger up to that."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import confirm, next_command, yes_option
 from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, BadFile, UserError
+from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
 from fastlaunch.reap import Finding, Refusal, find, judge, known_attempts, note_ends, terminate
 
 if TYPE_CHECKING:
     from fastlaunch.runs import Ledger
+
+T = TypeVar("T")
 
 _HEADERS = {
     "instance": "instance",
@@ -51,13 +53,13 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     with _ledger(around) as ledger:
         looked = _regions(around, regions, all_regions, ledger)
         instances, refused = find(around.aws, looked)
-        known = known_attempts(ledger, instances) if ledger else {}
+        known = _told_by(ledger, lambda own: known_attempts(own, instances)) or {}
         findings = [judge(one, known.get(one.id), now=around.now()) for one in instances]
         going = [finding for finding in findings if finding.must_go]
         if going and not dry_run:
             _ask(going, yes=yes)
             refused += _terminate(around, ledger, going)
-        healed = [] if dry_run or ledger is None else _heal(around, ledger)
+        healed = (None if dry_run else _told_by(ledger, lambda own: _heal(around, own))) or []
     prices = _usd_per_hour(around, findings)
     (_tell_json if output == "json" else _tell)(
         looked, findings, refused, healed, prices=prices, dry_run=dry_run
@@ -65,7 +67,7 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
 
 
-def _ledger(around: Surroundings) -> "Any":
+def _ledger(around: Surroundings) -> AbstractContextManager["Ledger | None"]:
     """The ledger, as a context; None where there is none, or none that can be read: tags tell enough."""
     from fastlaunch.runs import LEDGER_NAME, open_ledger
 
@@ -73,9 +75,20 @@ def _ledger(around: Surroundings) -> "Any":
         return nullcontext(None)
     try:
         return closing(open_ledger(around.settings))
-    except (BadFile, UserError) as error:
+    except UserError as error:
         click.echo(f"warning: going by tags alone, without the ledger: {error.message}", err=True)
         return nullcontext(None)
+
+
+def _told_by(ledger: "Ledger | None", ask: "Callable[[Ledger], T]") -> T | None:
+    """What the ledger tells, or None: what is wrong with it must not keep machines alive."""
+    if ledger is None:
+        return None
+    try:
+        return ask(ledger)
+    except UserError as error:
+        click.echo(f"warning: going by tags, where the ledger does not tell: {error.message}", err=True)
+        return None
 
 
 def _regions(
@@ -87,7 +100,7 @@ def _regions(
         return around.aws.regions()
     if given:
         return list(dict.fromkeys(given))
-    unfinished = ledger.unfinished_attempts("ec2") if ledger else []
+    unfinished = _told_by(ledger, lambda own: own.unfinished_attempts("ec2")) or []
     noted = {attempt.region for attempt in unfinished if attempt.region}
     return sorted({around.settings.region, *around.settings.aws, *noted})
 
@@ -102,9 +115,9 @@ def _ask(going: Sequence[Finding], *, yes: bool) -> None:
 
 def _terminate(around: Surroundings, ledger: "Ledger | None", going: Sequence[Finding]) -> list[Refusal]:
     refused = terminate(around.aws, going)
-    if ledger:
-        kept = {one.instance_id for one in refused}
-        note_ends(ledger, [finding for finding in going if finding.instance.id not in kept])
+    kept = {one.instance_id for one in refused}
+    gone = [finding for finding in going if finding.instance.id not in kept]
+    _told_by(ledger, lambda own: note_ends(own, gone))
     return refused
 
 
@@ -130,7 +143,13 @@ def _usd_per_hour(around: Surroundings, findings: Sequence[Finding]) -> dict[str
     if listed := [one for one in unpriced if not one.is_spot]:
         from fastlaunch.prices import load_catalogue
 
-        catalogue, today = load_catalogue(around.settings.prices), around.now().date()
+        today = around.now().date()
+        try:
+            catalogue = load_catalogue(around.settings.prices)
+        except UserError as error:
+            # Told after the machines are gone: it is only their cost that is not known then.
+            click.echo(f"warning: prices are not known: {error.message}", err=True)
+            return prices
         for one in listed:
             try:
                 price = catalogue.price(one.instance_type, region=one.region, on=today)
