@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cloud_commands import aws, cloud
 
+from fastlaunch import locks
 from fastlaunch.backends import RunState
 from fastlaunch.runs import Ledger, open_ledger
 from fastlaunch.settings import load_settings
+from fastlaunch.submission import launcher_lock
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -232,3 +234,20 @@ def test_a_damaged_row_does_not_keep_machines_alive(
     assert cloud("reap", "--yes") == 0
     assert "the ledger is damaged" in capsys.readouterr().err
     assert states(aws_server) == {old: "shutting-down"}
+
+
+def test_a_machine_whose_launcher_lives_is_left_to_it(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_ledger(load_settings()) as ledger:
+        run_id, attempt = submitted(ledger)
+        # Between the end of its attempt's row and that of its machine.
+        ledger.end_attempt(attempt, RunState.FAILED, reason="it failed")
+        lock = launcher_lock(ledger, ledger.get(run_id).submission_id)
+        lock.parent.mkdir(parents=True)
+        kept = start(run_id, server=aws_server)
+        with locks.held(lock):
+            (told,) = reaped(capsys, "--yes")["instances"]
+        assert told["why"].startswith("followed by its launcher; within its time until ")
+        assert states(aws_server) == {kept: "running"}
+        assert reaped(capsys, "--yes")["instances"][0]["done"] == "terminated"
