@@ -28,7 +28,7 @@ def batches(request: DataRequest) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(1000 * step + request.rank + 7 * request.seed)
         labels = torch.randint(NUM_CLASSES, (request.batch_size,), generator=generator)
         noise = torch.randn(request.batch_size, NUM_FEATURES, generator=generator)
-        yield prototypes[labels] + 0.5 * noise, labels
+        yield (prototypes[labels] + 0.5 * noise).to(request.device), labels.to(request.device)
 
 
 def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
