@@ -37,7 +37,9 @@ ip address add 10.254.0.1/32 dev lo
 touch "$sim/ready"
 until [ -e "$sim/go" ]; do sleep 0.02; done
 if [ "$2" -gt 0 ]; then
-  (sleep 0.2 && mount -t tmpfs -o "size=$2m" nvme "$root/opt/dlami/nvme") &
+  # A folder of this machine, if the simulator made one: a daemon outside has to see what lies there.
+  if [ -d "$sim/nvme" ]; then store=(--bind "$sim/nvme"); else store=(-t tmpfs -o "size=$2m" nvme); fi
+  (sleep 0.2 && mount "${store[@]}" "$root/opt/dlami/nvme") &
 fi
 # As cloud-init does: a file of its own, no HOME, the output to the console.
 mapfile -t environment <"$sim/environment"

@@ -77,6 +77,12 @@ _REAL_DOCKER = """#!/bin/bash
 # The node's folders are its instance store's, which the daemon sees elsewhere.
 arguments=("${{@//\\/var\\/lib\\/fastlaunch\\//{store}/fastlaunch/}}")
 [ "$1" != run ] || arguments=(run {options} "${{arguments[@]:1}}")
+# Raising this limit needs a capability that root of a container has not.
+if ! (ulimit -l unlimited) 2>/dev/null; then
+  for at in "${{!arguments[@]}}"; do
+    [ "${{arguments[at]}}" != memlock=-1 ] || unset "arguments[at-1]" "arguments[at]"
+  done
+fi
 DOCKER_HOST=unix:///sim/docker.sock exec {client} "${{arguments[@]}}"
 """
 

@@ -138,7 +138,7 @@ def test_a_machine_that_cannot_run_anything_says_why(
     what: str, reason: str, changes: dict[str, Any], machine: dict[str, Any], scene: Scene
 ) -> None:
     program = node_program(node_run(FIRST), **changes)
-    instance = scene.launch(program, scale=200.0, **machine)
+    instance = scene.launch(program, scale=40.0, **machine)
     assert instance.wait() == "shutdown"
     status = scene.status(program)
     assert (status["outcome"], status["reason"]) == ("configuration", reason), what
@@ -207,7 +207,7 @@ def test_spot_taken_at_a_random_moment_loses_nothing_and_goes_on_from_its_checkp
 def test_node_that_hangs_is_stopped_by_its_watchdog(scene: Scene) -> None:
     deaf = node_run(FIRST, environment={"FAKE_HANG_AT": "4", "FAKE_DEAF": "1"})
     program = node_program(deaf, node_run(SECOND), max_minutes=8)
-    instance = scene.launch(program)
+    instance = scene.launch(program, scale=10.0)
     assert instance.wait() == "shutdown"
     status = scene.status(program)
     assert (status["outcome"], status["reason"]) == ("interrupted", "watchdog")
@@ -269,7 +269,11 @@ def test_uploads_that_fail_for_a_while_lose_nothing(how: str, scene: Scene, tmp_
 
 def test_no_segment_is_ever_written_twice_with_other_bytes(scene: Scene) -> None:
     lots = iter(random.Random(11).choices((True, True, True, False), k=10_000))
-    refusal = scene.moto.refuse("PutObject", "SlowDown", where=lambda request: next(lots))
+    refusal = scene.moto.refuse(
+        "PutObject",
+        "SlowDown",
+        where=lambda request: "/node-0/" in request.parameters["Key"] and next(lots),
+    )
     program = node_program(node_run(steps=40, environment={"FAKE_STEP_S": "0.1"}))
     instance = scene.launch(program)
     scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-")
