@@ -65,8 +65,7 @@ def finish_attempt(
     end = how_it_ended(attempt, instance, status, why=why)
     go_on = go_on and end.can_go_on
     nodes = {node.get("run_id"): node for node in _listed(status)}
-    known = ledger.existing(attempt.run_ids)
-    open_runs = [run for run in map(ledger.get, _in_order(attempt, known)) if not run.state.is_final]
+    open_runs = [ledger.get(run_id) for run_id in _undecided(ledger, attempt)]
     ends = [_run_end(run, attempt, nodes.get(run.id), end, backend) for run in open_runs]
     time = billed(
         launched_at=datetime.fromisoformat(attempt.launched_at or handle["launched_at"]),
@@ -208,5 +207,13 @@ def _listed(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
-def _in_order(attempt: "Attempt", known: set[str]) -> list[str]:
-    return [run_id for run_id in attempt.run_ids if run_id in known]
+def _undecided(ledger: "Ledger", attempt: "Attempt") -> list[str]:
+    """The attempt's runs that have not ended and that no later attempt went on with, in its order."""
+    known = ledger.existing(attempt.run_ids)
+    return [
+        run_id
+        for run_id in attempt.run_ids
+        if run_id in known
+        and not ledger.get(run_id).state.is_final
+        and ledger.attempts_of(run_id)[-1].id == attempt.id
+    ]

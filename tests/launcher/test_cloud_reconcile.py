@@ -212,6 +212,25 @@ def test_a_run_between_two_attempts_is_ended_as_interrupted(world: World) -> Non
     assert world.state(run) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
 
 
+def test_a_machine_that_ends_late_does_not_end_what_another_goes_on_with(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = world.add()
+    (first,) = world.ledger.attempts_of(run.id)
+    at = world.backend.at(site(), 90)
+    second, _ = world.ledger.add_attempt(
+        [run.id], max_minutes=90, make_plan=lambda n: at.plan({run.id: job()}, attempt=n)
+    )
+    plan = world.ledger.plan_of(second)
+    assert plan is not None
+    world.ledger.set_handle(second, world.backend.execute(plan))
+    world.aws.end("i-0001", "Server.SpotInstanceTermination: x", "Server.Spot")
+    world.clock.sleep(60)
+    world.reconcile()
+    assert world.ledger.attempt(first.id).state is RunState.INTERRUPTED
+    assert world.state(run) == (RunState.RUNNING, None)
+    assert world.ledger.attempt(second).ended_at is None
+
+
 def test_what_a_launcher_follows_is_left_to_it(world: World) -> None:
     run = world.add()
     world.clock.sleep(600)
