@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import CannotStart, DockerDaemon
+from docker_daemon import CannotStart, DockerDaemon, client
+from moto_server import MotoServer
+from node_scene import FIRST, REGION, RUNS, Scene, node_program
+from simulated_instance import RealDocker, cannot_simulate
 from small_base import PACKAGES, WORKLOADS, base_image, packages
 
+from fastlaunch.backends.user_data import NodeProgram, NodeRun
 from fastlaunch.image_build import context_without_wheels, write_context
 from fastlaunch_train.recipes import RECIPE_SCHEMA
 from fastlaunch_train.records import RankRecord, read_record
@@ -172,6 +176,64 @@ def test_a_container_stopped_while_it_starts_ends_at_once(
     daemon.docker("stop", "-t", "100", "early")
     state = json.loads(daemon.docker("inspect", "-f", "{{json .State}}", "early"))
     assert state["ExitCode"] not in (0, 137), daemon.docker("logs", "early")
+
+
+@pytest.fixture
+def scene(daemon: DockerDaemon) -> Iterator[Scene]:
+    if reason := cannot_simulate():
+        pytest.skip(reason)
+    server = MotoServer()
+    server.set_up_region(REGION)
+    # On the daemon's file system: its socket is linked into the instance.
+    folder = daemon.folder / "instances"
+    folder.mkdir()
+    scene = Scene(moto=server, folder=folder)
+    yield scene
+    for instance in scene.started:
+        instance.close()
+    server.close()
+
+
+def wait_for_records(scene: Scene, program: NodeProgram) -> None:
+    """Until training has done something that was uploaded; AssertionError if it ends before."""
+    for _ in range(150):
+        names = scene.keys(program.output)
+        assert "node-0/status.json" not in names, scene.joined(program)
+        if any("/rank-00001-" in name for name in names):
+            return
+        time.sleep(1)
+    raise TimeoutError(scene.joined(program))
+
+
+def test_a_simulated_spot_instance_pulls_it_and_brings_a_checkpoint_of_45_s_home(
+    daemon: DockerDaemon, image: str, scene: Scene, tmp_path: Path
+) -> None:
+    daemon.docker("rmi", image)
+    training = (*TRAINING[:4], "--workload", f"{WORKLOADS}/tiny.py:slow_checkpoint", "--steps", "100000")
+    run = NodeRun(
+        run_id=FIRST,
+        arguments=(*training, "--checkpoint-every", "100000"),
+        environment={"CHECKPOINT_S": "45", "FASTLAUNCH_NPROC": "2"},
+    )
+    program = node_program(run, image=image, code_uri=None, code_sha256=None, num_gpus=0, is_spot=True)
+    options = ("--network", "none", "-v", f"{packages()}:{PACKAGES}:ro")
+    docker = RealDocker(socket=daemon.socket, client=client(), options=options)
+    # A fast clock would give up on what it sends in the last seconds.
+    instance = scene.launch(program, docker=docker, scale=2.0)
+    wait_for_records(scene, program)
+    instance.spot_notice()
+    scene.wait_for(f"{program.output}/node-0/status.json", 200)
+    status = scene.status(program)
+    assert (status["outcome"], status["reason"]) == ("interrupted", "spot"), scene.joined(program)
+    assert status["runs"][0]["state"] == "interrupted"
+    paths = scene.bring_home(program, tmp_path)[FIRST]
+    ends = [read_record(path).end for path in sorted(paths)]
+    assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
+    (num_steps,) = {end.num_steps for end in ends if end}
+    assert scene.keys(f"{RUNS}/{FIRST}/checkpoints") == [f"step-{num_steps:08d}.pt"]
+    assert read_record(paths[0]).header["image_digest"] == program.environment["FASTLAUNCH_IMAGE_DIGEST"]
+    instance.take()
+    assert scene.moto.instance(instance.instance_id).state == "terminated"
 
 
 def test_site_and_train_are_importable_and_the_base_is_not_shadowed(daemon: DockerDaemon, image: str) -> None:
