@@ -64,6 +64,9 @@ class DockerDaemon:
 
     def close(self) -> None:
         """End both, and remove everything."""
+        # A daemon that has to wait for a container leaves its mounts, and the container itself.
+        if self.socket.exists() and (left := self.docker("ps", "-aq", check=False).split()):
+            self.docker("rm", "-f", *left, check=False)
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
