@@ -35,6 +35,7 @@ class RunSummary:
     steady: whether the step time settled; None for a published row and for a run with too few steps.
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the steps cut as warm-up.
+    checkpoint_s: what the longest checkpoint took to write; None if there was none.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
     problems: what makes the run unfit to compare, in words; empty for a sound one.
     """
@@ -70,6 +71,7 @@ class RunSummary:
     build_s: float | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    checkpoint_s: float | None = None
     final_loss: float | None = None
     peak_memory_gib: float | None = None
     total_time_s: float | None = None
@@ -198,6 +200,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         num_steps=len({step.step for record in records for step in record.steps}),
         build_s=_phase_s(timed, "build"),
         compile_s=_phase_s(timed, "compile"),
+        checkpoint_s=_longest_checkpoint_s(records),
         final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         fingerprint=_fingerprint(header),
@@ -266,6 +269,11 @@ def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
     totals = [sum(p.seconds for p in record.phases if p.name == name) for record in ranks]
     recorded = any(p.name == name for record in ranks for p in record.phases)
     return max(totals) if recorded and math.isfinite(max(totals)) else None
+
+
+def _longest_checkpoint_s(records: Iterable[RankRecord]) -> float | None:
+    seconds = [p.seconds for record in records for p in record.phases if p.name == "checkpoint"]
+    return max((value for value in seconds if math.isfinite(value)), default=None)
 
 
 def _fingerprint(header: Mapping[str, Any]) -> dict[str, str]:

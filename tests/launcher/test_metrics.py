@@ -289,6 +289,17 @@ def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
     assert summary.final_loss == pytest.approx(3.5)
 
 
+def test_the_longest_checkpoint_is_kept(run) -> None:
+    checkpoints = [
+        Phase(name="checkpoint", seconds=seconds, step=step) for seconds, step in ((3.0, 50), (9.5, 100))
+    ]
+    assert run(phases=[*checkpoints, Phase(name="eval", seconds=20.0, step=150)]).checkpoint_s == 9.5
+
+
+def test_without_checkpoints_none_took_long(run) -> None:
+    assert run().checkpoint_s is None
+
+
 # --- any records, any summary ----------------------------------------------------------------------------
 
 with tempfile.TemporaryDirectory() as folder:

@@ -143,6 +143,7 @@ def _submit(
     from fastlaunch.cloud_prepare import prepare, upload_code
     from fastlaunch.follow import make_display
     from fastlaunch.runs import open_ledger
+    from fastlaunch.spot_checkpoints import slow_checkpoint
     from fastlaunch.stop_request import StopRequest
     from fastlaunch.submission import check_home
 
@@ -165,8 +166,8 @@ def _submit(
     )
     for site in prepared.sites:
         check_plan(site, submission.jobs_at(site), max_minutes=submission.max_minutes)
-    _ask(prepared, submission, yes=yes)
     with open_ledger(asked.settings) as ledger, StopRequest() as stop:
+        _ask(prepared, submission, slow_checkpoint(ledger, submission.jobs_at(prepared.sites[0])), yes=yes)
         upload_code(prepared, around.aws)
         launcher = CloudLauncher(
             aws=around.aws,
@@ -183,7 +184,9 @@ def _submit(
     return exit_code_of(runs, stopped=bool(stop.by))
 
 
-def _ask(prepared: "Prepared", submission: "CloudSubmission", *, yes: bool) -> None:
+def _ask(
+    prepared: "Prepared", submission: "CloudSubmission", slow_checkpoint: str | None, *, yes: bool
+) -> None:
     """Tell what is going to be done and what it may cost, then ask. Raises UserError if that is refused."""
     first, *others = prepared.sites
     lines = [in_words(submission.jobs_at(first), first)]
@@ -193,6 +196,8 @@ def _ask(prepared: "Prepared", submission: "CloudSubmission", *, yes: bool) -> N
     for check in prepared.found:
         if check.result == "warning":
             lines.append(f"warning: {check.told}" + (f"\n  {check.hint}" if check.hint else ""))
+    if slow_checkpoint:
+        lines.append(f"warning: {slow_checkpoint}")
     if submission.detach:
         lines.append(
             "--detach: nobody will follow it; only the machine's own timer then ends what hangs or is "

@@ -1,0 +1,56 @@
+"""The warning that checkpoints may be too slow for spot, from what earlier runs in the ledger measured."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_summaries import PLAIN
+
+from fastlaunch.job import JobSpec
+from fastlaunch.runs import Ledger
+from fastlaunch.spot_checkpoints import slow_checkpoint
+from fastlaunch_train.recipes import resolve_recipe
+
+SPOT = JobSpec(
+    workload="vit-huge",
+    recipe=resolve_recipe("bf16"),
+    batch_size=64,
+    steps=200,
+    num_gpus=8,
+    purchase="spot",
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        submission = opened.add_submission("fastlaunch submit")
+        summaries = [
+            replace(PLAIN, checkpoint_s=12.0),
+            replace(PLAIN, checkpoint_s=72.4),
+            replace(PLAIN, recipe="te-fp8", checkpoint_s=60.0),
+            replace(PLAIN, workload="vit-tiny", checkpoint_s=None),
+        ]
+        opened.add_imported([(summary, None) for summary in summaries], submission_id=submission)
+        yield opened
+
+
+def test_the_longest_checkpoint_of_the_same_training_is_told(ledger: Ledger) -> None:
+    told = slow_checkpoint(ledger, [SPOT])
+    assert told is not None
+    assert "bf16 on vit-huge took 72 s" in told
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(SPOT, purchase="on-demand"),
+        replace(SPOT, recipe=resolve_recipe("te-fp8")),
+        replace(SPOT, recipe=resolve_recipe("fp32")),
+        replace(SPOT, workload="vit-tiny"),
+    ],
+    ids=["on demand", "not above a minute", "never measured", "no checkpoint measured"],
+)
+def test_nothing_is_told_otherwise(ledger: Ledger, job: JobSpec) -> None:
+    assert slow_checkpoint(ledger, [job]) is None
