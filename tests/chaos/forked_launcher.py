@@ -26,7 +26,7 @@ from typing import Any, Self
 
 #: Seconds that really pass when the launcher sleeps for one.
 TIME_SCALE = 1 / 2000
-_LONGEST_S = 60.0
+_LONGEST_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ may not find again at once.
 import json
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -79,8 +80,13 @@ class Trial:
         self.network.trouble(self._troubled, random.Random(rng.random()))
         (self._launch_real if self.is_real else self._launch)(death or _death(rng))
         for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
-            is_killed = self.next_typed is None and rng.random() < 0.3
-            self._command(*argv, killed_after_s=rng.uniform(0.05, 1.0) if is_killed else None)
+            killed_after_s = (
+                rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
+            )
+            if killed_after_s is None and argv[0] == "start":
+                # A machine that hangs is followed for an hour, which even a fast clock makes long.
+                killed_after_s = 3.0
+            self._command(*argv, killed_after_s=killed_after_s)
         self.network.calm()
         nodes.freeze()
         self._forget_some(rng)
@@ -168,6 +174,8 @@ class Trial:
             timer.cancel()
             timer.join()
         self.told.append(f"[{status}]")
+        if status == -signal.SIGALRM:
+            self.problems.append("a command hung")
         self._judge_ends()
         return status
 
