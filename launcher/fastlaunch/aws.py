@@ -37,6 +37,15 @@ MAX_PAUSE_S = 20.0
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 60
 
+#: Every kind of manifest that ECR keeps: it may convert one that was not asked for, under another digest. As
+#: github.com/awslabs/amazon-ecr-containerd-resolver asks for them.
+_MANIFESTS = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+
 T = TypeVar("T")
 
 
@@ -149,15 +158,14 @@ class Aws:
         return Identity(account=told["Account"], arn=told["Arn"])
 
     def may_pass_role(self, instance_profile: str) -> str | None:
-        """Why an instance cannot get this profile, in words; None if it can, or where it cannot be told.
+        """Why an instance cannot get this profile, in words; None if it can.
 
-        iam:GetInstanceProfile for the role, iam:SimulatePrincipalPolicy for iam:PassRole on it.
+        iam:GetInstanceProfile for the role, iam:SimulatePrincipalPolicy for iam:PassRole on it. Raises
+        NotAuthorised where that may not be asked, or IAM does not tell it of who is logged in.
         """
         name, home = instance_profile.rpartition("/")[2], self._home()
         try:
             told = self._ask("iam", home, "GetInstanceProfile", InstanceProfileName=name)
-        except NotAuthorised:
-            return None
         except BadConfiguration as error:
             if error.code == "NoSuchEntity":
                 return f"there is no instance profile {name}"
@@ -165,13 +173,13 @@ class Aws:
         roles = told["InstanceProfile"]["Roles"]
         if not roles:
             return f"the instance profile {name} holds no role"
-        role = roles[0]["Arn"]
+        role, principal = roles[0]["Arn"], self._principal(self.identity().arn)
         try:
             simulated = self._ask(
                 "iam",
                 home,
                 "SimulatePrincipalPolicy",
-                PolicySourceArn=self._principal(self.identity().arn),
+                PolicySourceArn=principal,
                 ActionNames=["iam:PassRole"],
                 ResourceArns=[role],
                 ContextEntries=[
@@ -182,9 +190,9 @@ class Aws:
                     }
                 ],
             )
-        except (NotAuthorised, BadConfiguration):
-            # Of the account itself (root), and of users from elsewhere, IAM cannot tell.
-            return None
+        except BadConfiguration as error:
+            # It knows users and roles of the account, not the account itself (root) or federated users.
+            raise NotAuthorised(f"IAM does not tell what {principal} may do: {error.message}") from None
         if all(result["EvalDecision"] == "allowed" for result in simulated["EvaluationResults"]):
             return None
         return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
@@ -344,6 +352,12 @@ class Aws:
         told = self._ask("ec2", region, "DescribeSecurityGroups", subject=", ".join(ids), GroupIds=list(ids))
         return {each["GroupId"]: each["VpcId"] for each in told["SecurityGroups"]}
 
+    def default_vpc(self, region: str) -> str | None:
+        """Id of the region's default VPC, in which EC2 starts what names no subnet; None if there is none."""
+        filters = [{"Name": "is-default", "Values": ["true"]}]
+        told = self._ask("ec2", region, "DescribeVpcs", Filters=filters)
+        return next((str(each["VpcId"]) for each in told["Vpcs"]), None)
+
     def s3_gateways(self, region: str, vpc: str) -> bool:
         """Whether the VPC has a gateway endpoint for S3."""
         filters = [{"Name": "vpc-id", "Values": [vpc]}]
@@ -459,9 +473,11 @@ class Aws:
     def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
         """Digest (`sha256:...`) of a tag in an account's registry of the region; None if there is none.
 
-        ecr:BatchGetImage, which AWS's own registries allow to everybody.
+        tag: or a digest, to see whether it is there. ecr:BatchGetImage, which AWS's own registries allow to
+        every account.
         """
-        name = f"{repository}:{tag}"
+        by_digest = tag.startswith("sha256:")
+        name = f"{repository}@{tag}" if by_digest else f"{repository}:{tag}"
         try:
             told = self._ask(
                 "ecr",
@@ -470,7 +486,8 @@ class Aws:
                 subject=name,
                 registryId=account,
                 repositoryName=repository,
-                imageIds=[{"imageTag": tag}],
+                imageIds=[{"imageDigest" if by_digest else "imageTag": tag}],
+                acceptedMediaTypes=list(_MANIFESTS),
             )
         except BadConfiguration as error:
             if error.code == "RepositoryNotFoundException":

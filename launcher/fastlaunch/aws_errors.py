@@ -73,6 +73,10 @@ _QUOTA = "ask for more under Service Quotas in {region}, or delete what nobody u
 _CORRECT = "correct what the message names, in the command or under `aws.{region}` in the config file"
 _NETWORK = "give subnets: `aws.{region}.subnets` in the config file"
 _PROFILE = "name an instance profile that exists: `aws.{region}.instance_profile` in the config file"
+_PROFILE_UNSEEN = (
+    "EC2 does not see the instance profile: one that was made a moment ago takes a minute; else name one "
+    "that exists, `aws.{region}.instance_profile` in the config file"
+)
 _BUCKET = "name a bucket of {region} that exists: `aws.{region}.bucket` in the config file"
 _BUCKET_REGION = "the bucket is in another region; name one of {region} (`aws.{region}.bucket`)"
 _TOKEN_USED = "nothing was started by this one; `fastlaunch status` says what the token's own instance does"
@@ -259,6 +263,8 @@ SPOT_INTERRUPTIONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShut
 def refusal(asked: Asked, code: str, message: str, *, status: int = 0) -> CloudRefused:
     """The error that AWS's answer to `asked` means, ready to raise. status: of HTTP."""
     kind, hint = _CODES.get(code) or _by_shape(code, status)
+    if code == "InvalidParameterValue" and "iaminstanceprofile" in message.lower():
+        hint = _PROFILE_UNSEEN
     if kind is QuotaExceeded and not hint:
         hint = _quota_hint(asked)
     if kind is NotAuthorised and "Encoded authorization failure message" in message:

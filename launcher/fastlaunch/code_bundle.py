@@ -13,7 +13,6 @@ import hashlib
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from fastlaunch.backends.ec2_site import CodeBundle
 from fastlaunch.base_image_file import BaseImage
 from fastlaunch.errors import BadFile
 from fastlaunch.pinned_wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
-from fastlaunch.shipped import shipped
+from fastlaunch.shipped import shipped, training_package
 
 if TYPE_CHECKING:
     from fastlaunch.aws import Aws
@@ -100,13 +99,6 @@ def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
             return None
         files |= {f"site/{name}": data for name, data in unpack_wheel(pin, content).items()}
     return files
-
-
-def training_package() -> Path:
-    """Folder of the training package, as it is installed: in a checkout or from a wheel."""
-    found = find_spec("fastlaunch_train")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:

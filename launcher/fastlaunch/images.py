@@ -126,10 +126,19 @@ def public_uri(base: BaseImage) -> str:
     return f"{PUBLIC_GALLERY}/{base.name}"
 
 
-def check_own_image(uri: str, region: str) -> None:
-    """Nothing, for an image of the user's that a job in the region can name: by digest, in ECR of the region.
+@dataclass(frozen=True, kw_only=True)
+class OwnImage:
+    """An image of the user's in ECR. account: number of the registry's. digest: `sha256:...`."""
 
-    Raises BadConfiguration otherwise.
+    account: str
+    repository: str
+    digest: str
+
+
+def own_image(uri: str, region: str) -> OwnImage:
+    """The image of the user's that `uri` names: by its digest, in ECR of the region where the job is.
+
+    Raises BadConfiguration for any other.
     """
     name, separator, digest = uri.rpartition("@")
     if not separator or not _DIGEST.fullmatch(digest):
@@ -150,6 +159,7 @@ def check_own_image(uri: str, region: str) -> None:
             f"the image is in {found['region']}, and the job in {region}",
             f"fastlaunch build --push --region {region}",
         )
+    return OwnImage(account=found["account"], repository=repository.partition(":")[0], digest=digest)
 
 
 def _names(text: str, image: BaseImage) -> bool:

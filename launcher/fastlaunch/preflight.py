@@ -30,6 +30,7 @@ from fastlaunch.quotas import quota_use
 from fastlaunch.resolve import (
     Resolved,
     check_bucket,
+    check_default_vpc,
     check_offered,
     check_subnet,
     configured_bucket,
@@ -37,6 +38,7 @@ from fastlaunch.resolve import (
     container_image,
     find_subnet,
     group_vpcs,
+    is_own_image_seen,
     machine_image,
     nowhere,
 )
@@ -189,7 +191,7 @@ class _Checks:
             raise UserError(
                 f"neither bucket nor instance profile is named for {region}",
                 f"write `bucket: NAME` and `instance_profile: NAME` under `aws: {region}:` in the config "
-                "file; docs/aws-setup.md says how to make them",
+                "file; `fastlaunch doctor --setup` says how to make them",
             )
         if problems:
             raise problems[0]
@@ -211,8 +213,14 @@ class _Checks:
         return f"{image.id}, root device {image.root_device} of {image.root_gib} GiB"
 
     def _container_image(self, region: str) -> str | Told:
-        if self.wanted.image:
-            return Told(Result.NOT_CHECKED, f"{self.wanted.image}: the machine itself will pull it")
+        if own := self.wanted.image:
+            if is_own_image_seen(self.aws, self.ask, own, region):
+                return f"{own.rpartition('@')[0]} has {own.rpartition('@')[2][:19]}..."
+            return Told(
+                Result.NOT_CHECKED,
+                f"{own} may not be looked at from here: the machine's role has to pull it",
+                "see that the role may: `fastlaunch doctor --setup`, ImagePull",
+            )
         assert self.wanted.base is not None
         uri = container_image(self.aws, self.ask, self.wanted.base, region)
         told = f"{self.wanted.base.name} is {uri.rpartition('@')[2][:19]}... now"
@@ -223,13 +231,16 @@ class _Checks:
         profile = self._here(region).instance_profile
         if profile is None:
             return Told(Result.NOT_CHECKED, "none is named")
-        problem = self.ask(self.aws.may_pass_role, profile)
+        try:
+            problem = self.ask(self.aws.may_pass_role, profile)
+        except NotAuthorised as error:
+            return Told(Result.NOT_CHECKED, f"whether {profile} may be passed: {error.message}", error.hint)
         if problem is not None:
             raise NotAuthorised(
                 problem,
-                "docs/aws-setup.md has the role, the profile, and the policy that lets you pass it",
+                "`fastlaunch doctor --setup` has the role, the profile, and the policy that lets you pass it",
             )
-        return f"{profile} may be given to a machine, as far as IAM tells"
+        return f"{profile} is there, and IAM says that its role may be passed"
 
     def _bucket(self, region: str) -> str | Told:
         bucket = self._here(region).bucket
@@ -245,13 +256,19 @@ class _Checks:
         groups = self._here(region).security_groups
         vpcs = group_vpcs(self.aws, self.ask, region, groups)
         if not groups:
-            return "none is named: the VPC's default group, which lets everything out"
+            return (
+                "none is named: the VPC's default group, which lets everything out unless somebody changed it"
+            )
         return f"{', '.join(groups)} of {', '.join(sorted(set(vpcs.values())))}"
 
     def _no_subnet(self, region: str) -> str | Told:
+        groups = self._here(region).security_groups
+        vpcs = group_vpcs(self.aws, self.ask, region, groups)
+        default = check_default_vpc(self.aws, self.ask, region, vpcs)
+        where = f"the default VPC, {default}," if default else "the default VPC, if there is one,"
         return Told(
             Result.WARNING,
-            "none is named: EC2 takes one of the default VPC, if there is one, in a zone of its choice",
+            f"none is named: EC2 takes one of {where} in a zone of its choice",
             f"for the next zone to be tried, write `subnets: {{{region}a: subnet-...}}` under "
             f"`aws: {region}:` in the config file",
         )

@@ -156,15 +156,15 @@ class _Looking:
             ]
             subnet = find_subnet(self.aws, self.ask, candidate.region, candidate.subnet, together)
             check_subnet(subnet, region=candidate.region, zone=candidate.zone, group_vpcs=vpcs)
+        else:
+            check_default_vpc(self.aws, self.ask, candidate.region, vpcs)
 
     def machine_image(self, region: str) -> MachineImage:
         return machine_image(self.aws, self.ask, self.settings, region)
 
     def container_image(self, region: str, base: "BaseImage | None", image: str | None) -> str:
-        from fastlaunch.images import check_own_image
-
         if image is not None:
-            check_own_image(image, region)
+            is_own_image_seen(self.aws, self.ask, image, region)
             return image
         assert base is not None, "a container image, or a base image to look one up by"
         return container_image(self.aws, self.ask, base, region)
@@ -221,6 +221,29 @@ def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: d
             )
 
 
+def check_default_vpc(aws: Aws, ask: AskOnce, region: str, group_vpcs: dict[str, str]) -> str | None:
+    """The default VPC, where a machine without a subnet starts; None if it may not be looked at.
+
+    Raises BadConfiguration if there is none, or a security group is of another.
+    """
+    give_subnets = (
+        f"write `subnets: {{ZONE: ID}}` under `aws: {region}:` in the config file, or give --subnet"
+    )
+    try:
+        default = ask(aws.default_vpc, region)
+    except NotAuthorised:
+        return None
+    if default is None:
+        raise BadConfiguration(f"{region} has no default VPC, and no subnet is named", give_subnets)
+    for group, vpc in sorted(group_vpcs.items()):
+        if vpc != default:
+            raise BadConfiguration(
+                f"security group {group} is of {vpc}, and without a subnet EC2 takes default {default}",
+                f"{give_subnets}, of {vpc}",
+            )
+    return default
+
+
 def machine_image(aws: Aws, ask: AskOnce, settings: Settings, region: str) -> MachineImage:
     """The AMI that the region's parameter names, with its own root device."""
     name = settings.aws.get(region, RegionSettings()).ami_parameter
@@ -239,6 +262,26 @@ def container_image(aws: Aws, ask: AskOnce, base: "BaseImage", region: str) -> s
             "give another one to submit, such as --base-image 2.12",
         )
     return image_uri(base, region, digest)
+
+
+def is_own_image_seen(aws: Aws, ask: AskOnce, uri: str, region: str) -> bool:
+    """Whether the user's image is there: False if it may not be looked at, which the machine's role may.
+
+    Raises BadConfiguration if it is not there, or not where a job in the region can name it.
+    """
+    from fastlaunch.images import own_image
+
+    image = own_image(uri, region)
+    try:
+        digest = ask(aws.image_digest, region, image.account, image.repository, image.digest)
+    except NotAuthorised:
+        return False
+    if digest is None:
+        raise BadConfiguration(
+            f"{region} has no image {uri}",
+            f"fastlaunch build --push --region {region} ends with one that it has",
+        )
+    return True
 
 
 def check_bucket(aws: Aws, ask: AskOnce, region: str, bucket: str) -> None:
@@ -263,6 +306,6 @@ def _configured(settings: Settings, region: str, name: str, purpose: str, option
         raise UserError(
             f"no {what} is named for {region}, {purpose}",
             f"write `{name}: NAME` under `aws: {region}:` in the config file, or give {option} NAME; "
-            "docs/aws-setup.md says how to make one",
+            "`fastlaunch doctor --setup` says how to make one",
         )
     return value

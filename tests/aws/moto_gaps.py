@@ -199,7 +199,10 @@ def _batch_get_image(server: "MotoServer", request: SentRequest) -> "Answer | No
         return None
     images, failures = [], []
     for image in request.parameters["imageIds"]:
-        digest = server.images.get((request.region, registry, repository, image.get("imageTag", "")))
+        # AWS's registries keep every image that they ever had, under its digest.
+        digest = image.get("imageDigest") or server.images.get(
+            (request.region, registry, repository, image.get("imageTag", ""))
+        )
         if digest is None:
             reason = "Requested image not found"
             failures.append({"imageId": image, "failureCode": "ImageNotFound", "failureReason": reason})

@@ -23,6 +23,7 @@ class FakeAws:
     subnet_zones: dict[str, str] = field(default_factory=dict)
     subnet_vpcs: dict[str, str] = field(default_factory=dict)
     group_vpcs: dict[str, str] = field(default_factory=dict)
+    default_vpc_id: str | None = "vpc-1"
     public: bool = True
     routes: dict[str | None, str] = field(default_factory=lambda: {None: "igw-1"})
     gateway: bool = False
@@ -86,6 +87,10 @@ class FakeAws:
     def security_group_vpcs(self, region: str, ids: Sequence[str]) -> dict[str, str]:
         self._ask("security_group_vpcs", region)
         return {one: self.group_vpcs.get(one, "vpc-1") for one in ids}
+
+    def default_vpc(self, region: str) -> str | None:
+        self._ask("default_vpc", region)
+        return self.default_vpc_id
 
     def s3_gateways(self, region: str, vpc: str) -> bool:
         self._ask("s3_gateways", region)

@@ -1,5 +1,6 @@
 """`Aws` against an AWS on loopback: what it sends, what it makes of the answers."""
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -108,8 +109,13 @@ def test_roles(aws: Aws, aws_server: MotoServer) -> None:
     aws_server.denied.add("iam:PassRole")
     assert "iam:PassRole is not allowed" in (aws.may_pass_role("fastlaunch-node") or "")
     for action in ("SimulatePrincipalPolicy", "GetInstanceProfile"):
-        aws_server.refuse(action, "AccessDenied")
-        assert aws.may_pass_role("fastlaunch-node") is None
+        refusal = aws_server.refuse(action, "AccessDenied")
+        with pytest.raises(NotAuthorised, match=action):
+            aws.may_pass_role("fastlaunch-node")
+        aws_server.allow(refusal)
+    aws_server.refuse("SimulatePrincipalPolicy", "InvalidInput", "Invalid Entity Arn")
+    with pytest.raises(NotAuthorised, match=r"IAM does not tell what arn:aws:.*Invalid Entity Arn"):
+        aws.may_pass_role("fastlaunch-node")
 
 
 def test_an_assumed_role_is_asked_about_by_its_own_arn(aws_server: MotoServer, aws: Aws) -> None:
@@ -223,6 +229,31 @@ def test_digests_of_images_of_aws(aws: Aws, aws_server: MotoServer) -> None:
     assert aws.image_digest(REGION, "763104351884", "pytorch", "2.13") == digest
     assert aws.image_digest(REGION, "763104351884", "pytorch", "2.99") is None
     assert aws.image_digest("us-west-2", "763104351884", "pytorch", "2.13") is None
+    # Else ECR could tell the digest of what it converts an OCI image into.
+    kinds = aws_server.sent("BatchGetImage")[0].parameters["acceptedMediaTypes"]
+    assert {"application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"} < {
+        *kinds
+    }
+
+
+def test_an_image_of_the_account_by_its_digest(aws: Aws, aws_server: MotoServer) -> None:
+    aws.ensure_repository(REGION, "fastlaunch")
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
+    ecr = boto3.client("ecr", region_name=REGION)
+    told = ecr.put_image(repositoryName="fastlaunch", imageManifest=json.dumps(manifest), imageTag="one")
+    digest = told["image"]["imageId"]["imageDigest"]
+    assert aws.image_digest(REGION, "123456789012", "fastlaunch", "one") == digest
+    assert aws.image_digest(REGION, "123456789012", "fastlaunch", digest) == digest
+    assert aws.image_digest(REGION, "123456789012", "fastlaunch", f"sha256:{'0' * 64}") is None
+
+
+def test_the_default_vpc(aws: Aws, aws_server: MotoServer) -> None:
+    ec2 = boto3.client("ec2", region_name=REGION)
+    (vpc,) = ec2.describe_vpcs()["Vpcs"]
+    ec2.create_vpc(CidrBlock="10.9.0.0/16")
+    assert aws.default_vpc(REGION) == vpc["VpcId"]
+    backend("ec2", REGION).vpcs[vpc["VpcId"]].is_default = "false"
+    assert aws.default_vpc(REGION) is None
 
 
 def test_the_accounts_own_repository(aws: Aws, aws_server: MotoServer) -> None:

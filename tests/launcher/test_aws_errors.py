@@ -133,6 +133,13 @@ def test_spot_without_its_role(stubbed_aws: StubbedAws) -> None:
     assert "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in (error.hint or "")
 
 
+def test_an_instance_profile_that_ec2_does_not_see_yet() -> None:
+    said = "Value (node) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+    error = refusal(RUN, "InvalidParameterValue", said)
+    assert type(error) is BadConfiguration and "a moment ago takes a minute" in (error.hint or "")
+    assert "moment" not in (refusal(RUN, "InvalidParameterValue", "something else").hint or "")
+
+
 def test_a_refused_request_is_asked_of_ec2_as_it_is(stubbed_aws: StubbedAws) -> None:
     stub = stubbed_aws.stub("ec2")
     stub.add_client_error("run_instances", "InvalidSubnetID.NotFound", expected_params=SPOT)

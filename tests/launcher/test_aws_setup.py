@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from fastlaunch.base_image_file import shipped_base_images
+from fastlaunch.image_build import DEFAULT_REPOSITORY
 from fastlaunch.preflight import DOCTOR_KEY
 from fastlaunch.settings import RegionSettings, load_settings
+from fastlaunch.shipped import shipped
 
-DOC = Path(__file__).parents[2] / "docs" / "aws-setup.md"
+DOC = shipped("docs/aws-setup.md")
 
 #: What a call is called in IAM, where it is not its own name. GetCallerIdentity is allowed to everybody.
 IAM_NAMES = {
@@ -37,8 +41,6 @@ NODE_COMMANDS = {
 
 def policy(name: str) -> dict[str, Any]:
     """The policy that the text gives under this file name."""
-    if not DOC.exists():
-        pytest.skip("docs/ is not part of an installed package")
     found = re.search(
         rf"`{re.escape(name)}`:\n\n```json\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL
     )
@@ -102,6 +104,19 @@ def test_the_node_reaches_its_runs_and_the_code_alone() -> None:
     assert not any(action.startswith(("ec2:", "iam:")) for action in actions("node-policy.json"))
 
 
+@pytest.mark.parametrize(
+    ("name", "sid"), [("node-policy.json", "ImagePull"), ("launcher-policy.json", "ContainerImage")]
+)
+def test_images_of_aws_and_of_the_account_can_be_pulled(name: str, sid: str) -> None:
+    # A registry of another account wants rights on both sides: `fastlaunch build` pulls its base image.
+    (statement,) = (one for one in policy(name)["Statement"] if one["Sid"] == sid)
+    assert set(statement["Action"]) == PULL
+    wanted = {f"763104351884:repository/{image.repository}" for image in shipped_base_images().images}
+    for repository in {*wanted, f"ACCOUNT:repository/{DEFAULT_REPOSITORY}"}:
+        arn = f"arn:aws:ecr:us-west-2:{repository}"
+        assert any(fnmatchcase(arn, pattern) for pattern in statement["Resource"]), arn
+
+
 def test_only_ec2_takes_the_nodes_role() -> None:
     (statement,) = policy("node-trust.json")["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}
@@ -127,7 +142,6 @@ def test_a_policy_is_no_larger_than_iam_takes(name: str, limit: int) -> None:
 
 
 def test_the_config_file_of_the_text_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy("node-policy.json")
     found = re.search(r"```yaml\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     path = tmp_path / "config.yaml"

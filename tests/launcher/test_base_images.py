@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.base_image_file import FLAVOURS, BaseImage, read_base_images, shipped_base_images, version
-from fastlaunch.code_bundle import training_package
 from fastlaunch.errors import BadConfiguration, BadFile, UnknownName, UserError
 from fastlaunch.images import (
-    check_own_image,
     find_base_image,
     image_uri,
+    own_image,
     parse_tag,
     public_uri,
     registry_account,
     registry_host,
 )
+from fastlaunch.shipped import training_package
 
 TODAY = datetime.date(2026, 11, 21)
 DIGEST = "sha256:" + "ab" * 32
@@ -189,7 +189,9 @@ def test_names_in_registries() -> None:
     ],
 )
 def test_an_own_image_by_digest_in_the_region_will_do(uri: str) -> None:
-    check_own_image(uri, "us-east-1")
+    found = own_image(uri, "us-east-1")
+    assert (found.account, found.digest) == ("123456789012", DIGEST)
+    assert found.repository in ("fastlaunch", "team/vit")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_an_own_image_by_digest_in_the_region_will_do(uri: str) -> None:
 )
 def test_any_other_image_is_refused(uri: str, problem: str) -> None:
     with pytest.raises(BadConfiguration, match=problem) as caught:
-        check_own_image(uri, "us-east-1")
+        own_image(uri, "us-east-1")
     assert caught.value.hint
 
 

@@ -109,7 +109,9 @@ def test_an_empty_config_ends_with_2(
 ) -> None:
     configure(isolated, None)
     found = told(capsys, *TYPE, code=2)
-    assert found["config"]["error"] == "UserError" and "docs/aws-setup.md" in found["config"]["hint"]
+    assert (
+        found["config"]["error"] == "UserError" and "`fastlaunch doctor --setup`" in found["config"]["hint"]
+    )
     assert found["bucket"]["result"] == "not checked"
     assert found["quota"]["result"] == "ok"
 
@@ -177,7 +179,9 @@ def test_a_role_that_may_not_be_passed_fails(account: MotoServer, capsys: pytest
     ("action", "name"),
     [
         ("GetServiceQuota", "quota"),
-        ("GetInstanceProfile", None),
+        ("GetInstanceProfile", "instance profile"),
+        ("SimulatePrincipalPolicy", "instance profile"),
+        ("DescribeVpcs", None),
         ("DescribeRouteTables", None),
         ("HeadBucket", None),
     ],
@@ -232,3 +236,11 @@ def test_p5e_wants_a_limit(account: MotoServer, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("argv", [("--purchase", "auction"), ("--instance", "p9.huge")])
 def test_a_wrong_option_is_a_usage_error(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor(*argv) == 2
+
+
+def test_what_an_account_needs_is_printed_without_asking_anything(
+    aws_server: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor("--setup") == 0
+    assert capsys.readouterr().out == Path(__file__).parents[2].joinpath("docs/aws-setup.md").read_text()
+    assert not aws_server.sent()

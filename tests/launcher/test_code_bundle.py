@@ -22,10 +22,10 @@ from fastlaunch.code_bundle import (
     code_files,
     make_bundle,
     pack,
-    training_package,
     upload_bundle,
 )
 from fastlaunch.errors import BadFile, UserError
+from fastlaunch.shipped import training_package
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

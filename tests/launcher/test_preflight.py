@@ -182,6 +182,8 @@ def test_without_subnets_it_warns_that_ec2_chooses() -> None:
     bare = settings(us_east_1=RegionSettings(bucket="acme", instance_profile="node"))
     found = made(settings=bare)
     assert results(found) == {"subnet": "warning"}
+    assert "the default VPC, vpc-1," in named("subnet", found).told
+    assert named("subnet", made(fake_aws(default_vpc_id=None), settings=bare)).result is Result.FAILED
 
 
 def test_an_empty_config_says_what_to_write_and_is_a_fault_of_ours() -> None:
@@ -271,11 +273,19 @@ def test_a_cost_above_the_budget_fails_for_every_site() -> None:
         usable([site()], found)
 
 
-def test_an_image_of_ones_own_is_not_looked_up() -> None:
-    aws = fake_aws()
-    found = made(aws, wanted(base=None, image="registry/training@sha256:12"))
-    assert named("container image", found).result is Result.NOT_CHECKED
-    assert not aws.asked["image_digest", "us-east-1"]
+def test_an_image_of_ones_own_is_looked_up_as_far_as_that_is_allowed() -> None:
+    own = wanted(base=None, image="123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32)
+    assert named("container image", made(fake_aws(), own)).result is Result.OK
+    assert named("container image", made(fake_aws(digest=None), own)).result is Result.FAILED
+    unseen = named("container image", made(fake_aws(refused={"image_digest": denied("it")}), own))
+    assert unseen.result is Result.NOT_CHECKED and "may not be looked at" in unseen.told
+
+
+def test_a_role_of_which_iam_does_not_tell_is_not_said_to_pass() -> None:
+    check = named(
+        "instance profile", made(fake_aws(refused={"may_pass_role": denied("iam:GetInstanceProfile")}))
+    )
+    assert check.result is Result.NOT_CHECKED and "iam:GetInstanceProfile" in check.told
 
 
 def test_a_base_image_past_its_end_or_not_certain_is_a_warning() -> None:

@@ -88,6 +88,22 @@ def test_without_subnets_ec2_chooses_the_zone() -> None:
     assert aws.asked["subnets", "us-east-1"] == aws.asked["security_group_vpcs", "us-east-1"] == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"group_vpcs": {"sg-1": "vpc-2"}}, "sg-1 is of vpc-2, and without a subnet EC2 takes default vpc-1"),
+        ({"default_vpc_id": None}, "us-east-1 has no default VPC, and no subnet is named"),
+    ],
+)
+def test_without_subnets_the_security_groups_are_the_default_vpcs(changes: dict[str, Any], told: str) -> None:
+    config = settings(us_east_1=replace(usual(), subnets={}))
+    assert resolved(fake_aws(), config=config).sites[0].security_groups == ("sg-1",)
+    unseen = denied("ec2:DescribeVpcs")
+    assert resolved(fake_aws(**changes, refused={"default_vpc": unseen}), config=config).sites
+    with pytest.raises(BadConfiguration, match=told):
+        resolved(fake_aws(**changes), config=config)
+
+
 def test_zones_without_the_type_are_left_out_by_name() -> None:
     found = resolved(fake_aws(zones="ac"))
     assert [site.zone for site in found.sites] == ["us-east-1a", "us-east-1c"]
@@ -188,12 +204,19 @@ def test_a_price_that_is_not_known_is_no_other_regions() -> None:
     assert "no ec2 on-demand price of p5.48xlarge in eu-west-3" in found.skipped[0][1]
 
 
-def test_an_own_image_is_not_looked_up() -> None:
-    aws = fake_aws()
-    own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32
-    site = resolved(aws, base=None, bundle=None, image=own).sites[0]
-    assert (site.image, site.code) == (own, None)
-    assert aws.asked["image_digest", "us-east-1"] == 0
+OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32
+
+
+def test_an_own_image_is_taken_where_it_is_there_or_may_not_be_looked_at() -> None:
+    for aws in (fake_aws(), fake_aws(refused={"image_digest": denied("ecr:BatchGetImage")})):
+        site = resolved(aws, base=None, bundle=None, image=OWN).sites[0]
+        assert (site.image, site.code) == (OWN, None)
+        assert aws.asked["image_digest", "us-east-1"] == 1
+
+
+def test_an_own_image_that_is_not_there_ends_it() -> None:
+    with pytest.raises(BadConfiguration, match="us-east-1 has no image 123456789012"):
+        resolved(fake_aws(digest=None), base=None, bundle=None, image=OWN)
 
 
 def test_an_own_image_of_another_region_leaves_the_candidate_out() -> None:

@@ -13,6 +13,7 @@ from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import USD, next_command
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised, UnknownName
+from fastlaunch.shipped import shipped
 
 if TYPE_CHECKING:
     from fastlaunch.preflight import Wanted
@@ -29,6 +30,7 @@ _PURCHASES = ("on-demand", "spot")
     "--purchase", default="on-demand", show_default=True, metavar="OPTION", help="on-demand or spot."
 )
 @click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of spot.")
+@click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @click.option(
     "--output",
     type=click.Choice(["table", "json"]),
@@ -37,7 +39,7 @@ _PURCHASES = ("on-demand", "spot")
     help="How the checks are written to stdout.",
 )
 def doctor(
-    instance: str | None, region: str | None, purchase: str, max_price: float | None, output: str
+    instance: str | None, region: str | None, purchase: str, max_price: float | None, setup: bool, output: str
 ) -> int:
     """What a job on AWS would meet: login, quota, image, network, bucket, price.
 
@@ -46,10 +48,14 @@ def doctor(
 
     \b
       fastlaunch doctor --instance p5.48xlarge,p5en.48xlarge --region us-east-1,us-west-2
+      fastlaunch doctor --setup | less
     """
     from fastlaunch.preflight import checks
     from fastlaunch.prices import load_catalogue
 
+    if setup:
+        click.echo(shipped("docs/aws-setup.md").read_text(encoding="utf-8"), nl=False)
+        return EXIT_DONE
     around = surroundings()
     catalogue = load_catalogue(around.settings.prices)
     wanted = _wanted(around, catalogue.instance, instance, region, purchase, max_price)

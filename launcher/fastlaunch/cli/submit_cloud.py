@@ -121,16 +121,16 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
 
 def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]:
     """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
-    from fastlaunch.images import check_own_image, find_base_image, image_uri
+    from fastlaunch.images import find_base_image, image_uri, own_image
 
     given = request.image
     if given:
 
-        def own_image(region: str) -> str:
-            check_own_image(given, region)
+        def given_image(region: str) -> str:
+            own_image(given, region)
             return given
 
-        return own_image
+        return given_image
 
     base = find_base_image(request.base_image, flavour="ec2", today=today)
     return lambda region: image_uri(base, region, "<image-digest>")

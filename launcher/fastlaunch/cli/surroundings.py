@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.machine import Machine, this_machine
 from fastlaunch.settings import Settings, load_settings
+from fastlaunch.shipped import training_package
 
 if TYPE_CHECKING:
     from fastlaunch.runs import Ledger
@@ -60,7 +60,7 @@ def surroundings() -> Surroundings:
         machine=machine,
         backends=make_backends(settings, machine),
         argv=tuple(sys.argv[1:]),
-        commit=_commit(_training_package()),
+        commit=_commit(training_package()),
     )
 
 
@@ -95,7 +95,7 @@ BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _loca
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
     """Settings of the local backend on `machine`, from the environment and the installed training package."""
-    package = _training_package()
+    package = training_package()
     return LocalSettings(
         home=home.absolute(),
         working_directory=Path.cwd(),
@@ -104,12 +104,6 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
         num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
         commit=_commit(package),
     )
-
-
-def _training_package() -> Path:
-    found = find_spec("fastlaunch_train")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
 
 
 def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
