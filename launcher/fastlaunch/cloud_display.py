@@ -34,6 +34,11 @@ class AttemptDisplay:
     _current: int = 0
     _tail: RecordTail | None = field(default=None)
 
+    @property
+    def current(self) -> ShownRun:
+        """The run that is shown."""
+        return self.runs[self._current]
+
     def start(self) -> None:
         """Show the first run."""
         self._show_start()
@@ -42,29 +47,31 @@ class AttemptDisplay:
         """Show what is known now: EC2's word, and what was synced."""
         for number in range(self._current + 1, len(self.runs)):
             if self._has_begun(self.runs[number]):
-                self.finish()
+                self.finish(self._ended_as(self.current))
                 self._current, self._tail = number, None
                 self._show_start()
-        run = self.runs[self._current]
+        run = self.current
         if self._tail is None and self._record(run).exists():
             self._tail = RecordTail(s3_sync.run_folder(self.home, run.id))
         progress = self._tail.read() if self._tail else None
         self.display.show(progress or Progress(step=0, num_steps=run.num_steps, phase=self._stage(instance)))
 
-    def finish(self, outcome: str | None = None) -> None:
-        """Show that the run that is shown has ended; outcome: how, by its records if it is not given."""
-        if outcome is None:
-            pattern = f"rank-*-attempt-{self._number}.jsonl"
-            folder = s3_sync.run_folder(self.home, self.runs[self._current].id)
-            outcome = str(outcome_of(read_records(sorted(folder.glob(pattern)))[0]).state)
+    def finish(self, outcome: str) -> None:
+        """Show that the run that is shown has ended, and how."""
         self.display.finish(outcome)
+
+    def _ended_as(self, run: ShownRun) -> str:
+        """How a run ended, by its records: what the node says of it comes later."""
+        folder = s3_sync.run_folder(self.home, run.id)
+        records, _ = read_records(sorted(folder.glob(f"rank-*-attempt-{self._number}.jsonl")))
+        return str(outcome_of(records).state) if records else "ended without a record"
 
     @property
     def _number(self) -> str:
         return self.token.rpartition("-a")[2]
 
     def _show_start(self) -> None:
-        run = self.runs[self._current]
+        run = self.current
         self.display.start(run.label, run.num_steps)
 
     def _record(self, run: ShownRun) -> Path:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from fastlaunch import s3_sync
 from fastlaunch.attempt_price import note_machines
+from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import LOOK_INTERVAL_S, Ec2Backend, Sight
 from fastlaunch.cloud_display import AttemptDisplay
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
-from fastlaunch.errors import CloudRefused, Throttled, Unreachable
+from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ SYNC_INTERVAL = timedelta(seconds=20)
 LINGER_LIMIT = timedelta(minutes=4)
 #: Large machines take many minutes to be terminated, for which nothing is billed.
 SHUTDOWN_WAIT = timedelta(minutes=1)
-#: After its time, how long a machine that cannot be seen is waited for.
+#: After its time, how long a machine that cannot be seen is waited for; after its end, what it uploaded.
 _LOST_CONTACT = timedelta(minutes=30)
 #: Between two looks at whether the user wants to stop.
 _PAUSE_S = 1.0
@@ -43,7 +44,9 @@ class Follower:
     stop: StopRequest
     tell: Callable[[str], None]
     _why: str | None = None
-    _told: str | None = None
+    _told: set[str] = field(default_factory=set)
+    _is_stopping: bool = False
+    _unseen_since: datetime | None = None
     _runs_since: datetime | None = None
     _done_since: datetime | None = None
     _down_since: datetime | None = None
@@ -56,42 +59,63 @@ class Follower:
         """Ids of the runs that are left for another attempt, after the attempt ended; see `finish_attempt`.
 
         The first signal stops the machine, and lets it write its end. A second one, or a bug here, ends it at
-        once. Raises CloudRefused's kinds where AWS does not let it be followed; the machine then goes on.
+        once. Raises CloudRefused's kinds, or UserError, where AWS or the disk does not let it be followed;
+        the machine then goes on.
         """
-        self.shown.start()
         try:
+            self.shown.start()
             sight = self._until_ended()
-        except CloudRefused as error:
+        except UserError as error:
+            if self.stop.by and not isinstance(error, CloudRefused):
+                self._kill()
+                raise
             raise self._unfollowed(error) from None
         except BaseException:
             self._kill()
             raise
-        self.shown.finish()
-        return finish_attempt(
-            self.attempt,
-            sight,
-            backend=self.backend,
-            ledger=self.ledger,
-            why=self._why,
-            go_on=not self.stop.by,
-        )
+        left = self._finish(sight)
+        run_id = self.shown.current.id
+        if run_id in left:
+            self.shown.finish(str(RunState.INTERRUPTED))
+        elif self.ledger.existing([run_id]):
+            self.shown.finish(str(self.ledger.get(run_id).state))
+        return left
+
+    def _finish(self, sight: Sight) -> tuple[str, ...]:
+        """What `finish_attempt` returns, with patience for a network that fails for a while."""
+        deadline = self.backend.now() + _LOST_CONTACT
+        while True:
+            try:
+                return finish_attempt(
+                    self.attempt,
+                    sight,
+                    backend=self.backend,
+                    ledger=self.ledger,
+                    why=self._why,
+                    go_on=not self.stop.by,
+                )
+            except CloudRefused as error:
+                passes = isinstance(error, Throttled | Unreachable) and self.backend.now() < deadline
+                if not passes or self.stop.by:
+                    told = f"{self._machine} has ended; what it uploaded cannot be read now: {error.message}"
+                    raise type(error)(told, "to look again: fastlaunch status") from None
+                self._tell_once(error.message)
+            self._pause()
 
     def _until_ended(self) -> Sight:
         last = Sight(instance=None, has_ended=False)
         while True:
-            if self.stop.by and not self._is_stopped():
+            if self.stop.by and not self._is_stopping:
                 self._stop()
             # What cannot be seen for a moment is as it was.
             last = self._see() or last
             if last.has_ended:
-                self._sync(at_once=True)
                 return last
             seen = [(self.ledger.attempt(self.attempt.id), last.instance)]
             note_machines(self.ledger, self.backend.aws, seen, self.backend.now().date())
             self._sync()
             self.shown.update(last.instance)
             if self._is_down(last):
-                self._sync(at_once=True)
                 return last
             self._end_what_hangs(last)
             self._pause()
@@ -106,22 +130,31 @@ class Follower:
     def _see(self) -> Sight | None:
         assert self.attempt.handle is not None
         try:
-            return self.backend.see([self.attempt.handle])[0]
+            sight = self.backend.see([self.attempt.handle])[0]
         except (Throttled, Unreachable) as error:
-            if self.backend.now() > self._ends_at() + _LOST_CONTACT:
+            now = self.backend.now()
+            # A laptop that slept for hours finds its network a while after its clock.
+            self._unseen_since = self._unseen_since or now
+            if now > max(self._ends_at(), self._unseen_since) + _LOST_CONTACT:
                 raise
             self._tell_once(error.message)
             return None
+        self._unseen_since = None
+        return sight
 
-    def _sync(self, *, at_once: bool = False) -> None:
+    def _sync(self) -> None:
+        """Bring what is new. What keeps that from being done, such as a full disk, ends no machine."""
         now = self.backend.now()
-        if not at_once and self._synced_at is not None and now - self._synced_at < SYNC_INTERVAL:
+        # A clock that was set back would have it wait for long.
+        if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
             return
         assert self.attempt.handle is not None
         try:
             self._synced = self.backend.sync(self.attempt.handle)
             self._synced_at = now
-        except (Throttled, Unreachable) as error:
+            if self._unseen_since is None:
+                self._told.clear()
+        except UserError as error:
             self._tell_once(error.message)
 
     def _end_what_hangs(self, sight: Sight) -> None:
@@ -161,20 +194,23 @@ class Follower:
 
     def _stop(self) -> None:
         assert self.attempt.handle is not None
-        self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
+        self._is_stopping = True
+        self._note_stop()
         self.tell(
             f"stopping {self._machine}: it saves what it can; once more ends it at once, saving nothing"
         )
         self.backend.stop(self.attempt.handle)
 
-    def _is_stopped(self) -> bool:
-        return (self.ledger.attempt(self.attempt.id).reason or "").startswith(STOPPED_BY)
+    def _note_stop(self) -> None:
+        # A disk that is full does not keep the machine alive.
+        with suppress(UserError):
+            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
 
     def _kill(self) -> None:
         """End the machine at once; where that fails, say what may be running."""
         assert self.attempt.handle is not None
         if self.stop.by:
-            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
+            self._note_stop()
         try:
             self.backend.kill(self.attempt.handle)
             self.tell(f"{self._machine} is terminated")
@@ -183,15 +219,16 @@ class Follower:
             if not isinstance(error, CloudRefused):
                 raise
             return
-        with suppress(CloudRefused):
+        with suppress(UserError):
             sight = self.backend.see([self.attempt.handle])[0]
             # One that is only shutting down yet is ended in the ledger by whoever looks next.
             if sight.has_ended:
                 finish_attempt(self.attempt, sight, backend=self.backend, ledger=self.ledger)
 
-    def _unfollowed(self, error: CloudRefused) -> CloudRefused:
+    def _unfollowed(self, error: UserError) -> UserError:
         told = f"{error.hint}; " if error.hint else ""
-        return type(error)(
+        kind = type(error) if isinstance(error, CloudRefused) else UserError
+        return kind(
             f"{self._machine} cannot be followed any more, and goes on: {error.message}",
             f"{told}{self.how_to_stop()}",
         )
@@ -215,11 +252,13 @@ class Follower:
         return started + timedelta(minutes=(self.attempt.max_minutes or 0) + MARGIN_MINUTES)
 
     def _tell_once(self, message: str) -> None:
-        if message != self._told:
-            self._told = message
+        if message not in self._told:
+            self._told.add(message)
             self.tell(f"{message}; trying again")
 
     def _pause(self) -> None:
-        until = self.backend.now() + timedelta(seconds=LOOK_INTERVAL_S)
-        while self.backend.now() < until and not (self.stop.by and not self._is_stopped()):
+        # Counted, not timed: a clock that is set back would make it last.
+        for _ in range(round(LOOK_INTERVAL_S / _PAUSE_S)):
+            if self.stop.by and not self._is_stopping:
+                return
             self.backend.sleep(_PAUSE_S)

@@ -5,7 +5,7 @@ stays unknown whether a machine runs, nothing else is tried, and the ledger and 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +23,7 @@ from fastlaunch.errors import (
     QuotaExceeded,
     Throttled,
     Unreachable,
+    UserError,
 )
 from fastlaunch.job import JobSpec
 from fastlaunch.settings import Settings
@@ -59,8 +60,9 @@ class Placing:
     ) -> "Attempt | None":
         """The attempt whose request was accepted, at the first of `sites` that takes it.
 
-        None if the user asked to stop before any did. jobs_at: the jobs by run id, as they are at a site.
-        Raises CloudRefused's kinds if there is none, and Unreachable if it is not known.
+        None if the user asked to stop, or cancelled all the runs, before any did. jobs_at: the jobs by run
+        id, as they are at a site. Raises CloudRefused's kinds if there is none, and Unreachable if it is not
+        known.
         """
         errors: list[CloudRefused] = []
         for site in sites:
@@ -81,13 +83,18 @@ class Placing:
                 self.tell(f"{site.name}: {error.message}")
         raise self._nowhere(errors)
 
-    def _try(self, site: Site, jobs: Mapping[str, JobSpec], max_minutes: int) -> "Attempt":
+    def _try(self, site: Site, jobs: Mapping[str, JobSpec], max_minutes: int) -> "Attempt | None":
+        """The attempt, once its request was accepted; None if all its runs were cancelled meanwhile."""
         backend = self.backend.at(site, max_minutes)
         job = next(iter(jobs.values()))
         today = self.backend.now().date()
         price = list_price(site, job.purchase, settings=self.settings, today=today)
         # In one transaction: the runs stand where the attempt that is about to be sent would put them.
         with self.ledger.transaction():
+            # Another command may have cancelled them since: for what has ended nothing is started.
+            jobs = {run_id: spec for run_id, spec in jobs.items() if self._is_open(run_id)}
+            if not jobs:
+                return None
             for run_id, spec in jobs.items():
                 self.ledger.place(run_id, spec=spec.to_json(), instance=site.instance.name, price=price)
             attempt_id, _ = self.ledger.add_attempt(
@@ -99,23 +106,29 @@ class Placing:
         plan = self.ledger.plan_of(attempt_id)
         assert plan is not None
         try:
-            handle = self._send(attempt_id, plan)
+            self._note_start(attempt_id, jobs, self._send(attempt_id, plan))
+            return self.ledger.attempt(attempt_id)
         except Unreachable:
             raise self._unknown(attempt_id, plan, UNKNOWN) from None
         except CloudRefused as error:
             self.ledger.end_attempt(attempt_id, RunState.FAILED, reason=error.message)
             raise
         except BaseException:
-            # A second Ctrl-C, or a bug, while the request was on its way.
-            self.tell(str(self._unknown(attempt_id, plan, "its launcher ended while it was being started")))
+            # A second Ctrl-C, a ledger that cannot be written, or a bug, while the request was on its way.
+            unknown = self._unknown(attempt_id, plan, "its launcher ended while it was being started")
+            self.tell(f"{unknown.message}; {unknown.hint}")
             raise
+
+    def _is_open(self, run_id: str) -> bool:
+        return bool(self.ledger.existing([run_id])) and not self.ledger.get(run_id).state.is_final
+
+    def _note_start(self, attempt_id: int, run_ids: Iterable[str], handle: Mapping[str, Any]) -> None:
         with self.ledger.transaction():
             self.ledger.set_handle(attempt_id, handle)
             self.ledger.explain_attempt(attempt_id, None)
-            for run_id in jobs:
+            for run_id in run_ids:
                 self.ledger.explain(run_id, None)
                 self.ledger.set_state(run_id, RunState.RUNNING)
-        return self.ledger.attempt(attempt_id)
 
     def _send(self, attempt_id: int, plan: Plan) -> Mapping[str, Any]:
         deadline = self.backend.now() + UNKNOWN_LIMIT
@@ -154,7 +167,8 @@ class Placing:
     def _unknown(self, attempt_id: int, plan: Plan, why: str) -> Unreachable:
         """The error that says what may be running, with the ledger brought to say the same."""
         attempt = self.ledger.attempt(attempt_id)
-        with self.ledger.transaction():
+        # What cannot be noted, on a full disk, is told all the same.
+        with suppress(UserError), self.ledger.transaction():
             self.ledger.explain_attempt(attempt_id, why)
             for run_id in attempt.run_ids:
                 self.ledger.set_state(run_id, RunState.RUNNING, why)

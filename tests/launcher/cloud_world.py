@@ -1,0 +1,84 @@
+"""A launcher on the AWS in memory, with everything that it acts on, for tests of a submission's life."""
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ec2_builders import job, site
+from fake_cloud import Clock, FakeAws
+
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.cloud import CloudLauncher, CloudSubmission
+from fastlaunch.follow import PlainLines
+from fastlaunch.job import JobSpec
+from fastlaunch.runs import Ledger, Run
+from fastlaunch.settings import Settings
+from fastlaunch.stop_request import StopRequest
+
+A = site(zone="us-east-1a", subnet="subnet-a")
+B = site(zone="us-east-1b", subnet="subnet-b")
+WEST = site(region="us-west-2", zone="us-west-2a", subnet="subnet-w", bucket="acme-west")
+P5EN = site("p5en.48xlarge", zone="us-east-1a", subnet="subnet-a")
+
+
+@dataclass
+class World:
+    """A launcher with everything that it acts on; `told`: the lines for the user."""
+
+    home: Path
+    clock: Clock
+    aws: FakeAws
+    ledger: Ledger
+    stop: StopRequest
+    told: list[str]
+    shown: io.StringIO
+    discount: float = 0.0
+
+    def launcher(self) -> CloudLauncher:
+        return CloudLauncher(
+            aws=self.aws,
+            ledger=self.ledger,
+            home=self.home,
+            settings=Settings(home=self.home, discount=self.discount),
+            display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
+            stop=self.stop,
+            sleep=self.clock.sleep,
+            now=self.clock.now,
+            tell=self.told.append,
+        )
+
+    def submit(
+        self,
+        *sites: Site,
+        jobs: tuple[JobSpec, ...] = (job(),),
+        max_minutes: int = 120,
+        detach: bool = False,
+    ) -> list[Run]:
+        def jobs_at(at: Site) -> tuple[JobSpec, ...]:
+            placed = {"instance": at.instance.name, "region": at.region}
+            return tuple(replace(one, **placed, max_minutes=max_minutes) for one in jobs)
+
+        submission = CloudSubmission(
+            sites=sites or (A,), jobs_at=jobs_at, max_minutes=max_minutes, detach=detach
+        )
+        return self.launcher().submit(submission, command="fastlaunch submit")
+
+    def runs(self) -> list[Run]:
+        return self.ledger.select()
+
+    def tokens(self) -> list[tuple[str, str]]:
+        return [(region, request["ClientToken"]) for region, request in self.aws.requests]
+
+
+def make_world(home: Path) -> World:
+    """A launcher whose home folder is `home`."""
+    clock = Clock()
+    return World(
+        home=home,
+        clock=clock,
+        aws=FakeAws(clock),
+        ledger=Ledger(home / "ledger.sqlite", clock=clock.now),
+        stop=StopRequest(),
+        told=[],
+        shown=io.StringIO(),
+    )
