@@ -16,7 +16,8 @@ from fastlaunch.cloud_display import AttemptDisplay, ShownRun
 from fastlaunch.cloud_finish import settle_run
 from fastlaunch.cloud_follow import Follower
 from fastlaunch.cloud_placing import Placing
-from fastlaunch.cloud_resume import LEAST_MINUTES, fits, resumable
+from fastlaunch.cloud_resume import fits, resumable
+from fastlaunch.cost_ceiling import MIN_MINUTES
 from fastlaunch.errors import UserError
 from fastlaunch.follow import Display
 from fastlaunch.job import JobSpec
@@ -121,7 +122,7 @@ class CloudLauncher:
         try:
             while left:
                 used = minutes_used(self._attempts(left), self.now())
-                if used and max_minutes - used < LEAST_MINUTES:
+                if used and max_minutes - used < MIN_MINUTES:
                     why = f"EC2 took its machine, and {max(0, max_minutes - used):.0f} minutes are too few"
                     self.tell(f"{why}: not resumed")
                     return

@@ -10,7 +10,7 @@ from fastlaunch.attempt_cost import minutes_used
 from fastlaunch.aws import Aws
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2_site import Site
-from fastlaunch.cost_ceiling import CostCeiling, cost_ceiling
+from fastlaunch.cost_ceiling import MIN_MINUTES, CostCeiling, cost_ceiling
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.stored_sites import site_from_json
@@ -18,9 +18,6 @@ from fastlaunch.stored_sites import site_from_json
 if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt
     from fastlaunch.runs import Ledger, Run
-
-#: Less is not worth a machine: booting, pulling the image and compiling take most of it.
-LEAST_MINUTES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,7 @@ def resumable(run: "Run", *, aws: Aws, ledger: "Ledger", now: datetime) -> Resum
     spec = JobSpec.from_json(run.spec)
     limit = spec.max_minutes or 0
     minutes = int(limit - minutes_used(attempts, now))
-    if minutes < LEAST_MINUTES:
+    if minutes < MIN_MINUTES:
         raise UserError(
             f"of the {limit} minutes of run {run.id}, {max(0, minutes)} are left: too few",
             "submit it again with a larger --max-hours",
