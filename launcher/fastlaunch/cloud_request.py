@@ -14,12 +14,12 @@ from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue
 from fastlaunch.request import MAX_REPEATS, Request, interleaved, known_workload, resolve_recipes
+from fastlaunch.settings import is_region
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workloads import WorkloadInfo
 
 DEFAULT_WORKLOAD = "vit-huge"
 MAX_MINUTES = 30 * 24 * 60
-_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+")
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 
 
@@ -165,7 +165,7 @@ def _check_terms(terms: CloudTerms) -> None:
             f"give {MIN_MINUTES}min (booting, pulling the image, saving) to 30d",
         )
     for region in terms.regions:
-        if not _REGION.fullmatch(region):
+        if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
     if terms.image and terms.base_image:
         raise UserError("--image and --base-image name two images", "give one of the two")

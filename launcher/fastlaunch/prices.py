@@ -136,7 +136,7 @@ class Catalogue:
             return "spot prices change by the hour and are asked for at AWS, not kept in the price file"
         known = sorted({price.key[1:4] for price in self.prices if price.instance == instance})
         listing = ", ".join(" ".join(offer) for offer in known) or "none of this instance"
-        return f"known: {listing}; add it to a price file of your own and give --prices FILE"
+        return f"known: {listing}; add it to a price file of your own: `prices: FILE` in the config file"
 
 
 def load_catalogue(user_file: Path | None = None) -> Catalogue:

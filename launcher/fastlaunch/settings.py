@@ -15,6 +15,7 @@ list price that this account does not pay) and `aws`, which says per region wher
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,13 @@ from fastlaunch.job import DEFAULT_REGION
 DEFAULT_AMI_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
+
+
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+")
+#: As botocore 1.44.5 takes a bucket's name (handlers.py).
+_BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
+#: What S3's keys and IAM's policies hold without any quoting.
+_PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +106,38 @@ def load_settings() -> Settings:
     if not isinstance(regions, dict):
         raise BadFile(path, "`aws` is not a mapping of regions")
     prices = config.get("prices")
+    for name in regions:
+        if not is_region(str(name)):
+            raise BadFile(path, f"`aws` has {name!r}, which is not the name of a region")
     return Settings(
         home=home,
         prices=path.parent / _expand(prices) if prices else None,
         region=config.get("region", DEFAULT_REGION),
         discount=float(discount),
-        aws={str(name): _region(path, f"aws.{name}", given) for name, given in regions.items()},
+        aws={str(name): _region(path, str(name), given) for name, given in regions.items()},
     )
+
+
+def is_region(name: str) -> bool:
+    """Whether it is written like the name of a region."""
+    return bool(_REGION.fullmatch(name))
+
+
+def misfit(region: str, given: RegionSettings) -> str | None:
+    """What no region can have of its settings, in words; None if all may be right."""
+    if given.bucket is not None and not _BUCKET.fullmatch(given.bucket):
+        return f"`bucket` is {given.bucket!r}: a name without s3://, and the folder in it is `prefix`"
+    if not _PREFIX.fullmatch(given.prefix):
+        return f"`prefix` is {given.prefix!r}: it takes letters, digits, . _ - and / between them"
+    for group in given.security_groups:
+        if not group.startswith("sg-"):
+            return f"`security_groups` has {group!r}: an id such as sg-0a1b2c, not a name"
+    for zone, subnet in given.subnets.items():
+        if not zone.startswith(region) or zone == region:
+            return f"`subnets` has {zone!r}: no zone of {region}, such as {region}a"
+        if not subnet.startswith("subnet-"):
+            return f"`subnets` has {subnet!r} for {zone}: an id such as subnet-0a1b2c"
+    return None
 
 
 def config_path() -> Path:
@@ -115,7 +148,8 @@ def config_path() -> Path:
     return _expand(named) if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
 
 
-def _region(path: Path, where: str, given: Any) -> RegionSettings:
+def _region(path: Path, region: str, given: Any) -> RegionSettings:
+    where = f"aws.{region}"
     known = {entry.name for entry in fields(RegionSettings)}
     if given is None:
         return RegionSettings()
@@ -138,7 +172,10 @@ def _region(path: Path, where: str, given: Any) -> RegionSettings:
             raise BadFile(path, f"`{where}.{name}` is not {kind}")
     if "prefix" in values:
         values["prefix"] = values["prefix"].strip("/")
-    return RegionSettings(**values)
+    settings = RegionSettings(**values)
+    if problem := misfit(region, settings):
+        raise BadFile(path, f"under `{where}`, {problem}")
+    return settings
 
 
 def _is_text(value: object) -> bool:

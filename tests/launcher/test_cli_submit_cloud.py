@@ -194,11 +194,13 @@ def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFix
         (["--subnet", "subnet-0a"], "is not ZONE=ID"),
         (
             ["--subnet", "us-west-2a=subnet-0a"],
-            "us-west-2a is no zone of us-east-1\n  add --region us-west-2",
+            "us-west-2a is no zone of us-east-1\n  give --region us-west-2",
         ),
         (["--subnet", "us-east-1a=x", "--subnet", "us-east-1a=y"], "us-east-1a is given twice"),
         (["--region", "us-east-1,us-east-2", "--bucket", "b"], "--bucket belongs to one region"),
         (["--region", "us-east-1,us-east-2", "--security-group", "b"], "--security-group belongs to one"),
+        (["--bucket", "s3://acme/runs"], "for us-east-1, `bucket` is 's3://acme/runs': a name without s3://"),
+        (["--security-group", "default"], "an id such as sg-0a1b2c, not a name"),
         (["--image", "pytorch:latest"], "is not an image by its digest"),
         (["--base-image", "pytorch:0.1"], "0.1"),
     ],
@@ -219,6 +221,17 @@ def test_without_a_place_both_commands_are_shown(capsys: pytest.CaptureFixture[s
 def test_ec2_without_an_instance_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     err = refusal(capsys, "submit", "--backend", "ec2")
     assert "type: fastlaunch submit --backend ec2 --instance p5.48xlarge" in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--detach"], ["--max-cost", "5"], ["--purchase", "spot"], ["--subnet", "a=b"], ["--max-hours", "3"]],
+)
+def test_what_a_run_here_would_not_heed_is_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    err = refusal(capsys, "submit", "--local", *argv)
+    assert err == f"error: {argv[0]} is for AWS, and this trains here\n  leave {argv[0]} out\n"
 
 
 def test_the_same_command_with_local_is_its_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Settings: what the environment and the config file say, and what is told where they are wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,24 @@ def test_any_config_file_is_settings_or_a_bad_file(
             assert error.path == path
         else:
             assert settings.region
+
+
+@pytest.mark.parametrize(
+    ("region", "text", "told"),
+    [
+        ("us-east-1", "bucket: s3://acme/x", "a name without s3://"),
+        ("us-east-1", "prefix: $(reboot)", "it takes letters, digits"),
+        ("us-east-1", "prefix: a//b", "it takes letters, digits"),
+        ("us-east-1", "security_groups: [default]", "an id such as sg-0a1b2c"),
+        ("us-east-1", "subnets: {us-west-2a: subnet-1}", "'us-west-2a': no zone of us-east-1"),
+        ("us-east-1", "subnets: {us-east-1: subnet-1}", "'us-east-1': no zone of us-east-1"),
+        ("us-east-1", "subnets: {us-east-1a: vpc-1}", "'vpc-1' for us-east-1a: an id"),
+        ("us-east", "bucket: acme", "'us-east', which is not the name of a region"),
+    ],
+)
+def test_what_no_region_can_have_is_told_before_aws_is_asked(
+    config: Path, region: str, text: str, told: str
+) -> None:
+    config.write_text(f"aws:\n  {region}:\n    {text}\n")
+    with pytest.raises(BadFile, match=re.escape(told)):
+        load_settings()

@@ -9,7 +9,7 @@ import click
 from fastlaunch.cli.options import MINUTES, USD, Command
 from fastlaunch.cloud_request import CloudTerms
 from fastlaunch.errors import UserError
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.settings import RegionSettings, Settings, misfit
 
 DEFAULT_MAX_MINUTES = 120
 
@@ -57,6 +57,8 @@ _NAMES = (
     *("purchase", "max_price", "max_hours", "max_cost", "detach", "bucket", "instance_profile"),
     *("subnets", "security_groups", "base_image", "image"),
 )
+#: What the parameters are that have a default.
+_DEFAULTS = {"purchase": "on-demand", "max_hours": DEFAULT_MAX_MINUTES}
 
 
 def cloud_options(command: Command) -> Command:
@@ -69,6 +71,16 @@ def cloud_options(command: Command) -> Command:
 def take_cloud_options(options: dict[str, Any]) -> dict[str, Any]:
     """The parameters of these options, removed from `options`."""
     return {name: options.pop(name) for name in _NAMES}
+
+
+def check_local(typed: Mapping[str, Any]) -> None:
+    """Nothing, if none of these options was given; UserError for one, which a run here would not heed.
+
+    A rehearsal with --instance is the command for AWS with --local, and may have them.
+    """
+    given = [_option(name) for name, value in typed.items() if value and value != _DEFAULTS.get(name)]
+    if given:
+        raise UserError(f"{given[0]} is for AWS, and this trains here", f"leave {given[0]} out")
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -97,7 +109,7 @@ def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[s
     subnets = _subnets(typed["subnets"], regions)
     regional = {"bucket": typed["bucket"], "subnets": subnets, "security_groups": typed["security_groups"]}
     if len(regions) > 1 and any(regional.values()):
-        option = next(f"--{name.rstrip('s').replace('_', '-')}" for name, value in regional.items() if value)
+        option = next(_option(name) for name, value in regional.items() if value)
         raise UserError(
             f"{option} belongs to one region, and {len(regions)} are allowed",
             "give one --region, or say it for each region under `aws` in the config file",
@@ -107,7 +119,16 @@ def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[s
     if not changes:
         return settings
     changed = {name: replace(settings.aws.get(name, RegionSettings()), **changes) for name in regions}
+    for name, here in changed.items():
+        if problem := misfit(name, here):
+            raise UserError(f"for {name}, {problem}", "correct the option, or the config file")
     return replace(settings, aws={**settings.aws, **changed})
+
+
+def _option(name: str) -> str:
+    """The option that gives this parameter."""
+    repeated = {"subnets": "subnet", "security_groups": "security-group"}
+    return f"--{repeated.get(name) or name.replace('_', '-')}"
 
 
 def _subnets(given: tuple[str, ...], regions: tuple[str, ...]) -> dict[str, str]:
@@ -118,7 +139,7 @@ def _subnets(given: tuple[str, ...], regions: tuple[str, ...]) -> dict[str, str]
             raise UserError(f"--subnet {text!r} is not ZONE=ID", "give one such as us-east-1a=subnet-0a1b2c")
         if not any(zone.startswith(region) and zone != region for region in regions):
             raise UserError(
-                f"--subnet: {zone} is no zone of {' or '.join(regions)}", f"add --region {zone[:-1]}"
+                f"--subnet: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
             )
         if zone in subnets:
             raise UserError(f"--subnet: {zone} is given twice", "give one subnet per zone")

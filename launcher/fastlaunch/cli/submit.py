@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fastlaunch.backends import Backend, Plan
-from fastlaunch.cli.cloud_options import cloud_options, split_names, take_cloud_options
+from fastlaunch.cli.cloud_options import check_local, cloud_options, split_names, take_cloud_options
 from fastlaunch.cli.options import COUNT, workload_option, yes_option
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings, surroundings
@@ -102,6 +102,8 @@ def submit(
         return submit_to_ec2(
             around, request, typed, instance=instance, region=region, dry_run=dry_run, output=output, yes=yes
         )
+    if options["instance"] is None:
+        check_local(typed)
     jobs = _jobs(around, region, options)
     for line in _rehearsal(options["instance"], jobs):
         click.echo(line, err=True)
