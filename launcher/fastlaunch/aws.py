@@ -358,15 +358,16 @@ class Aws:
         told = self._ask("ec2", region, "DescribeVpcs", Filters=filters)
         return next((str(each["VpcId"]) for each in told["Vpcs"]), None)
 
-    def s3_gateways(self, region: str, vpc: str) -> bool:
-        """Whether the VPC has a gateway endpoint for S3."""
+    def endpoints(self, region: str, vpc: str) -> frozenset[str]:
+        """Services of the region that the VPC has an endpoint for, in use: `s3`, `ecr.api`, `ecr.dkr`, ..."""
         filters = [{"Name": "vpc-id", "Values": [vpc]}]
-        return any(
-            each["ServiceName"].endswith(f".{region}.s3")
-            and each["VpcEndpointType"] == "Gateway"
-            and each["State"].lower() == "available"
+        return frozenset(
+            each["ServiceName"].partition(f".{region}.")[2]
             for page in self._pages("ec2", region, "DescribeVpcEndpoints", Filters=filters)
             for each in page["VpcEndpoints"]
+            if each["State"].lower() == "available"
+            # An interface without it has names of its own, which nobody asks for.
+            and (each["VpcEndpointType"] == "Gateway" or each.get("PrivateDnsEnabled"))
         )
 
     def regions(self) -> list[str]:

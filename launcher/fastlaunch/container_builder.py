@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -155,6 +156,9 @@ def _failure(command: Command, code: int, output: str) -> UserError:
             return UserError(message.format(program=program), hint.format(program=program))
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     what = " ".join(command.argv[:2])
+    # 137: what a shell, or docker itself, tells of one that was killed.
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return UserError(f"`{what}` was killed", "mostly for want of memory: see `dmesg`, and give it more")
     return UserError(
         f"`{what}` ended with exit code {code}{f': {last.strip()}' if last else ''}",
         "what it printed above says more",

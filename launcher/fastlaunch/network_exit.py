@@ -36,17 +36,31 @@ def network_exit(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> Network
         if target
         else "has no route to the internet"
     )
-    if _has_gateway(region, subnet, aws, ask):
+    endpoints = _endpoints(region, subnet, aws, ask)
+    if endpoints is None:
         return NetworkExit(
             is_known=False,
-            told=f"{problem}: S3 is reached by the VPC's endpoint, ECR only if it has some too",
-            hint=f"see that the VPC has endpoints for com.amazonaws.{region}.ecr.api and .ecr.dkr",
+            told=f"{problem}, and the endpoints of its VPC may not be looked at",
+            hint=_HINT.format(region=region),
+        )
+    missing = [service for service in _NEEDED if service not in endpoints]
+    if not missing:
+        return NetworkExit(is_known=True, told=f"to S3 and ECR by the endpoints of {subnet.vpc}")
+    if len(missing) < len(_NEEDED):
+        return NetworkExit(
+            is_known=False,
+            told=f"{problem}, and {subnet.vpc} has no endpoint for {' and '.join(missing)}",
+            hint=f"make endpoints for {' and '.join(f'com.amazonaws.{region}.{one}' for one in missing)}",
         )
     return NetworkExit(
         is_known=False,
         told=f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes",
         hint=_HINT.format(region=region),
     )
+
+
+#: What a machine talks to: the bucket and the layers of images, which lie in S3, and the registry.
+_NEEDED = ("s3", "ecr.api", "ecr.dkr")
 
 
 _HINT = (
@@ -64,8 +78,9 @@ def _default_route(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> str |
     return routes.get(subnet.id, routes.get(None, ""))
 
 
-def _has_gateway(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> bool:
+def _endpoints(region: str, subnet: Subnet, aws: Aws, ask: AskOnce) -> frozenset[str] | None:
+    """Services that the VPC has endpoints for, None if they may not be looked at."""
     try:
-        return ask(aws.s3_gateways, region, subnet.vpc)
+        return ask(aws.endpoints, region, subnet.vpc)
     except CloudRefused:
-        return False
+        return None

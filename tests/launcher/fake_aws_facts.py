@@ -26,7 +26,7 @@ class FakeAws:
     default_vpc_id: str | None = "vpc-1"
     public: bool = True
     routes: dict[str | None, str] = field(default_factory=lambda: {None: "igw-1"})
-    gateway: bool = False
+    services: frozenset[str] = frozenset()
     buckets: frozenset[str] = frozenset({"acme"})
     digest: str | None = DIGEST
     root_gib: int = 75
@@ -92,9 +92,9 @@ class FakeAws:
         self._ask("default_vpc", region)
         return self.default_vpc_id
 
-    def s3_gateways(self, region: str, vpc: str) -> bool:
-        self._ask("s3_gateways", region)
-        return self.gateway
+    def endpoints(self, region: str, vpc: str) -> frozenset[str]:
+        self._ask("endpoints", region)
+        return self.services
 
     def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
         self._ask("default_routes", region)

@@ -80,14 +80,13 @@ def test_subnets_groups_and_gateways(aws: Aws, aws_server: MotoServer) -> None:
     for what, ids in ((aws.subnets, ["subnet-0"]), (aws.security_group_vpcs, ["sg-0"])):
         with pytest.raises(BadConfiguration, match=ids[0]):
             what(REGION, ids)
-    assert not aws.s3_gateways(REGION, vpc)
+    assert aws.endpoints(REGION, vpc) == frozenset()
     ec2 = boto3.client("ec2", region_name=REGION)
     ec2.create_vpc_endpoint(
         VpcId=vpc, ServiceName=f"com.amazonaws.{REGION}.dynamodb", VpcEndpointType="Gateway"
     )
-    assert not aws.s3_gateways(REGION, vpc)
     ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=f"com.amazonaws.{REGION}.s3", VpcEndpointType="Gateway")
-    assert aws.s3_gateways(REGION, vpc) and not aws.s3_gateways(REGION, "vpc-0")
+    assert aws.endpoints(REGION, vpc) == {"s3", "dynamodb"} and not aws.endpoints(REGION, "vpc-0")
 
 
 def test_quotas(aws: Aws, aws_server: MotoServer) -> None:

@@ -83,20 +83,23 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
 
 
 @pytest.mark.parametrize(
-    ("service", "kind", "state", "counts"),
+    ("service", "more", "counts"),
     [
-        ("s3", "Gateway", "available", True),
-        ("s3", "Interface", "available", False),
-        ("s3", "Gateway", "deleting", False),
-        ("dynamodb", "Gateway", "available", False),
+        ("com.amazonaws.us-east-1.ecr.dkr", {}, True),
+        ("cn.com.amazonaws.us-east-1.ecr.dkr", {}, True),
+        ("com.amazonaws.us-east-1.ecr.dkr", {"PrivateDnsEnabled": False}, False),
+        ("com.amazonaws.us-east-1.ecr.dkr", {"PrivateDnsEnabled": False, "VpcEndpointType": "Gateway"}, True),
+        ("com.amazonaws.us-east-1.ecr.dkr", {"State": "deleting"}, False),
+        ("com.amazonaws.us-east-1.ecr.api", {}, False),
     ],
 )
-def test_only_a_gateway_that_works_takes_what_goes_to_s3(
-    stubbed_aws: StubbedAws, service: str, kind: str, state: str, counts: bool
+def test_only_an_endpoint_in_use_takes_what_goes_to_its_service(
+    stubbed_aws: StubbedAws, service: str, more: dict[str, Any], counts: bool
 ) -> None:
-    told = {"ServiceName": f"com.amazonaws.us-east-1.{service}", "VpcEndpointType": kind, "State": state}
+    usually = {"VpcEndpointType": "Interface", "State": "available", "PrivateDnsEnabled": True}
+    told = {"ServiceName": service, **usually, **more}
     stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": [told]}, {"Filters": ANY})
-    assert stubbed_aws.aws.s3_gateways("us-east-1", "vpc-1") is counts
+    assert ("ecr.dkr" in stubbed_aws.aws.endpoints("us-east-1", "vpc-1")) is counts
 
 
 def test_a_route_that_leads_nowhere_is_none(stubbed_aws: StubbedAws) -> None:

@@ -141,6 +141,13 @@ def test_a_failure_is_told_with_what_to_do(printed: str, message: str, hint: str
     assert caught.value.hint and hint in caught.value.hint
 
 
+@pytest.mark.parametrize("end", ["kill -KILL $$", "exit 137"])
+def test_a_builder_that_was_killed_is_told(end: str) -> None:
+    with pytest.raises(UserError, match="`sh -c` was killed") as caught:
+        run_command(Command(argv=("sh", "-c", end)), lambda line: None)
+    assert caught.value.hint and "memory" in caught.value.hint
+
+
 def test_a_builder_that_has_gone_is_told() -> None:
     with pytest.raises(UserError, match="neither docker nor podman"):
         run_command(Command(argv=("no-such-builder", "build")), lambda line: None)

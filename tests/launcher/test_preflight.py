@@ -161,7 +161,11 @@ def test_quota_that_cannot_be_known_is_said_to_be() -> None:
         ({"routes": {None: ""}}, "neither S3 nor ECR"),
         ({"routes": {}}, "neither S3 nor ECR"),
         ({"public": False}, "its machines get no public address"),
-        ({"public": False, "routes": {None: ""}, "gateway": True}, "S3 is reached by the VPC's endpoint"),
+        (
+            {"routes": {None: ""}, "services": frozenset({"s3", "ecr.api"})},
+            "has no route to the internet, and vpc-1 has no endpoint for ecr.dkr",
+        ),
+        ({"routes": {None: ""}, "refused": {"endpoints": denied("it")}}, "may not be looked at"),
         ({"routes": {None: "igw-1", "subnet-a": ""}}, "neither S3 nor ECR"),
     ],
 )
@@ -172,7 +176,12 @@ def test_a_subnet_without_a_way_out_is_warned_of(changes: dict[str, Any], told: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"public": False, "routes": {None: "nat-1"}}, {"public": False, "routes": {"subnet-a": "tgw-1"}}, {}],
+    [
+        {"public": False, "routes": {None: "nat-1"}},
+        {"public": False, "routes": {"subnet-a": "tgw-1"}},
+        {"public": False, "routes": {None: ""}, "services": frozenset({"s3", "ecr.api", "ecr.dkr", "logs"})},
+        {},
+    ],
 )
 def test_a_way_out_is_seen(changes: dict[str, Any]) -> None:
     assert named("subnet", made(fake_aws(**changes))).result is Result.OK
