@@ -1,8 +1,9 @@
 """User data: what the script holds, for every kind of machine. What it does is tested in tests/node."""
 
 import itertools
-import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -73,14 +74,14 @@ def commands(script: str) -> list[str]:
     return [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def asked_of_runs(script: str, show: str) -> list[str]:
+def asked_of_runs(script: str, show: str) -> str:
     """What the shell function `show` prints when the script calls it for every run."""
     jobs = script[script.index("job1() {") : script.index("work() {")]
     done = subprocess.run(
-        ["bash", "-c", f"set -u\n{show}\n{jobs}\neach show"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"set -u\n{show}\n{jobs}\neach show"], capture_output=True, check=True
     )
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+    assert done.stderr == b""
+    return done.stdout.decode()
 
 
 def test_watchdog_is_the_first_command() -> None:
@@ -145,7 +146,7 @@ def test_a_hundred_runs_fit() -> None:
     for program in MACHINES:
         script = render_user_data(replace(program, runs=tuple(runs)))
         assert len(script.encode()) < MAX_USER_DATA_BYTES
-        assert asked_of_runs(script, 'show() { echo "$1"; }') == [run.run_id for run in runs]
+        assert asked_of_runs(script, 'show() { echo "$1"; }').split() == [run.run_id for run in runs]
 
 
 def test_too_many_runs_are_refused_with_what_to_do() -> None:
@@ -168,11 +169,13 @@ def test_arguments_and_environment_reach_the_container_as_they_are(
 ) -> None:
     run = NodeRun(run_id="20261121-090312-k3f9", arguments=tuple(arguments), environment=environment)
     script = render_user_data(replace(PROGRAM, runs=(run, RUN, run)))
-    show = 'show() { python3 -c "import json, sys; print(json.dumps(sys.argv[1:]))" "${MORE[@]}" -- "$@"; }'
+    # No word can hold the null byte.
+    show = """show() { printf '%s\\0' "$((${#MORE[@]} + 1 + $#))" "${MORE[@]}" -- "$@"; }"""
     options = [word for item in environment.items() for word in ("-e", "=".join(item))]
     asked = [*options, "--", run.run_id, *arguments]
-    got = [json.loads(line) for line in asked_of_runs(script, show)]
-    assert got == [asked, ["--", RUN.run_id, *ARGUMENTS], asked]
+    calls = [asked, ["--", RUN.run_id, *ARGUMENTS], asked]
+    words = [word for call in calls for word in (str(len(call)), *call)]
+    assert asked_of_runs(script, show).split("\0") == [*words, ""]
 
 
 def test_a_machine_that_reboots_turns_off() -> None:
@@ -184,6 +187,47 @@ def test_a_machine_that_reboots_turns_off() -> None:
     assert "WantedBy=multi-user.target" in lines
     assert "systemctl enable fastlaunch-off.service" in commands(script)
     assert "S=/run/fastlaunch" in script
+
+
+def test_many_segments_are_no_fewer_than_some(tmp_path: Path) -> None:
+    """`find | grep -q` would call thousands none: grep ends at the first, find is killed by that."""
+    script = render_user_data(PROGRAM)
+    (staged,) = (line for line in commands(script) if line.startswith("staged() {"))
+    stage = tmp_path / "stage" / "node-0" / "20261121-090312-k3f9"
+    stage.mkdir(parents=True)
+    ask = f"set -u -o pipefail\nS={shlex.quote(str(tmp_path))}\n{staged}\nstaged && echo some || echo none"
+
+    def told() -> str:
+        return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout
+
+    assert told() == "none\n"
+    for number in range(3000):
+        (stage / f"rank-00000-attempt-1.jsonl.{number:012d}").touch()
+    assert told() == "some\n"
+
+
+def test_a_console_that_is_gone_does_not_end_the_script(tmp_path: Path) -> None:
+    script = render_user_data(PROGRAM)
+    start = script.index("trap '' PIPE")
+    lines = script[start : script.index("\ntrap 'finish' EXIT", start)]
+    goes_on = f"S={shlex.quote(str(tmp_path))}\n{lines}\nfor n in 1 2 3; do echo $n; sleep 0.1; done\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        ["bash", "-c", f'{goes_on}touch "$S/end"'], stdout=writer, stderr=writer, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 0 and (tmp_path / "end").exists()
+    assert (tmp_path / "log.txt").read_text().splitlines()[0] == "1"
+
+
+def test_nothing_that_starts_a_daemon_or_stops_an_upgrade_is_waited_for_without_end() -> None:
+    script = render_user_data(PROGRAM)
+    assert "timeout --foreground 300 systemctl start containerd.service docker.service" in script
+    assert "timeout --foreground 60 docker login" in script
+    # Ubuntu gives an upgrade that is under way half an hour to end.
+    (stopped,) = (line for line in commands(script) if "unattended-upgrades" in line)
+    assert stopped.startswith("systemctl stop --no-block ")
 
 
 def test_the_registry_is_logged_in_to_only_if_it_is_ecr() -> None:

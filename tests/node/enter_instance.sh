@@ -26,7 +26,7 @@ mkdir -p "$root"/dev/shm "$root"/{sim,opt/dlami/nvme,etc/systemd/system,root}
 mount -t tmpfs shm "$root/dev/shm"
 mount --bind "$sim" "$root/sim"
 # Whoever names these by their path gets the simulator's too.
-for program in shutdown poweroff reboot halt systemctl; do
+for program in shutdown poweroff reboot halt systemctl sysctl; do
   for place in usr/bin usr/sbin; do
     [ ! -e "$root/$place/$program" ] || cp --remove-destination "$sim/bin/$program" "$root/$place/$program"
   done

@@ -1,9 +1,9 @@
 """An EC2 instance without EC2: it runs the user data that the service holds, unmodified, to its shutdown.
 
 The instance has namespaces of its own for network, mounts, processes and boot time. Its root is this
-machine's, with all that is written kept in memory; `shutdown`, `systemctl`, `sleep`, `nvidia-smi` and
-`docker` are stand-ins, `aws` is awscli v1, and the metadata service listens at its usual address. When the
-machine turns off, the moto server is told so.
+machine's, with all that is written kept in memory; `shutdown`, `systemctl`, `sysctl`, `sleep`, `docker` and
+`nvidia-smi` are stand-ins, `aws` is awscli v1, and the metadata service listens at its usual address. When
+the machine turns off, the moto server is told so.
 """
 
 import json
@@ -38,32 +38,31 @@ _SLEEP = """#!/bin/bash
 # Seconds of the instance, given in {scale} times fewer of ours.
 exec /usr/bin/sleep "$(awk "BEGIN {{ print $1 / {scale} }}")"
 """
+_OFF = "echo now >/sim/off.new && mv /sim/off.new /sim/off"
 _SHUTDOWN = """#!/bin/bash
 # shutdown -P now | +MINUTES
 case $2 in
-  now) echo now >/sim/off.new && mv /sim/off.new /sim/off ;;
+  now) {now} ;;
   +*)
     (sleep "$((${{2#+}} * 60))" && echo timer >/sim/off.new && mv /sim/off.new /sim/off) \\
       </dev/null >/dev/null 2>&1 &
     ;;
 esac
 """
-_POWEROFF = """#!/bin/bash
-echo now >/sim/off.new && mv /sim/off.new /sim/off
-"""
+_POWEROFF = f"#!/bin/bash\n{_OFF}\n"
 _SYSTEMCTL = """#!/bin/bash
 # Remembers which services run; docker does at first.
 echo "$*" >>/sim/systemctl.log
 mkdir -p /run/fake-systemd
 command=$1
 shift
+[ "$command" != poweroff ] || exec poweroff
 for unit in "$@"; do
   [[ $unit != -* ]] || continue
   case $command in
     start) touch "/run/fake-systemd/$unit" ;;
     stop) rm -f "/run/fake-systemd/$unit" ;;
     is-active) [ -e "/sim/$unit.active" ] || exit 3 ;;
-    poweroff) exec poweroff ;;
   esac
 done
 exit 0
@@ -125,6 +124,7 @@ class SimulatedInstance:
     num_gpus: that its driver shows. missing_images: cannot be
     pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
     connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
+    shutdown_ends: whether its services let an orderly shutdown come to an end.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class SimulatedInstance:
         fabric_manager: bool = True,
         broken_runtime: bool = False,
         connected: bool = True,
+        shutdown_ends: bool = True,
         docker: RealDocker | None = None,
     ) -> None:
         assert training in ("real", "fake")
@@ -155,6 +156,7 @@ class SimulatedInstance:
         self._endpoint = urlsplit(endpoint or moto.url)
         self._store_mib = store_mib
         self._connected = connected
+        self._shutdown_ends = shutdown_ends
         self._fabric_manager = fabric_manager
         self._num_gpus = num_gpus
         self._docker = docker
@@ -288,7 +290,8 @@ class SimulatedInstance:
             docker = _REAL_DOCKER.format(store=sim / "nvme", options=options, client=self._docker.client)
         programs = {
             "sleep": _SLEEP.format(scale=self._scale),
-            "shutdown": _SHUTDOWN.format(),
+            "shutdown": _SHUTDOWN.format(now=_OFF if self._shutdown_ends else ":"),
+            "sysctl": "#!/bin/bash\n",
             "systemctl": _SYSTEMCTL,
             "docker": docker,
             "aws": f'#!/bin/bash\nexec {AWS_CLI} "$@"\n',

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,31 @@ def test_abort_stops_the_node_cleanly(scene: Scene) -> None:
     ]
     assert_records_arrived(scene, instance, program, 1)
     assert len(scene.keys(f"{RUNS}/{FIRST}/checkpoints")) == 1
+
+
+def test_a_shutdown_that_does_not_come_to_its_end_is_forced(scene: Scene) -> None:
+    """A service may take half an hour to stop, and the bill goes on meanwhile."""
+    program = node_program(node_run())
+    instance = scene.launch(program, shutdown_ends=False)
+    assert instance.wait() == "shutdown"
+    assert scene.status(program)["outcome"] == "completed"
+    assert "poweroff -ff" in (scene.folder / instance.instance_id / "sim" / "systemctl.log").read_text()
+
+
+def test_what_the_last_uploads_take_is_billed_too(scene: Scene) -> None:
+    refusal = scene.moto.refuse(
+        "PutObject", "SlowDown", where=lambda request: "/node-0/" in request.parameters["Key"]
+    )
+    program = node_program(node_run())
+    instance = scene.launch(program)
+    while instance.is_on and not re.search(r"fastlaunch [0-9.]+: completed", instance.console):
+        time.sleep(0.2)
+    time.sleep(2)
+    allowed_at = datetime.now(UTC).replace(microsecond=0)
+    scene.moto.allow(refusal)
+    assert instance.wait() == "shutdown"
+    billed_until = scene.status(program)["billed_until"]
+    assert datetime.strptime(billed_until, "%Y-%m-%dT%H:%M:%S%z") >= allowed_at
 
 
 def test_machine_that_somebody_terminates_is_gone_at_once(scene: Scene) -> None:
