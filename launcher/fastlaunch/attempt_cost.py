@@ -65,10 +65,10 @@ def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
     """What the attempt has cost until `now`, or in all if it has ended."""
     if attempt.ended_at is not None:
         return _final(attempt)
-    if attempt.launched_at is None:
-        usd = None if attempt.handle else 0.0
-        return Cost(usd=usd, is_final=False, told="not known yet" if attempt.handle else "nothing yet")
-    seconds = max(0.0, (now - datetime.fromisoformat(attempt.launched_at)).total_seconds())
+    launched_at = _launched_at(attempt)
+    if launched_at is None:
+        return Cost(usd=0.0, is_final=False, told="nothing yet")
+    seconds = max(0.0, (now - launched_at).total_seconds())
     return _cost(attempt, seconds, is_final=False, suffix=" so far")
 
 
@@ -90,10 +90,15 @@ def minutes_used(attempts: Iterable[Attempt], now: datetime) -> float:
     for attempt in attempts:
         if attempt.lived_s is not None:
             minutes += attempt.lived_s / 60
-        elif attempt.launched_at is not None and attempt.ended_at is None:
-            launched_at = datetime.fromisoformat(attempt.launched_at)
+        elif attempt.ended_at is None and (launched_at := _launched_at(attempt)):
             minutes += max(timedelta(), now - launched_at).total_seconds() / 60
     return minutes
+
+
+def _launched_at(attempt: Attempt) -> datetime | None:
+    """When the machine was started, by EC2's answer as long as it was not seen; None without a machine."""
+    told = attempt.launched_at or (attempt.handle or {}).get("launched_at")
+    return datetime.fromisoformat(told) if told else None
 
 
 def _final(attempt: Attempt) -> Cost:

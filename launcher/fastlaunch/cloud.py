@@ -1,7 +1,7 @@
 """The life of a submission on AWS: rows, a machine somewhere, following it, another if EC2 takes it back."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,7 +117,7 @@ class CloudLauncher:
         max_minutes: int,
         detach: bool,
     ) -> None:
-        left = tuple(run_ids)
+        left, followed = tuple(run_ids), set[int]()
         why = "its launcher could not go on"
         try:
             while left:
@@ -137,6 +137,7 @@ class CloudLauncher:
                     self._tell_detached(attempt)
                     return
                 left = self._follower(attempt, run_ids).follow()
+                followed.add(attempt.id)
                 sites = self._sites_to_go_on(sites, attempt)
                 if left:
                     self.tell(
@@ -146,11 +147,15 @@ class CloudLauncher:
             why = error.message
             raise
         finally:
-            self._settle(run_ids, f"stopped by {self.stop.by}" if self.stop.by else why)
+            self._settle(run_ids, f"stopped by {self.stop.by}" if self.stop.by else why, followed)
 
-    def _settle(self, run_ids: Sequence[str], why: str) -> None:
-        """End the runs that no attempt holds any more: nobody would start them."""
-        held = {run_id for one in self.ledger.unfinished_attempts("ec2") for run_id in one.run_ids}
+    def _settle(self, run_ids: Sequence[str], why: str, followed: Collection[int]) -> None:
+        """End the runs that no attempt holds any more: nobody would start them.
+
+        followed: ids of attempts that have let go of their runs, though their machine may be shutting down.
+        """
+        unfinished = self.ledger.unfinished_attempts("ec2")
+        held = {run_id for one in unfinished if one.id not in followed for run_id in one.run_ids}
         for run_id in self.ledger.existing(run_ids) - held:
             settle_run(self.ledger, run_id, why, stopped=bool(self.stop.by))
 

@@ -11,6 +11,7 @@ from fastlaunch.aws import Instance
 from fastlaunch.aws_errors import is_spot_interruption, state_reason_problem
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import Ec2Backend, Sight
+from fastlaunch.errors import BadConfiguration
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
@@ -55,11 +56,15 @@ def finish_attempt(
     Call it when the machine is not live any more. sight: of it; while it is shutting down its runs end, and
     the attempt stays for whoever looks when it is terminated. why: for which the launcher itself ended it.
     go_on: whether there will be another attempt if EC2 took the machine; else no run is left. Whoever comes
-    second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read.
+    second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read now.
     """
     handle, instance = attempt.handle, sight.instance
     assert handle is not None
-    status = backend.sync(handle).status
+    try:
+        status = backend.sync(handle).status
+    except BadConfiguration:
+        # The bucket is there no more: all that there will ever be is here.
+        status = s3_sync.kept(backend.home, attempt.token).status
     # Read again: someone may have asked it to stop since.
     attempt = ledger.attempt(attempt.id)
     end = how_it_ended(attempt, instance, status, why=why)
@@ -184,13 +189,14 @@ def _by_the_node(
     has_begun: it left something here, now or in an earlier attempt. words: the last line it printed.
     """
     state, exit_code = (node or {}).get("state"), (node or {}).get("exit_code")
+    if state == "failed" and isinstance(exit_code, int) and exit_code != 0:
+        # Before what ended the machine: that came later, while another run was on it.
+        told = outcome_of(records, exit_code=exit_code)
+        return replace(told, reason=f"{told.reason}: {words}" if words else told.reason)
     if end.state is RunState.INTERRUPTED:
         if not has_begun and not end.can_go_on:
             return Outcome(state=RunState.CANCELLED, reason=f"{end.reason} before it started")
         return Outcome(state=RunState.INTERRUPTED, reason=end.reason)
-    if state == "failed" and isinstance(exit_code, int) and exit_code != 0:
-        told = outcome_of(records, exit_code=exit_code)
-        return replace(told, reason=f"{told.reason}: {words}" if words else told.reason)
     if state == "not-started" and end.state is not RunState.FAILED:
         return Outcome(state=RunState.CANCELLED, reason=end.reason or "the node did not start it")
     if by_records.state is RunState.INTERRUPTED:

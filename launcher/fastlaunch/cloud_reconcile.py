@@ -1,6 +1,7 @@
 """Brings the ledger up to what is true on AWS: for attempts whose launcher is gone, or only started them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,14 @@ from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend, Sight
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.cloud_follow import SHUTDOWN_WAIT
-from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.errors import BadConfiguration, Throttled, Unreachable, UserError
 from fastlaunch.submission import LOOK_INTERVAL_S, launcher_lives
 
 if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt
     from fastlaunch.runs import Ledger, Run
 
+_CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 NEVER_STARTED = "its launcher ended before a machine was started"
 #: How long `cancel` leaves it to a launcher that lives to be told what it started.
 _LAUNCHER_GRACE_S = 60.0
@@ -33,7 +35,7 @@ def reconcile_cloud(ledger: "Ledger", backend: Ec2Backend, *, warn: Callable[[st
         try:
             _adopt(ledger, backend, [one for one in here if one.handle is None])
             _update(ledger, backend, [ledger.attempt(one.id) for one in here], warn)
-        except CloudRefused as error:
+        except UserError as error:
             warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
     _settle_unheld(ledger)
 
@@ -48,17 +50,23 @@ def cancel_cloud(
     """
     attempt = _attempt_to_stop(run, backend, ledger)
     if attempt is None:
-        run = ledger.get(run.id)
-        if not run.state.is_final:
-            ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
         return ledger.get(run.id).state
     assert attempt.handle is not None
     others = [one for one in attempt.run_ids if one != run.id and not _has_ended(ledger, one)]
     if others:
         tell(f"its machine does other runs too, which are stopped as well: {', '.join(others)}")
-    # A note for its launcher, if that lives: it may be the first to see the machine end.
-    ledger.explain_attempt(attempt.id, f"{STOPPED_BY}fastlaunch cancel")
-    backend.stop(attempt.handle)
+    # A note for its launcher, if that lives: it may be the first to see the machine end. A disk that is full
+    # does not keep the machine alive.
+    with suppress(UserError):
+        ledger.explain_attempt(attempt.id, _CANCELLED)
+    try:
+        backend.stop(attempt.handle)
+    except KeyboardInterrupt:
+        tell(
+            f"instance {attempt.handle['instance_id']} in {attempt.region} was not seen to end; it turns "
+            f"itself off within {attempt.max_minutes} min; to stop it: fastlaunch cancel {run.id}"
+        )
+        raise
     sight = _wait_for_end(backend, attempt.handle)
     seen = [(ledger.attempt(attempt.id), sight.instance)]
     note_machines(ledger, backend.aws, seen, backend.now().date())
@@ -86,10 +94,12 @@ def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]")
     found = backend.find_all(list(plans.values()))
     for attempt in attempts:
         plan = plans.get(attempt.id)
-        handle = found.get(attempt.token)
+        handle, is_old = found.get(attempt.token), _is_old(attempt, backend.now())
+        if handle is None and is_old and plan is not None:
+            handle = _forgotten(backend, attempt)
         if handle is not None:
             _start(ledger, attempt, handle)
-        elif plan is None or _is_old(attempt, backend.now()):
+        elif plan is None or is_old:
             with ledger.transaction():
                 ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
         elif ledger.attempt(attempt.id).handle is None:
@@ -99,6 +109,26 @@ def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]")
                 "its launcher ended while a machine was being started; EC2 shows none (yet): this is settled "
                 f"{minutes:.0f} minutes after the request",
             )
+
+
+def _forgotten(backend: Ec2Backend, attempt: "Attempt") -> Mapping[str, Any] | None:
+    """The handle of a machine that has ended so long ago that EC2 forgot it, by what its node uploaded.
+
+    None if it uploaded nothing. launched_at: when it was asked for.
+    """
+    handle = {
+        "region": attempt.region,
+        "token": attempt.token,
+        "output": attempt.output,
+        "launched_at": attempt.started_at,
+    }
+    try:
+        synced = backend.sync(handle)
+    except BadConfiguration:
+        # Its bucket is there no more.
+        return None
+    instance_id = {**(synced.boot or {}), **(synced.status or {})}.get("instance_id")
+    return {**handle, "instance_id": instance_id} if isinstance(instance_id, str) else None
 
 
 def _start(ledger: "Ledger", attempt: "Attempt", handle: Any) -> None:
@@ -123,8 +153,8 @@ def _update(
             continue
         try:
             finish_attempt(attempt, sight, backend=backend, ledger=ledger)
-        except CloudRefused as error:
-            warn(f"what {attempt.token} uploaded cannot be read: {error.message}")
+        except UserError as error:
+            warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
 
 
 def _settle_unheld(ledger: "Ledger") -> None:
@@ -140,20 +170,25 @@ def _settle_unheld(ledger: "Ledger") -> None:
 
 
 def _attempt_to_stop(run: "Run", backend: Ec2Backend, ledger: "Ledger") -> "Attempt | None":
-    """The run's attempt that has a machine, None if there is none. Waits for one that is being started."""
+    """The run's attempt that has a machine. Waits for one that is being started.
+
+    None if there is none: the run has then ended, and its launcher starts nothing more for it.
+    """
     waited_s = 0.0
     while True:
-        open_ones = [one for one in ledger.attempts_of(run.id) if one.ended_at is None]
-        if not open_ones:
-            if not _is_starting(run, ledger) or waited_s >= _LAUNCHER_GRACE_S:
+        # In one transaction: a launcher that is about to ask for a machine finds the run ended, or is seen.
+        with ledger.transaction():
+            open_ones = _open_attempts(run, ledger)
+            if not open_ones:
+                _end_unstarted(run, ledger)
                 return None
-        elif open_ones[-1].handle is not None:
+        if open_ones[-1].handle is not None:
             return open_ones[-1]
-        elif not _is_starting(run, ledger) or waited_s >= _LAUNCHER_GRACE_S:
+        if not _is_starting(run, ledger) or waited_s >= _LAUNCHER_GRACE_S:
             _adopt(ledger, backend, open_ones)
             attempt = ledger.attempt(open_ones[-1].id)
             if attempt.ended_at is not None:
-                return None
+                continue
             if attempt.handle is not None:
                 return attempt
             raise UserError(
@@ -162,6 +197,16 @@ def _attempt_to_stop(run: "Run", backend: Ec2Backend, ledger: "Ledger") -> "Atte
             )
         backend.sleep(LOOK_INTERVAL_S)
         waited_s += LOOK_INTERVAL_S
+
+
+def _open_attempts(run: "Run", ledger: "Ledger") -> "list[Attempt]":
+    return [one for one in ledger.attempts_of(run.id) if one.ended_at is None]
+
+
+def _end_unstarted(run: "Run", ledger: "Ledger") -> None:
+    had_machine = any(one.handle for one in ledger.attempts_of(run.id))
+    why = _CANCELLED if had_machine else "cancelled before it started"
+    settle_run(ledger, run.id, why, stopped=True)
 
 
 def _is_starting(run: "Run", ledger: "Ledger") -> bool:

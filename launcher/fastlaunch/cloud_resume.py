@@ -14,6 +14,7 @@ from fastlaunch.cost_ceiling import MIN_MINUTES, CostCeiling, cost_ceiling
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.stored_sites import site_from_json
+from fastlaunch.submission import launcher_lives
 
 if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt
@@ -40,6 +41,10 @@ def resumable(run: "Run", *, aws: Aws, ledger: "Ledger", now: datetime) -> Resum
         raise UserError(f"run {run.id} ran on {run.backend}", "only runs on EC2 can be resumed")
     if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
         raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
+    if launcher_lives(ledger, run):
+        raise UserError(
+            f"another fastlaunch follows runs of run {run.id}'s submission", "resume it when that has ended"
+        )
     attempts = [attempt for attempt in ledger.attempts_of(run.id) if attempt.handle]
     if any(attempt.ended_at is None for attempt in attempts):
         raise UserError(f"run {run.id} has a machine still", f"look again: fastlaunch status {run.id}")

@@ -42,12 +42,14 @@ class Store(Protocol):
 class Synced:
     """What is here of an attempt's output. boot, status: the node's own objects, None until they are there.
 
-    is_complete: the node has said its last, and everything that it uploaded is here.
+    is_complete: the node has said its last, and everything that it uploaded is here. files: where what lies
+    in the bucket is, or will be, here.
     """
 
     boot: Mapping[str, Any] | None
     status: Mapping[str, Any] | None
     is_complete: bool
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +69,8 @@ def sync(store: Store, home: Path, *, region: str, output: str, token: str) -> S
     objects = {
         found.key[len(prefix) + 1 :]: found for found in store.list_objects(region, bucket, prefix + "/")
     }
-    complete = True
-    for path, segments in _by_file(objects, home, token).items():
+    complete, files = True, _by_file(objects, home, token)
+    for path, segments in files.items():
         complete &= _join(store, region, bucket, path, sorted(segments, key=_start), token)
     kept = {}
     for name, path in ((_BOOT, boot_path(home, token)), (_STATUS, status_path(home, token))):
@@ -78,7 +80,7 @@ def sync(store: Store, home: Path, *, region: str, output: str, token: str) -> S
                 _write_whole(path, body)
         kept[name] = read_json(path, token)
     done = complete and kept[_STATUS] is not None
-    return Synced(boot=kept[_BOOT], status=kept[_STATUS], is_complete=done)
+    return Synced(boot=kept[_BOOT], status=kept[_STATUS], is_complete=done, files=tuple(sorted(files)))
 
 
 def kept(home: Path, token: str) -> Synced:

@@ -126,7 +126,13 @@ def test_the_final_cost(attempt: Attempt, usd: float | None, told: str) -> None:
 def test_before_there_is_a_machine() -> None:
     waiting = replace(ATTEMPT, launched_at=None, handle=None)
     assert attempt_cost(waiting, START).usd == 0
-    assert attempt_cost(replace(ATTEMPT, launched_at=None), START).usd is None
+
+
+def test_a_machine_that_ec2_does_not_show_yet_costs_since_it_was_started() -> None:
+    unseen = replace(ATTEMPT, launched_at=None, handle={"launched_at": START.isoformat()})
+    now = START + timedelta(minutes=30)
+    assert attempt_cost(unseen, now) == attempt_cost(ATTEMPT, now)
+    assert minutes_used([unseen], now) == 30
 
 
 def test_several_attempts_together() -> None:

@@ -1,84 +1,25 @@
-"""The ledger brought up to what is true on AWS, for attempts that nobody follows; `cancel` of cloud runs."""
+"""The ledger brought up to what is true on AWS, for attempts that nobody follows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ec2_builders import job, site
-from fake_cloud import Clock, FakeAws, FakeNode
+from fake_cloud import FakeNode
+from unfollowed_world import AFTER_FORGETTING_S, World, opened_world
 
 from fastlaunch import locks
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.errors import NotAuthorised, Throttled, Unreachable, UserError
-from fastlaunch.runs import Ledger, Run
-from fastlaunch.submission import cancel, launcher_lock, reconcile
-
-AFTER_FORGETTING_S = FORGOTTEN_AFTER.total_seconds() + 1
-
-
-@dataclass
-class World:
-    home: Path
-    clock: Clock
-    aws: FakeAws
-    ledger: Ledger
-    backend: Ec2Backend
-
-    def add(
-        self, *, num_runs: int = 1, sent: bool = True, noted: bool = True, region: str = "us-east-1"
-    ) -> Run:
-        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
-        submission = self.ledger.add_submission("fastlaunch submit")
-        ids = []
-        for _ in range(num_runs):
-            ids.append(self.ledger.new_run_id())
-            self.ledger.add_run(
-                submission,
-                ids[-1],
-                spec=job(region=region).to_json(),
-                plan=None,
-                workload="vit-huge",
-                recipe="bf16",
-                instance="p5.48xlarge",
-                backend="ec2",
-                directory=self.home / "runs" / ids[-1],
-            )
-        at = self.backend.at(site(region=region), 120)
-        jobs = {run_id: job(region=region) for run_id in ids}
-        attempt, _ = self.ledger.add_attempt(
-            ids, max_minutes=120, usd_per_hour=55.04, make_plan=lambda n: at.plan(jobs, attempt=n)
-        )
-        plan = self.ledger.plan_of(attempt)
-        assert plan is not None
-        if sent:
-            handle = self.backend.execute(plan)
-            if noted:
-                self.ledger.set_handle(attempt, handle)
-                for run_id in ids:
-                    self.ledger.set_state(run_id, RunState.RUNNING)
-        return self.ledger.get(ids[0])
-
-    def reconcile(self) -> None:
-        reconcile(self.ledger, {"ec2": self.backend})
-
-    def cancel(self, run: Run) -> RunState:
-        return cancel(run, backend=self.backend, ledger=self.ledger, sleep=self.clock.sleep)
-
-    def state(self, run: Run) -> tuple[RunState, str | None]:
-        found = self.ledger.get(run.id)
-        return found.state, found.reason
+from fastlaunch.backends.ec2 import FORGOTTEN_AFTER
+from fastlaunch.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
+from fastlaunch.submission import launcher_lock
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    clock = Clock()
-    aws = FakeAws(clock)
-    with Ledger(tmp_path / "ledger.sqlite", clock=clock.now) as ledger:
-        backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now)
-        yield World(home=tmp_path, clock=clock, aws=aws, ledger=ledger, backend=backend)
+    with opened_world(tmp_path) as found:
+        yield found
 
 
 def test_a_detached_run_is_seen_and_then_ended(world: World) -> None:
@@ -322,104 +263,57 @@ def test_a_bucket_that_cannot_be_read_leaves_the_run_for_later(
     world.aws.refuse("list_objects", NotAuthorised("denied"))
     world.reconcile()
     assert world.state(run)[0] is RunState.RUNNING
-    assert "cannot be read: denied" in capsys.readouterr().err
+    assert "cannot be brought here: denied" in capsys.readouterr().err
     world.reconcile()
     assert world.state(run)[0] is RunState.COMPLETED
 
 
-# Cancelling
-
-
-def hang(node: FakeNode) -> None:
-    node.train(upto=0)
-
-
-def test_cancel_stops_the_machine_with_all_its_runs(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.aws.node = hang
-    run = world.add(num_runs=2)
-    world.clock.sleep(120)
-    other = next(one for one in world.ledger.select() if one.id != run.id)
-    assert world.cancel(run) is RunState.CANCELLED
-    assert other.id in capsys.readouterr().err
-    assert world.state(other) == (RunState.CANCELLED, "stopped by fastlaunch cancel before it started")
-    assert world.aws.live() == [] and world.aws.calls["terminate"] == 0
+def test_a_machine_that_nobody_noted_and_ec2_forgot_is_told_by_its_bucket(world: World) -> None:
+    run = world.add(noted=False)
+    world.clock.sleep(5 * 3600)
+    world.aws.instances.clear()
+    world.reconcile()
+    assert world.state(run) == (RunState.COMPLETED, None)
+    assert world.ledger.get(run.id).summary is not None
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.ended_at is not None and attempt.billed_seconds
-    assert world.aws.instances["i-0001"].state == "terminated"
+    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
+    assert (attempt.billing, attempt.billed_seconds) == ("node", 180.0)
 
 
-def test_cancel_is_patient_with_a_network_that_fails_for_a_while(world: World) -> None:
-    world.aws.node = lambda node: node.train(
-        upto=1, how=lambda run_id: {"steps": 60, "header": {"steps": 200}, "status": "interrupted"}
-    )
-    run = world.add()
-    world.clock.sleep(200)
-    # First the bucket, then the machine.
-    world.aws.refuse("list_objects", Unreachable("no answer"), Throttled("slow down"))
-    world.aws.refuse("put_object", Unreachable("no answer"))
-    world.aws.refuse("describe_instances", *[Unreachable("no answer")] * 6)
-    assert world.cancel(run) is RunState.INTERRUPTED
-    assert world.aws.calls["terminate"] == 0
-    assert world.aws.live() == []
-
-
-def test_cancel_finds_a_machine_that_nobody_noted(world: World) -> None:
-    world.aws.node = hang
-    run = world.add(noted=False)
-    world.clock.sleep(120)
-    assert world.cancel(run) is RunState.CANCELLED
-    assert world.aws.live() == []
-
-
-def test_cancel_before_it_is_known_whether_there_is_a_machine(world: World) -> None:
-    world.aws.node, world.aws.hidden_s = hang, 200
-    run = world.add(noted=False)
-    with pytest.raises(UserError, match="is not known yet") as raised:
-        world.cancel(run)
-    assert "fastlaunch reap --region us-east-1" in (raised.value.hint or "")
-    world.clock.sleep(201)
-    assert world.cancel(run) is RunState.CANCELLED
-    assert world.aws.live() == []
-
-
-def test_cancel_of_a_request_that_was_never_sent(world: World) -> None:
-    run = world.add(sent=False)
-    world.clock.sleep(AFTER_FORGETTING_S)
-    assert world.cancel(run) is RunState.CANCELLED
+def test_without_its_bucket_a_run_ends_all_the_same(world: World) -> None:
+    run, unnoted = world.add(), world.add(noted=False)
+    world.clock.sleep(5 * 3600)
+    world.aws.instances.clear()
+    world.aws.refuse("list_objects", *[BadConfiguration("there is no such bucket")] * 2)
+    world.reconcile()
+    assert world.state(run)[0] is RunState.LOST
+    assert world.state(unnoted) == (RunState.FAILED, "its launcher ended before a machine was started")
     assert world.ledger.unfinished_attempts("ec2") == []
+    assert world.ledger.attempts_of(run.id)[0].billing == "limit"
 
 
-def test_cancel_while_the_launcher_starts_it_waits_for_the_launcher(world: World) -> None:
-    world.aws.node = hang
-    run = world.add(noted=False)
-    (attempt,) = world.ledger.attempts_of(run.id)
-    plan = world.ledger.plan_of(attempt.id)
-    assert plan is not None
-    world.clock.at(30, lambda: world.ledger.set_handle(attempt.id, world.backend.find(plan) or {}))
-    lock = launcher_lock(world.ledger, run.submission_id)
-    lock.parent.mkdir()
-    before = world.clock.now()
-    with locks.held(lock):
-        assert world.cancel(run) is RunState.CANCELLED
-    assert world.clock.now() - before >= timedelta(seconds=30)
-    assert world.aws.live() == []
-
-
-def test_cancel_of_a_run_that_ended_says_so(world: World) -> None:
+def test_a_disk_that_is_full_is_a_warning(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     run = world.add()
     world.clock.sleep(600)
+    (world.home / "runs").write_text("")
     world.reconcile()
-    assert world.cancel(run) is RunState.COMPLETED
-    assert world.aws.calls["terminate"] == 0
+    assert world.state(run)[0] is RunState.RUNNING
+    assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_cancelled_run_keeps_what_it_recorded(world: World) -> None:
-    world.aws.node = lambda node: node.train(
-        upto=1, how=lambda run_id: {"steps": 60, "header": {"steps": 200}, "status": "interrupted"}
-    )
-    run = world.add()
-    world.clock.sleep(200)
-    assert world.cancel(run) is RunState.INTERRUPTED
-    found = world.ledger.get(run.id)
-    assert found.reason == "stopped by fastlaunch cancel"
-    assert found.summary is not None and found.summary.num_steps == 60
+def test_a_run_that_failed_before_its_machine_was_stopped_has_failed(world: World) -> None:
+    def fail_first(node: FakeNode) -> None:
+        first, second = node.run_ids()
+        world.clock.at(60, node.boot)
+        world.clock.at(70, lambda: node.put(f"node-0/{first}/log.txt.000000000000", b"ImportError: timm\n"))
+        states = {first: "failed", second: "not-started"}
+        world.clock.at(100, lambda: node.say_last("interrupted", states, reason="watchdog"))
+        world.clock.at(100, node.turn_off)
+
+    world.aws.node = fail_first
+    run = world.add(num_runs=2)
+    world.clock.sleep(600)
+    world.reconcile()
+    state, reason = world.state(run)
+    assert state is RunState.FAILED and "exit code 1" in (reason or "") and "ImportError" in (reason or "")
+    assert world.ledger.select()[1].state is RunState.CANCELLED

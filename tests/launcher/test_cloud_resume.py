@@ -11,6 +11,7 @@ import pytest
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 
+from fastlaunch import locks
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
@@ -22,6 +23,7 @@ from fastlaunch.machine import Machine
 from fastlaunch.runs import LEDGER_NAME, Ledger, Run
 from fastlaunch.settings import Settings
 from fastlaunch.stop_request import StopRequest
+from fastlaunch.submission import launcher_lock
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
@@ -211,3 +213,13 @@ def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:
 
 def sites(found: Sequence[Any]) -> list[tuple[str, str | None]]:
     return [(one.region, one.zone) for one in found]
+
+
+def test_a_run_of_a_submission_that_is_followed_is_not_waited_for(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = world.interrupted()
+    with locks.held(launcher_lock(world.ledger, run.submission_id)):
+        assert world.type("resume", run.id, "--yes") == 2
+    assert "another fastlaunch follows" in capsys.readouterr().err
+    assert len(world.aws.requests) == 1

@@ -132,3 +132,12 @@ def test_a_discount_is_taken_off_the_list_price(world: World) -> None:
     (run,) = world.submit()
     assert run.price is not None and run.price.usd_per_hour == A.usd_per_hour
     assert world.ledger.attempts_of(run.id)[0].usd_per_hour == pytest.approx(0.75 * A.usd_per_hour)
+
+
+def test_what_cannot_go_on_ends_though_its_machine_takes_long_to_shut_down(world: World) -> None:
+    world.aws.node = taken_once(world, after_s=110 * 60)
+    world.aws.shutdown_s = 1200
+    (run,) = world.submit(jobs=(spot(),))
+    assert run.state is RunState.INTERRUPTED
+    assert "minutes are too few" in (run.reason or "")
+    assert [one.id for one in world.ledger.unfinished_attempts("ec2")] == [1]

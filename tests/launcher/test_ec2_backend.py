@@ -11,6 +11,7 @@ from fake_cloud import FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
 
+from fastlaunch import s3_sync
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
 from fastlaunch.errors import CloudRefused, NoCapacity, Throttled
@@ -227,3 +228,15 @@ def test_a_refusal_starts_nothing(backend: Ec2Backend, cloud: MotoCloud) -> None
         backend.execute(plan(backend))
     assert cloud.server.instances() == []
     assert backend.find(plan(backend)) is None
+
+
+def test_only_records_of_its_own_runs_are_collected(
+    backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path
+) -> None:
+    other = s3_sync.run_folder(tmp_path, "20261121-090000-zzzz")
+    other.mkdir(parents=True)
+    (other / "rank-00000-attempt-1.jsonl").write_text("{}\n")
+    handle = backend.execute(plan(backend))
+    cloud.clock.sleep(300)
+    folders = {path.parent.name for path in backend.collect(handle)}
+    assert folders == {handle["token"].removesuffix("-a1")}

@@ -16,7 +16,7 @@ from fastlaunch.aws import Aws, Instance
 from fastlaunch.aws_errors import is_spot_interruption
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.ec2_site import Site
-from fastlaunch.errors import CloudRefused, Throttled, Unreachable
+from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.job import JobSpec
 
 #: How long EC2 may take to show an instance that it started. After that one it does not know is no more.
@@ -143,20 +143,20 @@ class Ec2Backend:
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         """Record files of all runs of the attempt, with what is new brought here first."""
-        self.sync(handle)
-        number = handle["token"].rpartition("-a")[2]
-        return tuple(sorted((self.home / "runs").glob(f"*/rank-*-attempt-{number}.jsonl")))
+        files = self.sync(handle).files
+        return tuple(path for path in files if path.name.startswith("rank-") and path.is_file())
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Ask the node to stop, bring what it writes meanwhile, and terminate it if it does not end.
 
         A node that has not booted has nothing to save, and is terminated at once.
         """
-        with suppress(CloudRefused):
+        # Nor does a disk that is full keep a machine alive.
+        with suppress(UserError):
             if self._ask_to_stop(handle):
                 self._wait_for_end(handle)
         self.kill(handle)
-        with suppress(CloudRefused):
+        with suppress(UserError):
             self.sync(handle)
 
     def kill(self, handle: Mapping[str, Any]) -> None:
@@ -207,7 +207,9 @@ class Ec2Backend:
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)
         while self.now() < deadline:
             with suppress(Throttled, Unreachable):
-                if self.see([handle])[0].has_ended:
+                (sight,) = self.see([handle])
+                # Shutting down takes a large machine long, after its last word.
+                if sight.has_ended or (sight.instance is not None and not sight.instance.is_live):
                     return
                 self.sync(handle)
             self.sleep(LOOK_INTERVAL_S)
