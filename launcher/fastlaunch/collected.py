@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastlaunch import s3_sync
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.aws import StoredObject
-from fastlaunch.errors import CloudRefused
+from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
 from fastlaunch.outcome import contradictions, read_records
@@ -150,7 +150,7 @@ def as_json(
     now: datetime,
     discount: float,
     stored: Checkpoints | None,
-    refused: Mapping[str, CloudRefused],
+    refused: Mapping[str, UserError],
 ) -> dict[str, Any]:
     """Everything about the run as plain data. refused: why an attempt's output could not be had, by token."""
     run = found.run

@@ -338,6 +338,11 @@ class Ledger:
         """The attempts of the backend that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
 
+    def attempt_regions(self, backend: str) -> set[str]:
+        """The regions in which attempts of the backend were ever made."""
+        rows = self._file.all("SELECT DISTINCT region FROM attempts WHERE backend = ?", (backend,))
+        return {region for (region,) in rows if region}
+
     def attempts_by_token(self, tokens: Sequence[str]) -> dict[str, Attempt]:
         """The attempts whose token is among `tokens`, by token."""
         found = read_attempts(

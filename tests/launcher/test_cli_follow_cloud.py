@@ -157,3 +157,23 @@ def test_status_goes_on_where_aws_does_not_answer(
     out, err = capsys.readouterr()
     assert "1 run: 1 running." in out
     assert "shown as they were" in err
+
+
+def test_status_leads_to_compare_only_where_something_was_measured(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    assert cloud("cancel", run.run_ids[0]) == 0
+    assert cloud("status") == 0
+    assert capsys.readouterr().err.endswith(f"next: fastlaunch runs show {run.run_ids[0]}\n")
+
+
+def test_status_is_told_though_the_disk_is_full(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    run.say("boot.json")
+    (load_settings().home / "runs").write_text("")
+    assert cloud("status") == 0
+    out, err = capsys.readouterr()
+    assert "1 run: 1 running." in out and "cannot be written" in err

@@ -155,12 +155,14 @@ def test_a_lost_limit_is_told(aws_server: "MotoServer", capsys: pytest.CaptureFi
     assert states(aws_server) == {odd: "shutting-down"}
 
 
-def submitted(ledger: Ledger, *, usd_per_hour: float | None = None) -> tuple[str, int]:
+def submitted(
+    ledger: Ledger, *, usd_per_hour: float | None = None, region: str = "us-east-1"
+) -> tuple[str, int]:
     """Id of a run under way on EC2, and of its attempt."""
     submission = ledger.add_submission("fastlaunch submit")
     run_id = ledger.new_run_id()
     ledger.add_run(submission, run_id, spec={}, plan=None, workload="vit-tiny", recipe="bf16", backend="ec2")
-    attempt, token = ledger.add_attempt([run_id], region="us-east-1", max_minutes=60)
+    attempt, token = ledger.add_attempt([run_id], region=region, max_minutes=60)
     assert token == f"{run_id}-a1"
     ledger.set_state(run_id, RunState.RUNNING)
     ledger.set_machine(attempt, zone="us-east-1a", launched_at=datetime.now(UTC), usd_per_hour=usd_per_hour)
@@ -251,3 +253,26 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
         assert told["why"].startswith("followed by its launcher; within its time until ")
         assert states(aws_server) == {kept: "running"}
         assert reaped(capsys, "--yes")["instances"][0]["done"] == "terminated"
+
+
+def test_where_nothing_could_be_looked_at_nothing_is_said_to_be_gone(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
+    assert cloud("reap") == 3
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "No region could be looked at: whether an instance of fastlaunch lives is not known."
+    )
+
+
+def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_ledger(load_settings()) as ledger:
+        run_id, attempt = submitted(ledger, region="us-east-2")
+        ledger.end_attempt(attempt, RunState.LOST, reason="its launcher ended before a machine was started")
+        ledger.set_state(run_id, RunState.LOST)
+    live = start(run_id, region="us-east-2", server=aws_server)
+    told = reaped(capsys, "--yes")
+    assert told["regions"] == ["us-east-1", "us-east-2"]
+    assert states(aws_server) == {live: "shutting-down"}

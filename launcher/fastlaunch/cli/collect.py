@@ -12,7 +12,7 @@ from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.collected import as_json, checkpoints, collected, summary_of
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, CloudRefused
+from fastlaunch.errors import EXIT_DONE, CloudRefused, UserError
 
 if TYPE_CHECKING:
     from fastlaunch.runs import Ledger, Run
@@ -56,17 +56,17 @@ def collect(runs: tuple[str, ...], output: str) -> int:
         click.echo(json.dumps({"runs": reports}, indent=2))
     else:
         _tell(reports, around)
-    return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
+    return max((error.exit_code for error in refused.values()), default=EXIT_DONE)
 
 
-def _fetch_all(around: Surroundings, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, CloudRefused]:
+def _fetch_all(around: Surroundings, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
     """Why the output of attempts cannot be had, by token. Runs that share a machine are fetched together."""
     attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
     return fetch(around, attempts.values())
 
 
 def _report(
-    around: Surroundings, ledger: "Ledger", run_id: str, refused: Mapping[str, CloudRefused]
+    around: Surroundings, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
 ) -> dict[str, Any]:
     home, run = around.settings.home, ledger.get(run_id)
     if run.state.is_final:

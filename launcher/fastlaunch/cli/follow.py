@@ -170,8 +170,9 @@ def _after_status(runs: "Sequence[Run]") -> str:
     running = [run for run in runs if run.state is RunState.RUNNING]
     if running:
         return f"fastlaunch logs -f {running[0].id}"
-    if any(run.state in (RunState.FAILED, RunState.LOST) for run in runs):
-        return "fastlaunch logs " + next(
-            run.id for run in runs if run.state in (RunState.FAILED, RunState.LOST)
-        )
-    return "fastlaunch compare" if runs else "fastlaunch submit --local"
+    failed = [run for run in runs if run.state in (RunState.FAILED, RunState.LOST)]
+    if failed:
+        return f"fastlaunch logs {failed[0].id}"
+    if any(run.summary and run.summary.step_time_s for run in runs):
+        return "fastlaunch compare"
+    return f"fastlaunch runs show {runs[0].id}" if runs else "fastlaunch submit --local"

@@ -8,7 +8,7 @@ import click
 
 from fastlaunch import s3_sync
 from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.errors import CloudRefused, UserError
+from fastlaunch.errors import UserError
 from fastlaunch.log_file import LOG
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _MAX_FETCHED = 16
 _CHUNK_BYTES = 2**16
 
 
-def fetch(around: Surroundings, attempts: Iterable["Attempt"]) -> dict[str, CloudRefused]:
+def fetch(around: Surroundings, attempts: Iterable["Attempt"]) -> dict[str, UserError]:
     """Bring what is new of the attempts; why that failed, by token of those for which it did."""
     refused = {}
     for attempt in attempts:
@@ -36,7 +36,7 @@ def fetch(around: Surroundings, attempts: Iterable["Attempt"]) -> dict[str, Clou
                 output=attempt.output,
                 token=attempt.token,
             )
-        except CloudRefused as error:
+        except UserError as error:
             refused[attempt.token] = error
     return refused
 
@@ -53,7 +53,7 @@ def fetch_unfollowed(around: Surroundings, ledger: "Ledger", runs: Sequence["Run
             if attempt.handle and not attempt.ended_at and not launcher_lives(ledger, run):
                 found[attempt.token] = attempt
     for token, error in fetch(around, found.values()).items():
-        click.echo(f"warning: what {token} uploaded cannot be read: {error.message}", err=True)
+        click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
 
 
 def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool) -> None:

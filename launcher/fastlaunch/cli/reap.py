@@ -100,8 +100,8 @@ def _regions(
         return around.aws.regions()
     if given:
         return list(dict.fromkeys(given))
-    unfinished = _told_by(ledger, lambda own: own.unfinished_attempts("ec2")) or []
-    noted = {attempt.region for attempt in unfinished if attempt.region}
+    # Also where what the ledger holds to have ended ran: it may be wrong.
+    noted = _told_by(ledger, lambda own: own.attempt_regions("ec2")) or ()
     return sorted({around.settings.region, *around.settings.aws, *noted})
 
 
@@ -253,7 +253,9 @@ def _tell(
 def _sentence(rows: Sequence[Mapping[str, Any]], looked: Sequence[str], refused: Sequence[Refusal]) -> str:
     closed = {one.region for one in refused if one.instance_id is None}
     where = [region for region in looked if region not in closed]
-    places = f"{len(where)} regions" if len(where) > 3 else ", ".join(where) or "no region"
+    places = f"{len(where)} regions" if len(where) > 3 else ", ".join(where)
+    if not where:
+        return "No region could be looked at: whether an instance of fastlaunch lives is not known."
     if not rows:
         return f"No instance of fastlaunch lives in {places}."
     parts = [
