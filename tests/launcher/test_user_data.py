@@ -22,6 +22,7 @@ from fastlaunch.backends.user_data import (
     stop_lead_s,
 )
 from fastlaunch.errors import UserError
+from fastlaunch_train.recipes import RECIPES
 
 ARGUMENTS = ("--workload", "vit-huge", "--recipe", "bf16", "--batch-size", "64", "--steps", "400")
 RUN = NodeRun(
@@ -133,18 +134,27 @@ def test_aws_is_called_in_one_place_with_its_region() -> None:
     assert 'aws --region "${region:-$REGION}"' in called[0]
 
 
-def test_a_hundred_runs_fit() -> None:
-    recipes = ("bf16", "te-fp8", "compile", "te-bf16", "compile-blocks", "fp8-delayed")
+def test_a_hundred_runs_of_every_recipe_fit() -> None:
+    more = ("--seed", "0", "--data", "synthetic", "--checkpoint-every", "1000")
+    names = sorted(RECIPES)
     runs = [
         NodeRun(
-            run_id=f"20261121-090312-{number:04d}",
-            arguments=(*ARGUMENTS[:3], recipes[number % len(recipes)], *ARGUMENTS[4:]),
-            environment={"FASTLAUNCH_RUN_ID": f"20261121-090312-{number:04d}"},
+            run_id=f"20261121-0903{number % 60:02d}-{number:04d}",
+            arguments=(*ARGUMENTS[:3], names[number % len(names)], *ARGUMENTS[4:], *more),
+            environment={},
         )
         for number in range(100)
     ]
+    environment = {
+        "FASTLAUNCH_ATTEMPT": "12",
+        "FASTLAUNCH_INSTANCE": "p6-b200.48xlarge",
+        "FASTLAUNCH_IMAGE_DIGEST": f"sha256:{'b' * 64}",
+        "FASTLAUNCH_NPROC": "8",
+        "FASTLAUNCH_STOP_GRACE_S": "90",
+        "FASTLAUNCH_COMMIT": "0" * 40,
+    }
     for program in MACHINES:
-        script = render_user_data(replace(program, runs=tuple(runs)))
+        script = render_user_data(replace(program, runs=tuple(runs), environment=environment))
         assert len(script.encode()) < MAX_USER_DATA_BYTES
         assert asked_of_runs(script, 'show() { echo "$1"; }').split() == [run.run_id for run in runs]
 
@@ -154,6 +164,23 @@ def test_too_many_runs_are_refused_with_what_to_do() -> None:
     with pytest.raises(UserError, match=r"1000 runs has [0-9,]+ bytes, and EC2 takes 16,384") as raised:
         render_user_data(replace(PROGRAM, runs=runs))
     assert raised.value.hint == "submit fewer recipes or repeats at a time"
+
+
+def test_runs_that_another_machine_could_not_go_on_with_are_refused_at_once() -> None:
+    """Its program is larger: it fetches checkpoints. What fits once must fit again."""
+    runs: tuple[NodeRun, ...] = ()
+    with pytest.raises(UserError, match="EC2 takes 16,384"):
+        for number in range(1000):
+            runs = (*runs, replace(RUN, run_id=f"20261121-090312-{number:04d}"))
+            first = render_user_data(replace(PROGRAM, runs=runs))
+    again = render_user_data(replace(PROGRAM, runs=runs[:-1], attempt=2))
+    assert len(first.encode()) < len(again.encode()) <= MAX_USER_DATA_BYTES
+
+
+@pytest.mark.parametrize("ids", [("a",), ("<run-id>", "<run-id-2>"), ("b1", "b1"), ("x'y", "x'z")])
+def test_ids_arrive_whole_whatever_they_share(ids: tuple[str, ...]) -> None:
+    script = render_user_data(replace(PROGRAM, runs=tuple(replace(RUN, run_id=one) for one in ids)))
+    assert asked_of_runs(script, 'show() { echo "$1"; }').split() == list(ids)
 
 
 WORDS = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=20)

@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fastlaunch.errors import UserError
@@ -61,22 +62,15 @@ class NodeProgram:
 
 
 def render_user_data(program: NodeProgram) -> str:
-    """The shell script of `program`. Raises UserError if it is larger than EC2 takes.
+    """The shell script of `program`. Raises UserError if it, or its next attempt's, is larger than EC2 takes.
 
     It ends with `node-0/status.json`, in which boot_s is when the script began, pull_s when code and image
     were there, in seconds since boot; billed_until is when it was written, or when EC2 takes a spot machine.
     """
-    # What repeats share is written once.
-    jobs = list(dict.fromkeys(_job(run) for run in program.runs))
-    script = _template().render(
-        **vars(program),
-        lead_s=stop_lead_s(program.max_minutes),
-        is_ecr=_ECR_HOST.search(program.image.partition("/")[0]) is not None,
-        container_environment=_options(program.environment),
-        jobs=[{"environment": environment, "arguments": arguments} for environment, arguments in jobs],
-        numbered=[f"{1 + jobs.index(_job(run))}:{shlex.quote(run.run_id)}" for run in program.runs],
-    )
-    size = len(script.encode())
+    script = _script(program)
+    # An attempt that goes on with the runs has a checkpoint to fetch, and more to say.
+    next_one = _script(replace(program, attempt=program.attempt + 1))
+    size = max(len(script.encode()), len(next_one.encode()))
     if size > MAX_USER_DATA_BYTES:
         raise UserError(
             f"the program for {len(program.runs)} runs has {size:,} bytes, and EC2 takes "
@@ -95,6 +89,24 @@ def stop_lead_s(max_minutes: int) -> int:
     return min(360, max_minutes * 60 // 4)
 
 
+def _script(program: NodeProgram) -> str:
+    # What repeats share is written once, and so is what the runs' ids begin with.
+    jobs = list(dict.fromkeys(_job(run) for run in program.runs))
+    shared = _shared_start([run.run_id for run in program.runs])
+    return _template().render(
+        **vars(program),
+        lead_s=stop_lead_s(program.max_minutes),
+        is_ecr=_ECR_HOST.search(program.image.partition("/")[0]) is not None,
+        container_environment=_options(program.environment),
+        jobs=[{"environment": environment, "arguments": arguments} for environment, arguments in jobs],
+        shared=shared,
+        numbered=[
+            f"{1 + jobs.index(_job(run))}:{shlex.quote(run.run_id[len(shared) :])}" for run in program.runs
+        ],
+    )
+
+
+@cache
 def _template() -> "Template":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -110,6 +122,15 @@ def _job(run: NodeRun) -> tuple[str, str]:
     # The node gives every container its run's id.
     added = {name: value for name, value in run.environment.items() if name != "FASTLAUNCH_RUN_ID"}
     return _options(added), shlex.join(run.arguments)
+
+
+def _shared_start(names: Sequence[str]) -> str:
+    """What all of `names` begin with; nothing if it is only one."""
+    least, greatest = min(names), max(names)
+    length = 0
+    while len(names) > 1 and length < len(least) and least[length] == greatest[length]:
+        length += 1
+    return least[:length]
 
 
 def _options(environment: Mapping[str, str]) -> str:
