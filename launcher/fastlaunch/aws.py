@@ -193,8 +193,12 @@ class Aws:
         except BadConfiguration as error:
             # It knows users and roles of the account, not the account itself (root) or federated users.
             raise NotAuthorised(f"IAM does not tell what {principal} may do: {error.message}") from None
-        if all(result["EvalDecision"] == "allowed" for result in simulated["EvaluationResults"]):
+        results = simulated["EvaluationResults"]
+        if all(result["EvalDecision"] == "allowed" for result in results):
             return None
+        if unknown := sorted({key for result in results for key in result.get("MissingContextValues", ())}):
+            # A policy that asks for a second factor, say, refuses a simulation that has none.
+            raise NotAuthorised(f"whether {principal} may pass {role} depends on {', '.join(unknown)}")
         return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
 
     def _principal(self, arn: str) -> str:

@@ -25,6 +25,8 @@ _QUOTAS = (
     ("spot", "vt", QuotaCode(code="L-3819A6DF", name="All G and VT Spot Instance Requests")),
     ("spot", "trn", QuotaCode(code="L-6B0D517C", name="All Trn Spot Instance Requests")),
 )
+#: Hosts of the consoles that are not AWS's usual one, by what their regions start with.
+_CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
 
 
 def quota_code(instance_type: str, purchase: str) -> QuotaCode | None:
@@ -35,4 +37,6 @@ def quota_code(instance_type: str, purchase: str) -> QuotaCode | None:
 
 def quota_page(region: str, code: str) -> str:
     """Address of the console's page on which more of a quota of EC2 is asked for."""
-    return f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
+    others = (host for start, host in _CONSOLES.items() if region.startswith(start))
+    host = next(others, "console.aws.amazon.com")
+    return f"https://{region}.{host}/servicequotas/home/services/ec2/quotas/{code}"

@@ -8,7 +8,7 @@ from botocore.stub import ANY
 from stubbed_aws import StubbedAws
 
 from fastlaunch.aws import MachineImage
-from fastlaunch.errors import BadConfiguration
+from fastlaunch.errors import BadConfiguration, NotAuthorised
 
 THEN = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -80,6 +80,25 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
     stubbed_aws.stub("ec2").add_response("describe_images", {"Images": [image]}, {"ImageIds": ["ami-1"]})
     found = stubbed_aws.aws.machine_image("us-east-1", "ami-1")
     assert found == MachineImage(id="ami-1", root_device="/dev/xvda", root_gib=75)
+
+
+def test_a_refusal_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: StubbedAws) -> None:
+    iam, sts = stubbed_aws.stub("iam"), stubbed_aws.stub("sts")
+    role = {"RoleName": "node", "RoleId": "AROAAAAAAAAAAAAAAAAA", "Path": "/", "CreateDate": THEN}
+    arn = "arn:aws:iam::123456789012:role/node"
+    profile = {"Path": "/", "InstanceProfileName": "node", "InstanceProfileId": "AIPAAAAAAAAAAAAAAAAA"}
+    dated = {"Arn": "arn:aws:iam::123456789012:instance-profile/node", "CreateDate": THEN}
+    refused = {"EvalActionName": "iam:PassRole", "EvalDecision": "explicitDeny"}
+    for missing in ([], ["aws:MultiFactorAuthPresent"]):
+        told = {"InstanceProfile": {**profile, **dated, "Roles": [{**role, "Arn": arn}]}}
+        iam.add_response("get_instance_profile", told, {"InstanceProfileName": "node"})
+        who = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
+        sts.add_response("get_caller_identity", who)
+        results = {"EvaluationResults": [{**refused, "MissingContextValues": missing}]}
+        iam.add_response("simulate_principal_policy", results)
+    assert "iam:PassRole is not allowed" in (stubbed_aws.aws.may_pass_role("node") or "")
+    with pytest.raises(NotAuthorised, match=r"depends on aws:MultiFactorAuthPresent"):
+        stubbed_aws.aws.may_pass_role("node")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from fake_aws_facts import FakeAws, denied, fake_aws
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.errors import NotAuthorised, QuotaExceeded
+from fastlaunch.quota_codes import quota_page
 from fastlaunch.quotas import QuotaUse, quota_use
 
 
@@ -114,3 +115,14 @@ def test_use_is_counted_once_for_several_types() -> None:
         maybe(aws, name, ask=ask)
     assert aws.asked["running_vcpus", "us-east-1"] == 1
     assert aws.asked["quota", "us-east-1"] == 2  # P4 and P5 share one
+
+
+def test_the_console_is_that_of_the_regions_partition() -> None:
+    hosts = [
+        quota_page(region, "L-1").split("/")[2] for region in ("us-gov-west-1", "cn-north-1", "eu-west-1")
+    ]
+    assert hosts == [
+        "us-gov-west-1.console.amazonaws-us-gov.com",
+        "cn-north-1.console.amazonaws.cn",
+        "eu-west-1.console.aws.amazon.com",
+    ]
