@@ -168,9 +168,9 @@ def test_too_many_runs_are_refused_with_what_to_do() -> None:
 
 def test_runs_that_another_machine_could_not_go_on_with_are_refused_at_once() -> None:
     """Its program is larger: it fetches checkpoints. What fits once must fit again."""
-    runs: tuple[NodeRun, ...] = ()
+    runs = tuple(replace(RUN, run_id=f"20261121-090312-{number:04d}") for number in range(300))
     with pytest.raises(UserError, match="EC2 takes 16,384"):
-        for number in range(1000):
+        for number in range(300, 1000):
             runs = (*runs, replace(RUN, run_id=f"20261121-090312-{number:04d}"))
             first = render_user_data(replace(PROGRAM, runs=runs))
     again = render_user_data(replace(PROGRAM, runs=runs[:-1], attempt=2))
@@ -231,6 +231,30 @@ def test_many_segments_are_no_fewer_than_some(tmp_path: Path) -> None:
     for number in range(3000):
         (stage / f"rank-00000-attempt-1.jsonl.{number:012d}").touch()
     assert told() == "some\n"
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_last_sending_ends_though_a_container_that_cannot_be_stopped_goes_on(
+    grows: bool, tmp_path: Path
+) -> None:
+    script = render_user_data(PROGRAM)
+    start = script.index("segments() {")
+    functions = script[start : script.index("upload() {", start)]
+    record, bucket = tmp_path / "W/out/one/rank-00000-attempt-1.jsonl", tmp_path / "bucket"
+    for folder in ("S/stage", "S/offset", "W/out/one", "bucket"):
+        (tmp_path / folder).mkdir(parents=True)
+    record.write_text("0\n" * 1000)
+    (tmp_path / "S/log.txt").write_text("log\n")
+    # `cloud s3 cp --recursive --only-show-errors FROM TO`, meanwhile the next lines are written.
+    again = f"echo more >>{shlex.quote(str(record))}" if grows else ":"
+    cloud = f'cloud() {{ cp -r "$5/." "$6" && {again}; }}'
+    places = f"cd {shlex.quote(str(tmp_path))} && S=$PWD/S W=$PWD/W OUTPUT=$PWD/bucket"
+    program = f"set -u -o pipefail\n{places}\n{cloud}\n{functions}\nsend_all"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    arrived = b"".join(path.read_bytes() for path in sorted(bucket.glob("node-0/one/*")))
+    assert record.read_bytes().startswith(arrived) and len(arrived) >= 2000
+    assert grows or arrived == record.read_bytes()
 
 
 def test_a_console_that_is_gone_does_not_end_the_script(tmp_path: Path) -> None:
