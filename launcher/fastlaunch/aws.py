@@ -163,43 +163,71 @@ class Aws:
         iam:GetInstanceProfile for the role, iam:SimulatePrincipalPolicy for iam:PassRole on it. Raises
         NotAuthorised where that may not be asked, or IAM does not tell it of who is logged in.
         """
-        name, home = instance_profile.rpartition("/")[2], self._home()
+        name = instance_profile.rpartition("/")[2]
         try:
-            told = self._ask("iam", home, "GetInstanceProfile", InstanceProfileName=name)
+            role = self._role(instance_profile)
         except BadConfiguration as error:
             if error.code == "NoSuchEntity":
                 return f"there is no instance profile {name}"
             raise
-        roles = told["InstanceProfile"]["Roles"]
-        if not roles:
+        if role is None:
             return f"the instance profile {name} holds no role"
-        role, principal = roles[0]["Arn"], self._principal(self.identity().arn)
+        passed_to = {
+            "ContextKeyName": "iam:PassedToService",
+            "ContextKeyValues": ["ec2.amazonaws.com"],
+            "ContextKeyType": "string",
+        }
+        who = self._principal(self.identity().arn)
+        if not self._denied(who, ["iam:PassRole"], role, context=[passed_to]):
+            return None
+        return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
+
+    def node_lacks(self, instance_profile: str, rights: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        """Which of the `rights`, (resource, actions), the policies of the profile's role do not give.
+
+        Resources begin with `arn:PARTITION:`, or are `*`. Raises NotAuthorised where that may not be asked.
+        """
+        role = self._role(instance_profile)
+        if role is None:
+            return []
+        partition = role.split(":")[1]
+        return [
+            f"{action} on {resource}"
+            for resource, actions in ((to.replace("PARTITION", partition, 1), what) for to, what in rights)
+            for action in self._denied(role, actions, resource)
+        ]
+
+    def _role(self, instance_profile: str) -> str | None:
+        """ARN of the profile's role, None if it holds none."""
+        name = instance_profile.rpartition("/")[2]
+        told = self._ask("iam", self._home(), "GetInstanceProfile", subject=name, InstanceProfileName=name)
+        return next((str(role["Arn"]) for role in told["InstanceProfile"]["Roles"]), None)
+
+    def _denied(
+        self, principal: str, actions: Sequence[str], resource: str, *, context: Sequence[Any] = ()
+    ) -> list[str]:
+        """Those of the actions that its policies refuse the principal. NotAuthorised if IAM cannot tell."""
         try:
             simulated = self._ask(
                 "iam",
-                home,
+                self._home(),
                 "SimulatePrincipalPolicy",
                 PolicySourceArn=principal,
-                ActionNames=["iam:PassRole"],
-                ResourceArns=[role],
-                ContextEntries=[
-                    {
-                        "ContextKeyName": "iam:PassedToService",
-                        "ContextKeyValues": ["ec2.amazonaws.com"],
-                        "ContextKeyType": "string",
-                    }
-                ],
+                ActionNames=list(actions),
+                ResourceArns=[resource],
+                ContextEntries=list(context),
             )
         except BadConfiguration as error:
             # It knows users and roles of the account, not the account itself (root) or federated users.
             raise NotAuthorised(f"IAM does not tell what {principal} may do: {error.message}") from None
-        results = simulated["EvaluationResults"]
-        if all(result["EvalDecision"] == "allowed" for result in results):
-            return None
-        if unknown := sorted({key for result in results for key in result.get("MissingContextValues", ())}):
+        denied = [result for result in simulated["EvaluationResults"] if result["EvalDecision"] != "allowed"]
+        if unknown := sorted({key for result in denied for key in result.get("MissingContextValues", ())}):
             # A policy that asks for a second factor, say, refuses a simulation that has none.
-            raise NotAuthorised(f"whether {principal} may pass {role} depends on {', '.join(unknown)}")
-        return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
+            what = ", ".join(actions)
+            raise NotAuthorised(
+                f"whether {principal} may {what} on {resource} depends on {', '.join(unknown)}"
+            )
+        return [str(result["EvalActionName"]) for result in denied]
 
     def _principal(self, arn: str) -> str:
         """ARN of the user or role whose policies count: the role itself of an assumed one."""

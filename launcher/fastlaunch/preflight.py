@@ -24,6 +24,7 @@ from fastlaunch.errors import (
 )
 from fastlaunch.hardware import InstanceType
 from fastlaunch.network_exit import network_exit
+from fastlaunch.node_rights import node_lacks
 from fastlaunch.preflight_check import Check, Result, Told, made
 from fastlaunch.prices import Catalogue
 from fastlaunch.quotas import quota_use
@@ -240,7 +241,15 @@ class _Checks:
                 problem,
                 "`fastlaunch doctor --setup` has the role, the profile, and the policy that lets you pass it",
             )
-        return f"{profile} is there, and IAM says that its role may be passed"
+        told = f"{profile} is there, and IAM says that its role may be passed"
+        lacking = node_lacks(self.aws, self.ask, self._here(region))
+        if not lacking:
+            return told
+        return Told(
+            Result.WARNING,
+            f"{told}; the role's own policies do not give {' nor '.join(lacking)}",
+            "`fastlaunch doctor --setup` has the role's policy; a machine that cannot upload ends itself",
+        )
 
     def _bucket(self, region: str) -> str | Told:
         bucket = self._here(region).bucket

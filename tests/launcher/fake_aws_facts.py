@@ -35,6 +35,7 @@ class FakeAws:
     running: dict[tuple[str, str], int] = field(default_factory=dict)
     spot: tuple[float, str] | None = (18.73, "us-east-1a")
     unpassable: str | None = None
+    lacking: tuple[str, ...] = ()
     refused: dict[str | tuple[str, str], Exception] = field(default_factory=dict)
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     stored: list[tuple[str, str, str]] = field(default_factory=list)
@@ -56,6 +57,10 @@ class FakeAws:
     def may_pass_role(self, instance_profile: str) -> str | None:
         self._ask("may_pass_role")
         return self.unpassable
+
+    def node_lacks(self, instance_profile: str, rights: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        self._ask("node_lacks")
+        return [f"{what} on {to}" for to, actions in rights for what in actions if what in self.lacking]
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
         self._ask("zones_offering", region)

@@ -117,6 +117,18 @@ def test_roles(aws: Aws, aws_server: MotoServer) -> None:
         aws.may_pass_role("fastlaunch-node")
 
 
+def test_what_the_machines_role_lacks(aws: Aws, aws_server: MotoServer) -> None:
+    aws_server.set_up_region(REGION)
+    stored = ("arn:PARTITION:s3:::b/k", ("s3:GetObject", "s3:PutObject"))
+    rights = (("*", ("ecr:GetAuthorizationToken",)), stored)
+    assert aws.node_lacks("fastlaunch-node", rights) == []
+    sent = aws_server.sent("SimulatePrincipalPolicy")[-1].parameters
+    assert sent["PolicySourceArn"] == "arn:aws:iam::123456789012:role/fastlaunch-node"
+    assert sent["ResourceArns.member.1"] == "arn:aws:s3:::b/k"
+    aws_server.denied.add("s3:PutObject")
+    assert aws.node_lacks("fastlaunch-node", rights) == ["s3:PutObject on arn:aws:s3:::b/k"]
+
+
 def test_an_assumed_role_is_asked_about_by_its_own_arn(aws_server: MotoServer, aws: Aws) -> None:
     aws_server.set_up_region(REGION)
     iam = boto3.client("iam")

@@ -90,6 +90,8 @@ def test_it_changes_nothing_but_one_object(account: MotoServer, capsys: pytest.C
 def test_each_thing_is_asked_once(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--instance", "p5.48xlarge,p4d.24xlarge") == 0
     expected_twice = {"DescribeInstanceTypeOfferings", "GetCallerIdentity"}
+    # Of who is logged in, and of the machine's role.
+    expected_twice |= {"GetInstanceProfile", "SimulatePrincipalPolicy"}
     assert {name for name, count in account.counts().items() if count > 1} == expected_twice
 
 

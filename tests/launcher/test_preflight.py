@@ -290,6 +290,13 @@ def test_an_image_of_ones_own_is_looked_up_as_far_as_that_is_allowed() -> None:
     assert unseen.result is Result.NOT_CHECKED and "may not be looked at" in unseen.told
 
 
+def test_a_machine_that_could_not_upload_is_warned_of() -> None:
+    check = named("instance profile", made(fake_aws(lacking=("s3:PutObject",))))
+    assert check.result is Result.WARNING and check.error is None
+    assert "do not give s3:PutObject on arn:PARTITION:s3:::acme/fastlaunch/runs/RUN/boot.json" in check.told
+    assert named("instance profile", made(fake_aws(refused={"node_lacks": denied("it")}))).ok
+
+
 def test_a_role_of_which_iam_does_not_tell_is_not_said_to_pass() -> None:
     check = named(
         "instance profile", made(fake_aws(refused={"may_pass_role": denied("iam:GetInstanceProfile")}))

@@ -1,0 +1,23 @@
+"""What the role of a machine must be allowed for it to be worth starting: to log in to ECR, and to upload."""
+
+from fastlaunch.ask_once import AskOnce
+from fastlaunch.aws import Aws
+from fastlaunch.errors import CloudRefused
+from fastlaunch.settings import RegionSettings
+
+
+def node_lacks(aws: Aws, ask: AskOnce, here: RegionSettings) -> list[str]:
+    """Rights that the policies of the region's profile do not give its role; none where IAM does not tell.
+
+    What a bucket's or a registry's own policy gives is not seen, so that a right may be there all the same.
+    """
+    if here.instance_profile is None:
+        return []
+    rights: tuple[tuple[str, tuple[str, ...]], ...] = (("*", ("ecr:GetAuthorizationToken",)),)
+    if here.bucket is not None:
+        key = "/".join(filter(None, (here.bucket, here.prefix, "runs/RUN/boot.json")))
+        rights += ((f"arn:PARTITION:s3:::{key}", ("s3:GetObject", "s3:PutObject")),)
+    try:
+        return ask(aws.node_lacks, here.instance_profile, rights)
+    except CloudRefused:
+        return []
