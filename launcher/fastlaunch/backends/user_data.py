@@ -125,12 +125,14 @@ def _job(run: NodeRun) -> tuple[str, str]:
 
 
 def _shared_start(names: Sequence[str]) -> str:
-    """What all of `names` begin with; nothing if it is only one."""
+    """What all of `names` begin with, up to a dash; nothing if there is only one, or they are placeholders."""
     least, greatest = min(names), max(names)
+    if len(names) == 1 or least.startswith("<"):
+        return ""
     length = 0
-    while len(names) > 1 and length < len(least) and least[length] == greatest[length]:
+    while length < len(least) and least[length] == greatest[length]:
         length += 1
-    return least[:length]
+    return least[: least.rfind("-", 0, length) + 1]
 
 
 def _options(environment: Mapping[str, str]) -> str:
