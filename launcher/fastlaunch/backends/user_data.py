@@ -125,7 +125,7 @@ def _job(run: NodeRun) -> tuple[str, str]:
 
 
 def _shared_start(names: Sequence[str]) -> str:
-    """What all of `names` begin with, up to a dash; nothing if there is only one, or they are placeholders."""
+    """What all of `names` begin with, up to a dash; nothing if there is only one, or they stand for ids."""
     least, greatest = min(names), max(names)
     if len(names) == 1 or least.startswith("<"):
         return ""
