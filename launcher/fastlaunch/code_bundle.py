@@ -74,9 +74,9 @@ def cached_bundle(
 
 def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bundle) -> CodeBundle:
     """Where the bundle is in the bucket, after it was stored there, once."""
-    key = "/".join(filter(None, (prefix, "code", f"{bundle.sha256}.tar.gz")))
-    aws.put_object(region, bucket, key, bundle.data, only_new=True)
-    return CodeBundle(key=key, sha256=bundle.sha256, commit=bundle.commit)
+    stored = CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
+    aws.put_object(region, bucket, stored.key, bundle.data, only_new=True)
+    return stored
 
 
 def code_files() -> dict[str, bytes]:

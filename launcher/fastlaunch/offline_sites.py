@@ -63,8 +63,9 @@ def offline_sites(
 
 def check_plan(site: Site, jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
     """Nothing, if EC2 would take the request for these jobs, on any attempt; else UserError."""
-    # Ids as long as real ones: user data has a limit, and many runs reach it.
-    by_id = {f"00000000-000000-{number:04}": job for number, job in enumerate(jobs)}
+    # Ids as long as real ones, which need not be of the same second: user data has a limit, and many runs
+    # reach it, the sooner the less their ids share.
+    by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}
     plan = plan_ec2(by_id, attempt=99, site=site, max_minutes=max_minutes)
     if problems := broken_rules(plan, root_device=site.root_device):
         raise UserError(f"EC2 would refuse the request at {site.name}: {'; '.join(problems)}")
@@ -84,11 +85,7 @@ def offline_site(
     rate: the most that an hour costs there. commit: of the training code, None if it is not known.
     """
     here = settings.aws.get(candidate.region, RegionSettings())
-    code = CodeBundle(
-        key="/".join(filter(None, (here.prefix, "code", "<code-sha256>.tar.gz"))),
-        sha256="<code-sha256>",
-        commit=commit,
-    )
+    code = CodeBundle.under(here.prefix, sha256="<code-sha256>", commit=commit)
     return Site(
         instance=candidate.instance,
         region=candidate.region,

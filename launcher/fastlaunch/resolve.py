@@ -96,7 +96,9 @@ def resolve(
             root_device=machine.root_device,
             root_gib=max(ROOT_GIB, machine.root_gib),
             image=container,
-            code=code_at(bundle, here.prefix) if bundle else None,
+            code=CodeBundle.under(here.prefix, sha256=bundle.sha256, commit=bundle.commit)
+            if bundle
+            else None,
             usd_per_hour=rate.usd_per_hour,
             price_as_of=rate.as_of,
             max_price_usd=max_price_usd,
@@ -115,12 +117,6 @@ def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
     told = "; ".join(f"{name}: {error.message}" for name, error in skipped)
     kind = type(first) if isinstance(first, CloudRefused) else UserError
     return kind(f"none of {len(skipped)} places can be used: {told}", first.hint)
-
-
-def code_at(bundle: Bundle, prefix: str) -> CodeBundle:
-    """The bundle as the object that it is, or will be once it is uploaded, under the bucket's prefix."""
-    key = "/".join(filter(None, (prefix, "code", f"{bundle.sha256}.tar.gz")))
-    return CodeBundle(key=key, sha256=bundle.sha256, commit=bundle.commit)
 
 
 def configured_bucket(settings: Settings, region: str) -> str:

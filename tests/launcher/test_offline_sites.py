@@ -85,5 +85,5 @@ def test_a_plan_that_ec2_would_refuse_is_refused_before() -> None:
         UserError, match=r"refuse the request at p5.48xlarge in us-east-1a: .*fastlaunch:output"
     ):
         check_plan(site, [ec2_builders.job()], max_minutes=120)
-    with pytest.raises(UserError, match="300 runs has"):
-        check_plan(ec2_builders.site(), [ec2_builders.job()] * 300, max_minutes=120)
+    with pytest.raises(UserError, match="900 runs has"):
+        check_plan(ec2_builders.site(), [ec2_builders.job()] * 900, max_minutes=120)

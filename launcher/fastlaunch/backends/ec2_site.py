@@ -19,6 +19,12 @@ class CodeBundle:
     sha256: str
     commit: str | None = None
 
+    @classmethod
+    def under(cls, prefix: str, *, sha256: str, commit: str | None) -> "CodeBundle":
+        """The bundle at its place under a bucket's prefix, where it is stored once for all runs."""
+        key = "/".join(filter(None, (prefix, "code", f"{sha256}.tar.gz")))
+        return cls(key=key, sha256=sha256, commit=commit)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
