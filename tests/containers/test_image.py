@@ -183,6 +183,7 @@ def scene(daemon: DockerDaemon) -> Iterator[Scene]:
     if reason := cannot_simulate():
         pytest.skip(reason)
     server = MotoServer()
+    server.reset()
     server.set_up_region(REGION)
     # On the daemon's file system: its socket is linked into the instance.
     folder = daemon.folder / "instances"
