@@ -268,11 +268,15 @@ class FakeNode:
         self.aws.end(self.instance_id, reason, "Server.SpotInstanceTermination")
 
     def run_ids(self) -> list[str]:
-        """The runs that the program in the user data does, found in it as words."""
+        """The runs that the program in the user data does, in its order."""
         import re
 
-        found = re.findall(r"\d{8}-\d{6}-[a-z0-9]{4}", str(self.request["UserData"]))
-        return list(dict.fromkeys(found))
+        program = str(self.request["UserData"])
+        # What the ids begin with is written once, where each is put together.
+        shared = re.search(r"([\d-]*)\"\$\{one#\*:\}\"", program)
+        assert shared is not None
+        listed = next(re.finditer(r"^(?:  (?:\d+:[a-z0-9-]+ ?)+\n)+", program, re.MULTILINE))
+        return [shared[1] + name for name in re.findall(r"\d+:([a-z0-9-]+)", listed[0])]
 
     def train(
         self,
