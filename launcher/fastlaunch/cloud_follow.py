@@ -215,7 +215,7 @@ class Follower:
             self.backend.kill(self.attempt.handle)
             self.tell(f"{self._machine} is terminated")
         except BaseException as error:
-            self.tell(f"{self._machine} may still be running ({error}); {self.how_to_stop()}")
+            self.tell(f"{self._machine} may still be running ({error}); {self._how_to_stop()}")
             if not isinstance(error, CloudRefused):
                 raise
             return
@@ -230,10 +230,10 @@ class Follower:
         kind = type(error) if isinstance(error, CloudRefused) else UserError
         return kind(
             f"{self._machine} cannot be followed any more, and goes on: {error.message}",
-            f"{told}{self.how_to_stop()}",
+            f"{told}{self._how_to_stop()}",
         )
 
-    def how_to_stop(self) -> str:
+    def _how_to_stop(self) -> str:
         """What protects the user's money without this launcher, and how to stop the machine."""
         return (
             f"it turns itself off within {self.attempt.max_minutes} min; to stop it: "
