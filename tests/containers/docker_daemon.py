@@ -65,8 +65,8 @@ class DockerDaemon:
     def close(self) -> None:
         """End both, and remove everything."""
         # A daemon that has to wait for a container leaves its mounts, and the container itself.
-        if self.socket.exists() and (left := self.docker("ps", "-aq", check=False).split()):
-            self.docker("rm", "-f", *left, check=False)
+        if self.socket.exists():
+            self.remove_containers()
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
@@ -76,6 +76,12 @@ class DockerDaemon:
                 process.kill()
                 process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def remove_containers(self) -> None:
+        """Remove every container, and those that `--rm` is still about to remove."""
+        while left := self.docker("ps", "-aq", check=False).split():
+            self.docker("rm", "-f", *left, check=False)
+            time.sleep(0.2)
 
     def _start_daemon(self) -> None:
         folder = self.folder

@@ -209,6 +209,7 @@ def wait_for_records(scene: Scene, program: NodeProgram) -> None:
 def test_a_simulated_spot_instance_pulls_it_and_brings_a_checkpoint_of_45_s_home(
     daemon: DockerDaemon, image: str, scene: Scene, tmp_path: Path
 ) -> None:
+    daemon.remove_containers()
     daemon.docker("rmi", image)
     training = (*TRAINING[:4], "--workload", f"{WORKLOADS}/tiny.py:slow_checkpoint", "--steps", "100000")
     run = NodeRun(
