@@ -13,6 +13,8 @@ from moto_server import MotoServer
 from fastlaunch.aws import Aws
 from fastlaunch.errors import Throttled, Unreachable
 
+pytestmark = pytest.mark.slow  # with the suite that uses it
+
 REGION = "us-east-1"
 ONCE = Config(retries={"total_max_attempts": 1})
 ANYTHING = {fault: 0.15 for fault in Fault if fault is not Fault.NONE}

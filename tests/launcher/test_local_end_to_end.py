@@ -38,6 +38,7 @@ def ranks(directory: Path | None) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_submit_trains_and_summarises() -> None:
     code, out, err = told("submit", "--local", "--steps", "12", "--seed", "4")
     assert code == 0, err

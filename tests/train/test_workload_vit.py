@@ -130,6 +130,7 @@ def test_an_unknown_timm_model_is_answered_with_what_there_is(name: str, hint: s
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="only a CPU torch needs it")
+@pytest.mark.slow
 def test_a_cpu_torch_can_import_torchvision_twice_prepared() -> None:
     code = (
         "from fastlaunch_train.cpu_torchvision import prepare_torchvision as p; p(); p(); "
