@@ -416,21 +416,7 @@ class Aws:
 
     def quota(self, region: str, service: str, code: str) -> float | None:
         """The account's quota (servicequotas:GetServiceQuota); None where AWS has none under this code."""
-        try:
-            told = self._ask(
-                "servicequotas",
-                region,
-                "GetServiceQuota",
-                subject=f"{service} {code}",
-                ServiceCode=service,
-                QuotaCode=code,
-            )
-        except BadConfiguration as error:
-            if error.code == "NoSuchResourceException":
-                return None
-            raise
-        value: float | None = told["Quota"].get("Value")
-        return value
+        return self._quota("GetServiceQuota", region, service, code)
 
     # S3
 
@@ -601,11 +587,14 @@ class Aws:
 
         What counts where `quota` is None: an account whose quota was never changed may have no other.
         """
+        return self._quota("GetAWSDefaultServiceQuota", region, service, code)
+
+    def _quota(self, action: str, region: str, service: str, code: str) -> float | None:
         try:
             told = self._ask(
                 "servicequotas",
                 region,
-                "GetAWSDefaultServiceQuota",
+                action,
                 subject=f"{service} {code}",
                 ServiceCode=service,
                 QuotaCode=code,
