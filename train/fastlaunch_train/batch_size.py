@@ -15,7 +15,6 @@ from fastlaunch_train.workloads import WorkloadError
 GRANULARITY = 8
 #: Far above what a device holds of images: a step that takes no memory is not tried for ever.
 MAX_BATCH_SIZE = 65536
-DEFAULT_BUDGET_BYTES = 2**30
 #: Of the GPU's memory, for what comes later: communication buffers, fragmentation, compiled kernels.
 MEMORY_SHARE = 0.95
 
