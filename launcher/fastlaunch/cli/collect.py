@@ -9,7 +9,7 @@ import click
 from fastlaunch.cli.follow import current_runs, open_reconciled
 from fastlaunch.cli.follow_cloud import fetch
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import next_command
+from fastlaunch.cli.options import next_command, table_or_json_option
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.collected import as_json, checkpoints, collected, summary_of
 from fastlaunch.errors import EXIT_DONE, CloudRefused, UserError
@@ -31,13 +31,7 @@ _HEADERS = {
 
 @click.command(short_help="Bring home records, logs and facts of runs on AWS.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the report is written to stdout.",
-)
+@table_or_json_option("the report is")
 def collect(runs: tuple[str, ...], output: str) -> int:
     """Bring home records, logs and facts of runs on AWS.
 

@@ -10,7 +10,7 @@ import click
 
 from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import USD, next_command
+from fastlaunch.cli.options import USD, next_command, table_or_json_option
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised, UnknownName
 from fastlaunch.shipped import shipped
@@ -31,13 +31,7 @@ _PURCHASES = ("on-demand", "spot")
 )
 @click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of spot.")
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the checks are written to stdout.",
-)
+@table_or_json_option("the checks are")
 def doctor(
     instance: str | None, region: str | None, purchase: str, max_price: float | None, setup: bool, output: str
 ) -> int:

@@ -11,7 +11,7 @@ import click
 from fastlaunch.backends import RunState
 from fastlaunch.cli.follow_cloud import fetch_unfollowed, show_log
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import next_command
+from fastlaunch.cli.options import next_command, table_or_json_option
 from fastlaunch.cli.run_table import HEADERS, row, to_json
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import UserError
@@ -26,13 +26,7 @@ _CHUNK_BYTES = 2**16
 
 @click.command(short_help="Where runs stand, after checking that they really do.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the rows are written to stdout.",
-)
+@table_or_json_option("the rows are")
 def status(runs: tuple[str, ...], output: str) -> None:
     """Where runs stand, after checking that they really do.
 

@@ -99,6 +99,17 @@ output_option = click.option(
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
+def table_or_json_option(what: str) -> Callable[[Command], Command]:
+    """`--output table|json`, as parameter `output`. what: `the rows are`, for the help text."""
+    return click.option(
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help=f"How {what} written to stdout.",
+    )
+
+
 def workload_option(*, default: str | None = None) -> Callable[[Command], Command]:
     """`--workload NAME`, as parameter `workload`; see `workload_named`."""
     return click.option(

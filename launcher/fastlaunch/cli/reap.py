@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import confirm, next_command, yes_option
+from fastlaunch.cli.options import confirm, next_command, table_or_json_option, yes_option
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
 from fastlaunch.reap import Finding, Refusal, find, judge, known_attempts, note_ends, terminate
@@ -34,13 +34,7 @@ _HEADERS = {
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="Look there; may be repeated.")
 @click.option("--all-regions", is_flag=True, help="Look in every region that the account may use.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change and ask nothing.")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the instances are written to stdout.",
-)
+@table_or_json_option("the instances are")
 @yes_option
 def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str, yes: bool) -> int:
     """Terminate instances that are over their time, found by their tags.

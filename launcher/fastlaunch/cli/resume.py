@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import confirm, next_command, yes_option
+from fastlaunch.cli.options import confirm, next_command, table_or_json_option, yes_option
 from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     "--max-cost", type=click.FloatRange(min=0, min_open=True), help="USD; refuse if it may cost more."
 )
 @click.option("--detach", is_flag=True, help="Return once a machine was started.")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the run is written to stdout.",
-)
+@table_or_json_option("the run is")
 @yes_option
 def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: bool) -> int:
     """Go on with an interrupted run on AWS, from its last checkpoint.

@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from fastlaunch.cli.listing import fitted, print_rows
-from fastlaunch.cli.options import POSITIVE_COUNT, confirm, next_command, output_option, yes_option
+from fastlaunch.cli.options import (
+    POSITIVE_COUNT,
+    confirm,
+    next_command,
+    output_option,
+    table_or_json_option,
+    yes_option,
+)
 from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
 from fastlaunch.run_view import as_lines, measured, run_as_json, run_as_row
@@ -73,13 +80,7 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
 
 @runs.command("show", short_help="Everything that is known of a run.")
 @click.argument("name", metavar="RUN")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How it is written to stdout.",
-)
+@table_or_json_option("it is")
 def show(name: str, output: str) -> None:
     """Everything that is known of a run: what was asked for, what was done and when, what it measured, what
     it was billed at, and where its files are.

@@ -10,7 +10,7 @@ import click
 
 from fastlaunch.backends import Backend, Plan
 from fastlaunch.cli.cloud_options import check_local, cloud_options, split_names, take_cloud_options
-from fastlaunch.cli.options import COUNT, workload_option, yes_option
+from fastlaunch.cli.options import COUNT, table_or_json_option, workload_option, yes_option
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.errors import EXIT_DONE, UnknownName, UserError
@@ -64,13 +64,7 @@ _RUN_ID = "<run-id>"
 @click.option("--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]")
 @cloud_options
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the runs are written to stdout.",
-)
+@table_or_json_option("the runs are")
 @yes_option
 def submit(
     local: bool,
