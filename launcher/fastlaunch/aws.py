@@ -416,7 +416,21 @@ class Aws:
 
     def quota(self, region: str, service: str, code: str) -> float | None:
         """The account's quota (servicequotas:GetServiceQuota); None where AWS has none under this code."""
-        return self._quota("GetServiceQuota", region, service, code)
+        try:
+            told = self._ask(
+                "servicequotas",
+                region,
+                "GetServiceQuota",
+                subject=f"{service} {code}",
+                ServiceCode=service,
+                QuotaCode=code,
+            )
+        except BadConfiguration as error:
+            if error.code == "NoSuchResourceException":
+                return None
+            raise
+        value: float | None = told["Quota"].get("Value")
+        return value
 
     # S3
 
@@ -587,14 +601,11 @@ class Aws:
 
         What counts where `quota` is None: an account whose quota was never changed may have no other.
         """
-        return self._quota("GetAWSDefaultServiceQuota", region, service, code)
-
-    def _quota(self, action: str, region: str, service: str, code: str) -> float | None:
         try:
             told = self._ask(
                 "servicequotas",
                 region,
-                action,
+                "GetAWSDefaultServiceQuota",
                 subject=f"{service} {code}",
                 ServiceCode=service,
                 QuotaCode=code,
