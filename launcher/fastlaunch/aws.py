@@ -154,7 +154,7 @@ class Aws:
 
     def identity(self) -> Identity:
         """Who the credentials are (sts:GetCallerIdentity)."""
-        told = self._ask("sts", self._home(), "GetCallerIdentity")
+        told = self.ask("sts", self._home(), "GetCallerIdentity")
         return Identity(account=told["Account"], arn=told["Arn"])
 
     def may_pass_role(self, instance_profile: str) -> str | None:
@@ -200,7 +200,7 @@ class Aws:
     def _role(self, instance_profile: str) -> str | None:
         """ARN of the profile's role, None if it holds none."""
         name = instance_profile.rpartition("/")[2]
-        told = self._ask("iam", self._home(), "GetInstanceProfile", subject=name, InstanceProfileName=name)
+        told = self.ask("iam", self._home(), "GetInstanceProfile", subject=name, InstanceProfileName=name)
         return next((str(role["Arn"]) for role in told["InstanceProfile"]["Roles"]), None)
 
     def _denied(
@@ -208,7 +208,7 @@ class Aws:
     ) -> list[str]:
         """Those of the actions that its policies refuse the principal. NotAuthorised if IAM cannot tell."""
         try:
-            simulated = self._ask(
+            simulated = self.ask(
                 "iam",
                 self._home(),
                 "SimulatePrincipalPolicy",
@@ -237,7 +237,7 @@ class Aws:
         name = assumed.partition("/")[0]
         try:
             # Only IAM knows the path that belongs to the ARN.
-            role: str = self._ask("iam", self._home(), "GetRole", RoleName=name)["Role"]["Arn"]
+            role: str = self.ask("iam", self._home(), "GetRole", RoleName=name)["Role"]["Arn"]
         except (NotAuthorised, BadConfiguration):
             return f"{head.replace(':sts:', ':iam:')}:role/{name}"
         return role
@@ -284,7 +284,7 @@ class Aws:
             return []
         found = {}
         for chosen in product(*filters):
-            pages = self._pages("ec2", region, "DescribeInstances", Filters=list(chosen), MaxResults=1000)
+            pages = self.pages("ec2", region, "DescribeInstances", Filters=list(chosen), MaxResults=1000)
             for page in pages:
                 for reservation in page["Reservations"]:
                     for each in reservation["Instances"]:
@@ -299,7 +299,7 @@ class Aws:
         if not ids:
             return
         try:
-            self._ask("ec2", region, "TerminateInstances", subject=", ".join(ids), InstanceIds=list(ids))
+            self.ask("ec2", region, "TerminateInstances", subject=", ".join(ids), InstanceIds=list(ids))
         except BadConfiguration as error:
             if error.code != "InvalidInstanceID.NotFound":
                 raise
@@ -310,20 +310,20 @@ class Aws:
     def console_output(self, region: str, instance_id: str) -> str:
         """What the instance wrote to its console, newest; empty if there is nothing (yet)."""
         try:
-            told = self._ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id, Latest=True)
+            told = self.ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id, Latest=True)
         except BadConfiguration as error:
             if error.code == "InvalidInstanceID.NotFound":
                 return ""
             if error.code != "UnsupportedOperation":
                 raise
             # Types before Nitro keep only what they wrote when they booted.
-            told = self._ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id)
+            told = self.ask("ec2", region, "GetConsoleOutput", InstanceId=instance_id)
         output: str = told.get("Output", "")
         return output
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
         """Zones of the region in which the instance type exists, sorted (DescribeInstanceTypeOfferings)."""
-        pages = self._pages(
+        pages = self.pages(
             "ec2",
             region,
             "DescribeInstanceTypeOfferings",
@@ -343,7 +343,7 @@ class Aws:
         if zone is not None:
             asked["AvailabilityZone"] = zone
         newest: dict[str, tuple[datetime, float]] = {}
-        for page in self._pages("ec2", region, "DescribeSpotPriceHistory", **asked):
+        for page in self.pages("ec2", region, "DescribeSpotPriceHistory", **asked):
             for each in page["SpotPriceHistory"]:
                 seen = newest.get(each["AvailabilityZone"])
                 if seen is None or each["Timestamp"] > seen[0]:
@@ -352,7 +352,7 @@ class Aws:
 
     def machine_image(self, region: str, ami: str) -> MachineImage:
         """The AMI. Raises BadConfiguration if it does not exist."""
-        told = self._ask("ec2", region, "DescribeImages", subject=ami, ImageIds=[ami])
+        told = self.ask("ec2", region, "DescribeImages", subject=ami, ImageIds=[ami])
         image = _only(told["Images"], f"machine image {ami}", region)
         root = image["RootDeviceName"]
         sizes = [
@@ -366,7 +366,7 @@ class Aws:
         """The subnets with these ids. Raises BadConfiguration if one does not exist."""
         if not ids:
             return []
-        told = self._ask("ec2", region, "DescribeSubnets", subject=", ".join(ids), SubnetIds=list(ids))
+        told = self.ask("ec2", region, "DescribeSubnets", subject=", ".join(ids), SubnetIds=list(ids))
         return [
             Subnet(
                 id=each["SubnetId"],
@@ -381,13 +381,13 @@ class Aws:
         """VPC by security group id. Raises BadConfiguration if one does not exist."""
         if not ids:
             return {}
-        told = self._ask("ec2", region, "DescribeSecurityGroups", subject=", ".join(ids), GroupIds=list(ids))
+        told = self.ask("ec2", region, "DescribeSecurityGroups", subject=", ".join(ids), GroupIds=list(ids))
         return {each["GroupId"]: each["VpcId"] for each in told["SecurityGroups"]}
 
     def default_vpc(self, region: str) -> str | None:
         """Id of the region's default VPC, in which EC2 starts what names no subnet; None if there is none."""
         filters = [{"Name": "is-default", "Values": ["true"]}]
-        told = self._ask("ec2", region, "DescribeVpcs", Filters=filters)
+        told = self.ask("ec2", region, "DescribeVpcs", Filters=filters)
         return next((str(each["VpcId"]) for each in told["Vpcs"]), None)
 
     def endpoints(self, region: str, vpc: str) -> frozenset[str]:
@@ -395,7 +395,7 @@ class Aws:
         filters = [{"Name": "vpc-id", "Values": [vpc]}]
         return frozenset(
             each["ServiceName"].partition(f".{region}.")[2]
-            for page in self._pages("ec2", region, "DescribeVpcEndpoints", Filters=filters)
+            for page in self.pages("ec2", region, "DescribeVpcEndpoints", Filters=filters)
             for each in page["VpcEndpoints"]
             if each["State"].lower() == "available"
             # An interface without it has names of its own, which nobody asks for.
@@ -404,20 +404,20 @@ class Aws:
 
     def regions(self) -> list[str]:
         """The regions that the account may use, sorted (DescribeRegions)."""
-        told = self._ask("ec2", self._home(), "DescribeRegions")
+        told = self.ask("ec2", self._home(), "DescribeRegions")
         return sorted(each["RegionName"] for each in told["Regions"])
 
     # Systems Manager, Service Quotas
 
     def parameter(self, region: str, name: str) -> str:
         """The value of a parameter. Raises BadConfiguration if there is none of this name."""
-        value: str = self._ask("ssm", region, "GetParameter", subject=name, Name=name)["Parameter"]["Value"]
+        value: str = self.ask("ssm", region, "GetParameter", subject=name, Name=name)["Parameter"]["Value"]
         return value
 
     def quota(self, region: str, service: str, code: str) -> float | None:
         """The account's quota (servicequotas:GetServiceQuota); None where AWS has none under this code."""
         try:
-            told = self._ask(
+            told = self.ask(
                 "servicequotas",
                 region,
                 "GetServiceQuota",
@@ -440,7 +440,7 @@ class Aws:
         Raises BadConfiguration for one of another region, which boto3 would follow there.
         """
         try:
-            told = self._ask("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
+            told = self.ask("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
         except BadConfiguration as error:
             if error.code in ("404", "NoSuchBucket", "NotFound"):
                 return False
@@ -493,7 +493,7 @@ class Aws:
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         """All objects under the prefix, sorted by key; all pages."""
-        pages = self._pages("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
+        pages = self.pages("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
         found = [
             StoredObject(key=each["Key"], size=each["Size"])
             for page in pages
@@ -512,7 +512,7 @@ class Aws:
         by_digest = tag.startswith("sha256:")
         name = f"{repository}@{tag}" if by_digest else f"{repository}:{tag}"
         try:
-            told = self._ask(
+            told = self.ask(
                 "ecr",
                 region,
                 "BatchGetImage",
@@ -541,7 +541,7 @@ class Aws:
             if error.code != "RepositoryNotFoundException":
                 raise
             try:
-                told = self._ask(
+                told = self.ask(
                     "ecr",
                     region,
                     "CreateRepository",
@@ -557,7 +557,7 @@ class Aws:
         return uri
 
     def _repository(self, region: str, repository: str) -> str:
-        told = self._ask(
+        told = self.ask(
             "ecr", region, "DescribeRepositories", subject=repository, repositoryNames=[repository]
         )
         uri: str = told["repositories"][0]["repositoryUri"]
@@ -565,7 +565,7 @@ class Aws:
 
     def registry_login(self, region: str) -> RegistryLogin:
         """A login for the account's registry, which also opens AWS's own (GetAuthorizationToken)."""
-        given = self._ask("ecr", region, "GetAuthorizationToken")["authorizationData"][0]
+        given = self.ask("ecr", region, "GetAuthorizationToken")["authorizationData"][0]
         user, _, password = b64decode(given["authorizationToken"]).decode().partition(":")
         host = given["proxyEndpoint"].removeprefix("https://")
         return RegistryLogin(host=host, user=user, password=password)
@@ -581,7 +581,7 @@ class Aws:
         states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
         counts = Counter(
             (each["InstanceType"], each.get("InstanceLifecycle", "on-demand"))
-            for page in self._pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000)
+            for page in self.pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000)
             for reservation in page["Reservations"]
             for each in reservation["Instances"]
         )
@@ -589,7 +589,7 @@ class Aws:
         vcpus = {
             each["InstanceType"]: each["VCpuInfo"]["DefaultVCpus"]
             for start in range(0, len(types), MAX_TYPES)
-            for page in self._pages(
+            for page in self.pages(
                 "ec2", region, "DescribeInstanceTypes", InstanceTypes=types[start : start + MAX_TYPES]
             )
             for each in page["InstanceTypes"]
@@ -602,7 +602,7 @@ class Aws:
         What counts where `quota` is None: an account whose quota was never changed may have no other.
         """
         try:
-            told = self._ask(
+            told = self.ask(
                 "servicequotas",
                 region,
                 "GetAWSDefaultServiceQuota",
@@ -625,7 +625,7 @@ class Aws:
         """
         filters = [{"Name": "vpc-id", "Values": [vpc]}]
         found: dict[str | None, str] = {}
-        for page in self._pages("ec2", region, "DescribeRouteTables", Filters=filters):
+        for page in self.pages("ec2", region, "DescribeRouteTables", Filters=filters):
             for table in page["RouteTables"]:
                 for association in table["Associations"]:
                     if association.get("Main"):
@@ -636,18 +636,23 @@ class Aws:
 
     # Asking
 
-    def _ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+        """The answer to one call, for the typed calls here and in the `aws_*` modules beside this one.
+
+        action: as the service names it, such as `DescribeInstances`. subject: what it is about, for errors.
+        """
         asked = Asked(service=service, action=action, region=region, subject=subject)
         return self._repeat(asked, lambda client: _method(client, action)(**given))
 
-    def _pages(
+    def pages(
         self, service: str, region: str, action: str, *, subject: str = "", **given: Any
     ) -> Iterator[Any]:
+        """The answers to one call page by page; see `ask`."""
         sent, received = (
             ("ContinuationToken", "NextContinuationToken") if service == "s3" else ("NextToken",) * 2
         )
         while True:
-            page = self._ask(service, region, action, subject=subject, **given)
+            page = self.ask(service, region, action, subject=subject, **given)
             yield page
             if not page.get(received):
                 return

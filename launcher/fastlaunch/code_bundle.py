@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.backends.ec2_site import CodeBundle
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.base_image_file import BaseImage
 from fastlaunch.errors import BadFile
 from fastlaunch.pinned_wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins

@@ -22,6 +22,9 @@ class JobSpec:
     max_minutes: what the machine may run in all, however many attempts it takes; None on this machine.
     max_price_usd: per hour, the most that is paid for spot; None for the on-demand price.
     image: of the container, by digest; None for this machine.
+    reservation: of the capacity block to run in. training_plan: ARN of SageMaker's.
+    keep_alive_minutes: for which SageMaker keeps the machines, billed, for the next job.
+    allow_tcp: whether several nodes may do without EFA.
     """
 
     workload: str
@@ -41,6 +44,10 @@ class JobSpec:
     max_minutes: int | None = None
     max_price_usd: float | None = None
     image: str | None = None
+    reservation: str | None = None
+    training_plan: str | None = None
+    keep_alive_minutes: int = 0
+    allow_tcp: bool = False
 
     def __post_init__(self) -> None:
         checks = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fastlaunch.backends.ec2_plan import ROOT_GIB, plan_ec2
 from fastlaunch.backends.ec2_rules import broken_rules
-from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.candidates import Candidate, candidates
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.cost_ceiling import HourlyRate, dearest_rate

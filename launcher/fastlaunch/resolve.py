@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws, MachineImage, Subnet
 from fastlaunch.backends.ec2_plan import ROOT_GIB
-from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.candidates import Candidate
 from fastlaunch.cost_ceiling import dearest_rate
 from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError

@@ -11,7 +11,7 @@ from fastlaunch.runs_file import LedgerFile, damaged
 _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
     *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
-    *("billed_seconds", "billing"),
+    *("billed_seconds", "billing", "num_nodes", "schedule"),
 )
 
 
@@ -23,7 +23,9 @@ class Attempt:
     again; None until the request was answered. reason: why it ended, or what is to be known of it meanwhile.
     The rest is None where nothing is billed. max_minutes: what the machine may take. usd_per_hour: paid, with
     the discount. launched_at: ISO 8601, of the machine. lived_s: from then to its end. billed_seconds: None
-    while it lasts. billing: how they are known, one of `attempt_cost.BILLINGS`.
+    while it lasts. billing: how they are known, one of `cloud_backend.BILLINGS`. usd_per_hour, lived_s and
+    billed_seconds are of one machine, of num_nodes. schedule: in the account, which ends the machines of a
+    detached attempt: `{"name", "region", "state"}`; see `deadline_schedule`.
     """
 
     id: int
@@ -46,6 +48,8 @@ class Attempt:
     launched_at: str | None = None
     lived_s: float | None = None
     billing: str | None = None
+    num_nodes: int = 1
+    schedule: dict[str, Any] | None = None
 
 
 def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
@@ -117,7 +121,8 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
     for row in rows:
         found = dict(zip(_COLUMNS, row, strict=True))
         try:
-            found["handle"] = json.loads(found["handle"]) if found["handle"] else None
+            for name in ("handle", "schedule"):
+                found[name] = json.loads(found[name]) if found[name] else None
             found["state"] = RunState(found["state"])
         except ValueError as error:
             raise damaged(file.path, f"attempt {found['token']}: {error}") from None

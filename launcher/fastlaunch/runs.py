@@ -297,6 +297,11 @@ class Ledger:
         with self.transaction():
             update_attempt(self._file, attempt_id, columns)
 
+    def set_schedule(self, attempt_id: int, schedule: Mapping[str, Any] | None) -> None:
+        """Store what is known of the schedule that ends the attempt's machines; None once it is deleted."""
+        with self.transaction():
+            update_attempt(self._file, attempt_id, {"schedule": _dumps(schedule) if schedule else None})
+
     def explain_attempt(self, attempt_id: int, reason: str | None) -> None:
         """Store what is to be known of an attempt that has not ended; nothing if it has."""
         with self.transaction():
@@ -337,6 +342,10 @@ class Ledger:
     def unfinished_attempts(self, backend: str) -> list[Attempt]:
         """The attempts of the backend that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
+
+    def scheduled_attempts(self) -> list[Attempt]:
+        """The attempts, ended or not, of which a schedule in the account may be left, oldest first."""
+        return read_attempts(self._file, "schedule IS NOT NULL", ())
 
     def attempt_regions(self, backend: str) -> set[str]:
         """The regions in which attempts of the backend were ever made."""

@@ -90,6 +90,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # Where the runs of a submission may be carried out, for attempts that come later.
         "ALTER TABLE submissions ADD COLUMN sites TEXT",
     ),
+    # Several nodes, and the schedule in the account that ends a detached attempt's machines.
+    (
+        "ALTER TABLE attempts ADD COLUMN num_nodes INTEGER NOT NULL DEFAULT 1",
+        "ALTER TABLE attempts ADD COLUMN schedule TEXT",
+    ),
 )
 
 

@@ -36,6 +36,8 @@ _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+")
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 #: What S3's keys and IAM's policies hold without any quoting.
 _PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
+#: docs.aws.amazon.com/IAM, "IAM identifiers".
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,8 @@ class RegionSettings:
     """What jobs in one region use. Zones are tried in the order of `subnets`; without, EC2 chooses.
 
     bucket, prefix: everything of a run lies under s3://bucket/prefix/. repository: of images built here.
-    placement_groups: by zone, for several nodes.
+    placement_groups: by zone, for several nodes. role: ARN of SageMaker's execution role. scheduler_role: ARN
+    of the role by which EventBridge Scheduler ends a detached job's machines.
     """
 
     bucket: str | None = None
@@ -54,6 +57,8 @@ class RegionSettings:
     placement_groups: Mapping[str, str] = field(default_factory=dict)
     ami_parameter: str = DEFAULT_AMI_PARAMETER
     repository: str | None = None
+    role: str | None = None
+    scheduler_role: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +134,10 @@ def misfit(region: str, given: RegionSettings) -> str | None:
         return f"`bucket` is {given.bucket!r}: a name without s3://, and the folder in it is `prefix`"
     if not _PREFIX.fullmatch(given.prefix):
         return f"`prefix` is {given.prefix!r}: it takes letters, digits, . _ - and / between them"
+    for name in ("role", "scheduler_role"):
+        arn = getattr(given, name)
+        if arn is not None and not _ROLE.fullmatch(arn):
+            return f"`{name}` is {arn!r}: an ARN such as arn:aws:iam::123456789012:role/fastlaunch-training"
     for group in given.security_groups:
         if not group.startswith("sg-"):
             return f"`security_groups` has {group!r}: an id such as sg-0a1b2c, not a name"

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.errors import UserError
 from fastlaunch.hardware import InstanceType
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import plan_ec2
-from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.backends.user_data import NodeProgram
 from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue, load_catalogue

@@ -60,14 +60,14 @@ def actions(name: str) -> set[str]:
 
 
 def calls_of_the_launcher() -> set[str]:
-    """`service:Action` of every call in aws.py."""
-    tree = ast.parse((files("fastlaunch") / "aws.py").read_text())
+    """`service:Action` of every call in aws.py and the modules of typed calls beside it."""
+    sources = [path for path in files("fastlaunch").iterdir() if re.fullmatch(r"aws(_\w+)?\.py", path.name)]
     found = set()
-    for node in ast.walk(tree):
+    for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text()))):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("_ask", "_pages"):
+        if name in ("ask", "pages"):
             parts = [node.args[0], node.args[2]]
         elif name == "Asked":
             named = {keyword.arg: keyword.value for keyword in node.keywords}

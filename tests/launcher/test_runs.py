@@ -453,7 +453,7 @@ def test_a_ledger_of_a_newer_fastlaunch_is_refused(filled: Ledger) -> None:
     database = sqlite3.connect(filled.path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(UserError, match=r"newer fastlaunch \(ledger version 99, this one knows up to 2\)"):
+    with pytest.raises(UserError, match=r"newer fastlaunch \(ledger version 99, this one knows up to 3\)"):
         Ledger(filled.path)
 
 

@@ -17,7 +17,8 @@ from simulated_instance import SimulatedInstance, cannot_simulate
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.aws import Aws
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2_site import CodeBundle, Site
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.cloud import CloudLauncher, CloudSubmission
 from fastlaunch.follow import PlainLines
 from fastlaunch.job import JobSpec

@@ -32,6 +32,7 @@ class Plan:
     placeholders: names of what is not known offline and stands in `request` as `<name>`.
     max_cost_usd: the most this plan can cost; None where nothing is billed.
     region: where the request goes; None for this machine.
+    sunk_usd: what was paid before and is not paid again, such as a capacity block's fee; None without.
     """
 
     backend: str
@@ -42,12 +43,14 @@ class Plan:
     usd_per_hour: float | None = None
     price_as_of: str | None = None
     region: str | None = None
+    sunk_usd: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` turns back into an equal plan."""
         data = {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
-        if self.region is None:
-            del data["region"]
+        for name in ("region", "sunk_usd"):
+            if data[name] is None:
+                del data[name]
         return data
 
     @classmethod

@@ -5,25 +5,27 @@ stands in a plan while it is not known.
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.hardware import InstanceType
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeBundle:
-    """The training code as an object in the run bucket. key: whole. sha256: of the object's bytes, in hex.
+class CapacityBlock:
+    """A capacity block that was bought before: its reservation, its end (ISO 8601, UTC), its up-front fee.
 
-    commit: of the checkout it was made from, None if that is not known.
+    hours: from its start to its end. num_instances: that it holds.
     """
 
-    key: str
-    sha256: str
-    commit: str | None = None
+    reservation: str
+    ends_at: str
+    fee_usd: float
+    hours: float
+    num_instances: int
 
-    @classmethod
-    def under(cls, prefix: str, *, sha256: str, commit: str | None) -> "CodeBundle":
-        """The bundle at its place under a bucket's prefix, where it is stored once for all runs."""
-        key = "/".join(filter(None, (prefix, "code", f"{sha256}.tar.gz")))
-        return cls(key=key, sha256=sha256, commit=commit)
+    @property
+    def usd_per_hour(self) -> float:
+        """What an hour of one instance costs effectively: the fee over all hours of all instances."""
+        return self.fee_usd / self.hours / self.num_instances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class Site:
 
     zone, subnet: None to leave both to EC2. image: a container image by digest,
     `<registry host>/<repository>@sha256:...`. code: None if the image holds the training code.
-    usd_per_hour: what the cost ceiling is made of: the on-demand list price, or the most paid for spot.
+    usd_per_hour: what the cost ceiling is made of: the on-demand list price, the most paid for spot, or what
+    an hour of a capacity block costs effectively. placement_group: for several nodes outside of a block.
     max_price_usd: of spot, None to pay up to the on-demand price. root_gib: size of the root volume.
     A text such as `<ami-id>` stands for what is not known without asking AWS.
     """
@@ -54,6 +57,23 @@ class Site:
     price_as_of: str
     max_price_usd: float | None = None
     placement_group: str | None = None
+    block: CapacityBlock | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend whose place this is."""
+        return "ec2"
+
+    @property
+    def idle_minutes(self) -> int:
+        """None: a machine ends itself."""
+        return 0
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """What is of this zone alone."""
+        block = self.block.reservation if self.block else None
+        return tuple(filter(None, (self.subnet, self.zone, self.placement_group, block)))
 
     @property
     def name(self) -> str:
