@@ -11,6 +11,9 @@ from urllib.parse import parse_qsl, unquote
 #: Of a larger body only the size is kept: checkpoints would fill the memory.
 MAX_KEPT_BYTES = 256 * 1024
 
+#: What EventBridge Scheduler calls a request, by method; a name follows `/schedules/` in the path.
+_SCHEDULES = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule", "GET": "ListSchedules"}
+
 #: What S3 calls a request, by method, whether it names an object, and what its query holds.
 _S3_QUERIES = {"uploads": "CreateMultipartUpload", "list-type": "ListObjectsV2", "delete": "DeleteObjects"}
 
@@ -83,6 +86,9 @@ def request_of(method: str, path: str, query: str, headers: Mapping[str, str], b
     if target:
         action = target.rpartition(".")[2]
         parameters = json.loads(body or b"{}")
+    elif service == "scheduler":
+        action = _SCHEDULES.get(method, "")
+        parameters = {**asked, "Name": path.rpartition("/schedules/")[2], **json.loads(body or b"{}")}
     elif service == "s3":
         bucket, _, key = unquote(path).lstrip("/").partition("/")
         action = _s3_action(method, bool(bucket), bool(key), asked)
