@@ -3,6 +3,9 @@
 A node uploads immutable segments, each named by the byte at which it starts; joined in order they are the
 file. A segment is appended only where the file ends, so that nothing is ever rewritten, a gap waits, and what
 was cut short half-way is completed the next time. Any number of processes may do this at once.
+
+Nodes say when they boot and how they ended in small objects that stand beside: `boot.json` of node 0,
+`node-<k>/boot.json` of the others, `node-<k>/status.json` of all. Both backends write the same names.
 """
 
 import json
@@ -10,7 +13,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,17 +22,19 @@ from fastlaunch import locks
 from fastlaunch.aws import StoredObject
 from fastlaunch.errors import UserError
 from fastlaunch.log_file import LOG
+from fastlaunch.node_status import merged
 
 _RUN_ID = r"[A-Za-z0-9][A-Za-z0-9-]*"
 _SEGMENT = re.compile(
     rf"node-(?P<node>\d+)/(?:(?P<run>{_RUN_ID})/)?"
-    r"(?P<name>log\.txt|rank-\d{5}-attempt-\d+\.jsonl)\.(?P<offset>\d{12})"
+    r"(?P<name>log\.txt|rank-\d{5}-attempt-\d+\.jsonl|traceback-rank-\d{5}-attempt-\d+\.txt"
+    r"|nccl-node-(?P=node)\.txt)\.(?P<offset>\d{12})"
 )
 _TOKEN = re.compile(rf"(?P<run>{_RUN_ID})-a(?P<n>\d+)")
-_STATUS = "node-0/status.json"
-_BOOT = "boot.json"
 _LOCK = ".sync-lock"
-_LOG_STARTS = ".log-starts.json"
+#: Files of a run that bear the same name in every attempt, and where it is kept how they follow each other.
+_FOLLOWING = re.compile(r"(log|log-node-\d+|nccl-node-\d+)\.txt")
+_STARTS = ".{}-starts.json"
 
 
 class Store(Protocol):
@@ -40,16 +46,20 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
-    """What is here of an attempt's output. boot, status: the node's own objects, None until they are there.
+    """What is here of an attempt's output. boot: of node 0, None until it is there. status: the last words
+    of all nodes as one (`node_status.merged`), None until each has spoken.
 
-    is_complete: the node has said its last, and everything that it uploaded is here. files: where what lies
-    in the bucket is, or will be, here.
+    is_complete: the nodes have said their last, and everything that they uploaded is here. files: where what
+    lies in the bucket is, or will be, here. num_booted: nodes that said that they booted. statuses: the last
+    words that are here, by node.
     """
 
     boot: Mapping[str, Any] | None
     status: Mapping[str, Any] | None
     is_complete: bool
     files: tuple[Path, ...] = ()
+    num_booted: int = 0
+    statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +69,11 @@ class _Segment:
     size: int
 
 
-def sync(store: Store, home: Path, *, region: str, output: str, token: str) -> Synced:
+def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_nodes: int = 1) -> Synced:
     """Bring what is new under `output` (`s3://bucket/key`) into the folders of `home`.
 
-    Records and `log.txt` go to their run's folder, the node's own files, suffixed `-a<n>`, to the first's.
-    Raises CloudRefused's kinds, and UserError where the disk refuses.
+    Records, tracebacks and logs go to their run's folder, the nodes' own files, suffixed `-a<n>`, to the
+    first's. Raises CloudRefused's kinds, and UserError where the disk refuses.
     """
     bucket, prefix = split_uri(output)
     objects = {
@@ -72,23 +82,33 @@ def sync(store: Store, home: Path, *, region: str, output: str, token: str) -> S
     complete, files = True, _by_file(objects, home, token)
     for path, segments in files.items():
         complete &= _join(store, region, bucket, path, sorted(segments, key=_start), token)
-    kept = {}
-    for name, path in ((_BOOT, boot_path(home, token)), (_STATUS, status_path(home, token))):
-        if name in objects and not path.exists():
-            body = store.get_object(region, bucket, objects[name].key)
-            if body is not None:
-                _write_whole(path, body)
-        kept[name] = read_json(path, token)
-    done = complete and kept[_STATUS] is not None
-    return Synced(boot=kept[_BOOT], status=kept[_STATUS], is_complete=done, files=tuple(sorted(files)))
+    for node in range(num_nodes):
+        boot, status = "boot.json" if node == 0 else f"node-{node}/boot.json", f"node-{node}/status.json"
+        has_ended = status in objects
+        for name, path in ((boot, boot_path(home, token, node)), (status, status_path(home, token, node))):
+            # Once it has ended both are asked for again: a job that is restarted by itself says both anew.
+            if name in objects and (has_ended or not path.exists()):
+                body = store.get_object(region, bucket, objects[name].key)
+                if body is not None:
+                    _write_whole(path, body)
+    here = kept(home, token, num_nodes=num_nodes)
+    return replace(here, is_complete=complete and here.status is not None, files=tuple(sorted(files)))
 
 
-def kept(home: Path, token: str) -> Synced:
+def kept(home: Path, token: str, num_nodes: int = 1) -> Synced:
     """What is here of the attempt's output, without asking for more."""
+    boots = {node: read_json(boot_path(home, token, node), token) for node in range(num_nodes)}
+    statuses = {}
+    for node, boot in boots.items():
+        status = read_json(status_path(home, token, node), token)
+        if status is not None and not _is_before(status, boot):
+            statuses[node] = status
     return Synced(
-        boot=read_json(boot_path(home, token), token),
-        status=read_json(status_path(home, token), token),
+        boot=boots[0],
+        status=merged(statuses, num_nodes),
         is_complete=False,
+        num_booted=sum(boot is not None for boot in boots.values()),
+        statuses=statuses,
     )
 
 
@@ -97,14 +117,14 @@ def run_folder(home: Path, run_id: str) -> Path:
     return home / "runs" / run_id
 
 
-def boot_path(home: Path, token: str) -> Path:
-    """What the attempt's first node said when it booted."""
-    return _own(home, token, "boot", ".json")
+def boot_path(home: Path, token: str, node: int = 0) -> Path:
+    """What the attempt's node said when it booted."""
+    return _own(home, token, "boot" if node == 0 else f"boot-node-{node}", ".json")
 
 
-def status_path(home: Path, token: str) -> Path:
-    """What the attempt's first node said last."""
-    return _own(home, token, "status", ".json")
+def status_path(home: Path, token: str, node: int = 0) -> Path:
+    """What the attempt's node said last."""
+    return _own(home, token, "status" if node == 0 else f"status-node-{node}", ".json")
 
 
 def node_log_path(home: Path, token: str, node: int = 0) -> Path:
@@ -137,6 +157,20 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
     return data if isinstance(data, dict) and data.get("token") == token else None
 
 
+def _is_before(status: Mapping[str, Any], boot: Mapping[str, Any] | None) -> bool:
+    """Whether the node booted anew after these last words, as SageMaker's do that go on after spot."""
+    ended, booted = _time(status.get("billed_until")), _time((boot or {}).get("booted_at"))
+    return ended is not None and booted is not None and ended < booted
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
+
+
 def _own(home: Path, token: str, name: str, suffix: str) -> Path:
     parts = _TOKEN.fullmatch(token)
     assert parts is not None, token
@@ -152,6 +186,8 @@ def _by_file(objects: Mapping[str, StoredObject], home: Path, token: str) -> dic
             continue
         node = int(parts["node"])
         if parts["run"] is None:
+            if parts["name"] != LOG:
+                continue
             path = node_log_path(home, token, node)
         else:
             file = parts["name"] if node == 0 or parts["name"] != LOG else f"log-node-{node}.txt"
@@ -190,9 +226,9 @@ def _log_start(path: Path, token: str) -> int | None:
 
     The attempts of a run write records of different names, and one log after the other into `log.txt`.
     """
-    if path.name != LOG:
+    if _FOLLOWING.fullmatch(path.name) is None:
         return 0
-    kept_at = path.parent / _LOG_STARTS
+    kept_at = path.parent / _STARTS.format(path.stem)
     try:
         starts: dict[str, int] = json.loads(kept_at.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -35,9 +35,9 @@ class Bucket:
         return sorted(found, key=lambda one: one.key)
 
 
-def sync(bucket: Bucket, home: Path, *, token: str = TOKEN) -> s3_sync.Synced:
+def sync(bucket: Bucket, home: Path, *, token: str = TOKEN, num_nodes: int = 1) -> s3_sync.Synced:
     output = OUTPUT.replace("attempt-1", f"attempt-{token[-1]}")
-    return s3_sync.sync(bucket, home, region="us-east-1", output=output, token=token)
+    return s3_sync.sync(bucket, home, region="us-east-1", output=output, token=token, num_nodes=num_nodes)
 
 
 def segments(body: bytes, cuts: list[int], name: str) -> dict[str, bytes]:
@@ -71,6 +71,73 @@ def test_segments_become_files_in_the_folders_of_their_runs(tmp_path: Path) -> N
     synced = sync(bucket, tmp_path)
     assert synced.is_complete and synced.status == {"token": TOKEN, "outcome": "completed"}
     assert s3_sync.kept(tmp_path, TOKEN).status == synced.status
+
+
+def said(**values: object) -> bytes:
+    """An object in which a node of the attempt tells `values`."""
+    return json.dumps({"token": TOKEN, **values}).encode()
+
+
+def test_several_nodes_files_lie_side_by_side(tmp_path: Path) -> None:
+    bucket = Bucket(**{"boot.json": said(zone="a"), "node-1/boot.json": said(zone="b")})
+    for node in range(3):
+        own = f"of node {node}".encode()
+        bucket.objects |= segments(own, [3], f"node-{node}/log.txt")
+        for name in ("log.txt", f"nccl-node-{node}.txt", f"rank-{node:05d}-attempt-1.jsonl"):
+            bucket.objects |= segments(own, [2], f"node-{node}/{RUN}/{name}")
+        bucket.objects |= segments(own, [], f"node-{node}/{RUN}/traceback-rank-{node:05d}-attempt-1.txt")
+    synced = sync(bucket, tmp_path, num_nodes=3)
+    assert synced.boot == {"token": TOKEN, "zone": "a"}
+    assert (synced.num_booted, synced.status, synced.is_complete) == (2, None, False)
+    folder = tmp_path / "runs" / RUN
+    found = {path.name: path.read_bytes().decode() for path in synced.files if path.parent == folder}
+    assert found == {
+        f"{name}": f"of node {node}"
+        for node, names in enumerate(
+            [
+                ("node-a1.log", "log.txt"),
+                ("node-1-a1.log", "log-node-1.txt"),
+                ("node-2-a1.log", "log-node-2.txt"),
+            ]
+        )
+        for name in (
+            *names,
+            f"nccl-node-{node}.txt",
+            f"rank-{node:05d}-attempt-1.jsonl",
+            f"traceback-rank-{node:05d}-attempt-1.txt",
+        )
+    }
+    assert len(synced.files) == 15
+
+
+def test_several_nodes_have_said_their_last_when_all_have(tmp_path: Path) -> None:
+    bucket = Bucket(**{"node-0/status.json": said(outcome="completed"), "boot.json": said()})
+    synced = sync(bucket, tmp_path, num_nodes=2)
+    assert synced.status is None and not synced.is_complete
+    assert synced.statuses == {0: {"token": TOKEN, "outcome": "completed"}}
+    bucket.objects["node-1/status.json"] = said(outcome="failed", reason="why")
+    synced = sync(bucket, tmp_path, num_nodes=2)
+    assert synced.is_complete and synced.status is not None
+    assert (synced.status["outcome"], synced.status["node"]) == ("failed", 1)
+    assert s3_sync.kept(tmp_path, TOKEN, num_nodes=2).status == synced.status
+    # Of one node, what the others say does not count.
+    assert s3_sync.kept(tmp_path, TOKEN).status == {"token": TOKEN, "outcome": "completed"}
+
+
+def test_last_words_before_a_restart_are_none(tmp_path: Path) -> None:
+    bucket = Bucket(
+        **{
+            "boot.json": said(booted_at="2026-11-21T10:00:00Z"),
+            "node-0/status.json": said(outcome="interrupted", billed_until="2026-11-21T10:30:00Z"),
+        }
+    )
+    assert sync(bucket, tmp_path).is_complete
+    bucket.objects["boot.json"] = said(booted_at="2026-11-21T10:40:00+00:00")
+    synced = sync(bucket, tmp_path)
+    assert synced.status is None and synced.num_booted == 1 and not synced.is_complete
+    last = {"outcome": "completed", "billed_until": "2026-11-21T11:00:00Z"}
+    bucket.objects["node-0/status.json"] = said(**last)
+    assert sync(bucket, tmp_path).status == {"token": TOKEN, **last}
 
 
 def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
@@ -163,6 +230,17 @@ def test_the_logs_of_attempts_follow_each_other(tmp_path: Path) -> None:
     assert log.read_bytes() == b"first second"
 
 
+def test_what_bears_one_name_in_all_attempts_follows_each_other(tmp_path: Path) -> None:
+    names = (f"node-1/{RUN}/log.txt", f"node-1/{RUN}/nccl-node-1.txt")
+    for n in (1, 2):
+        bucket = Bucket()
+        for name in names:
+            bucket.objects |= segments(f"attempt {n};".encode(), [4], name)
+        sync(bucket, tmp_path, token=f"{RUN}-a{n}", num_nodes=2)
+    for name in ("log-node-1.txt", "nccl-node-1.txt"):
+        assert (tmp_path / "runs" / RUN / name).read_bytes() == b"attempt 1;attempt 2;"
+
+
 def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Path) -> None:
     empty = Bucket(**{f"node-0/{RUN}/log.txt.000000000000": b""})
     sync(empty, tmp_path)
@@ -184,6 +262,8 @@ def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Pat
         f"node-0/{RUN}/weights.pt.000000000000",
         f"node-0/{RUN}/log.txt.5",
         f"node-0/.hidden/log.txt.{0:012d}",
+        f"node-1/{RUN}/nccl-node-0.txt.{0:012d}",
+        f"node-0/rank-00000-attempt-1.jsonl.{0:012d}",
         "abort",
     ],
 )
