@@ -1,64 +1,29 @@
 """What an attempt cost, or has cost so far. Pure.
 
-EC2 bills a machine by the second from when it runs to when it is terminated, for a minute at least. When it
-ended is told by EC2 for about an hour, and by the node's own last object after that.
+Seconds that are billed, times the machines, times the price of an hour: how many they are tells the backend
+(`CloudBackend.billed`) once the attempt has ended. What a capacity block's machines cost was paid before, for
+the whole block; an attempt's part of it is told as what it costs effectively, beside the fee that is sunk.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
-from fastlaunch.aws import Instance
-from fastlaunch.aws_errors import is_spot_interruption
-from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.run_attempts import Attempt
-
-#: How billed seconds are known: from EC2's own times; from the node's last object; not at all, so that they
-#: are the limit; or free, because EC2 took a spot instance back within its first hour.
-BILLINGS = ("times", "node", "limit", "free")
-_FIRST_HOUR_S = 3600.0
-_LEAST_BILLED_S = 60.0
-_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Billed:
-    """How long a machine lived and how much of it is billed, in seconds; how that is known, of BILLINGS."""
-
-    lived_s: float
-    billed_s: float
-    billing: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """USD with the discount, None if the price is not known; whether it can still change; in words."""
+    """USD with the discount, None if the price is not known; whether it can still change; in words.
+
+    sunk_usd: what was paid before for the capacity block, whatever is done in it; None without one. `usd` is
+    then the part of it that the machine time took.
+    """
 
     usd: float | None
     is_final: bool
     told: str
-
-
-def billed(
-    *, launched_at: datetime, max_minutes: int, instance: Instance | None, status: Mapping[str, Any] | None
-) -> Billed:
-    """What a machine that has ended is billed.
-
-    instance: as EC2 describes it, None if it does no more. status: the node's last object, None without.
-    """
-    limit_s = (max_minutes + MARGIN_MINUTES) * 60.0
-    ended_at = _transition_time(instance) or _time(status, "billed_until")
-    lived_s, billing = limit_s, "limit"
-    if ended_at is not None and ended_at >= launched_at:
-        lived_s = (ended_at - launched_at).total_seconds()
-        billing = "times" if _transition_time(instance) else "node"
-    elif status is not None and isinstance(status.get("uptime_s"), int | float):
-        lived_s, billing = float(status["uptime_s"]), "node"
-    if _is_taken(instance, status) and lived_s < _FIRST_HOUR_S and billing != "limit":
-        return Billed(lived_s=lived_s, billed_s=0.0, billing="free")
-    return Billed(lived_s=lived_s, billed_s=max(lived_s, _LEAST_BILLED_S), billing=billing)
+    sunk_usd: float | None = None
 
 
 def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
@@ -67,25 +32,32 @@ def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
         return _final(attempt)
     launched_at = _launched_at(attempt)
     if launched_at is None:
-        return Cost(usd=0.0, is_final=False, told="nothing yet")
+        return Cost(usd=0.0, is_final=False, told="nothing yet", sunk_usd=attempt.sunk_usd)
     seconds = max(0.0, (now - launched_at).total_seconds())
-    return _cost(attempt, seconds, is_final=False, suffix=" so far")
+    return _cost(attempt, seconds, is_final=False)
 
 
 def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     """What several attempts cost together."""
+    attempts = list(attempts)
     costs = [attempt_cost(attempt, now) for attempt in attempts]
     is_final = all(cost.is_final for cost in costs)
+    # Attempts in one block have one fee: it was paid once.
+    fees = {cost.sunk_usd for cost in costs if cost.sunk_usd is not None}
+    sunk_usd = sum(fees) if fees else None
     known = [cost.usd for cost in costs if cost.usd is not None]
     if len(known) < len(costs):
-        return Cost(usd=None, is_final=is_final, told="n/a: the price is not known")
+        told = "n/a: the price is not known"
+        return Cost(usd=None, is_final=is_final, told=told, sunk_usd=sunk_usd)
     at_most = "at most " if any(cost.told.startswith("at most") for cost in costs) else ""
-    told = f"{at_most}${sum(known):,.2f}{'' if is_final else ' so far'}"
-    return Cost(usd=sum(known), is_final=is_final, told=told)
+    told = f"{at_most}${sum(known):,.2f}{'' if is_final else ' so far'}{_of_block(sunk_usd)}"
+    pools = [pool for attempt in attempts if (pool := _pool_usd(attempt))]
+    told += _with_pool(sum(pools) if pools else None)
+    return Cost(usd=sum(known), is_final=is_final, told=told, sunk_usd=sunk_usd)
 
 
 def minutes_used(attempts: Iterable[Attempt], now: datetime) -> float:
-    """Minutes of machine time that the attempts took, whether they were billed or not."""
+    """Minutes that the attempts' machines took, side by side, whether they were billed or not."""
     minutes = 0.0
     for attempt in attempts:
         if attempt.lived_s is not None:
@@ -96,51 +68,47 @@ def minutes_used(attempts: Iterable[Attempt], now: datetime) -> float:
 
 
 def _launched_at(attempt: Attempt) -> datetime | None:
-    """When the machine was started, by EC2's answer as long as it was not seen; None without a machine."""
-    told = attempt.launched_at or (attempt.handle or {}).get("launched_at")
+    """When the machines were started; None before.
+
+    By EC2's answer as long as they were not seen. SageMaker's answer says when they were asked for, and
+    waiting for them costs nothing.
+    """
+    answered = (attempt.handle or {}).get("launched_at") if attempt.backend == "ec2" else None
+    told = attempt.launched_at or answered
     return datetime.fromisoformat(told) if told else None
 
 
 def _final(attempt: Attempt) -> Cost:
     if attempt.billed_seconds is None:
-        return Cost(usd=0.0, is_final=True, told="nothing: no machine was started")
+        told = "nothing: no machine was started"
+        return Cost(usd=0.0, is_final=True, told=told, sunk_usd=attempt.sunk_usd)
     if attempt.billing == "free":
         return Cost(usd=0.0, is_final=True, told="$0.00: EC2 took it back within its first hour")
-    cost = _cost(attempt, attempt.billed_seconds, is_final=True, suffix="")
-    if attempt.billing == "limit" and cost.usd is not None:
-        return Cost(usd=cost.usd, is_final=True, told=f"at most {cost.told}")
-    return cost
+    return _cost(attempt, attempt.billed_seconds, is_final=True)
 
 
-def _cost(attempt: Attempt, seconds: float, *, is_final: bool, suffix: str) -> Cost:
+def _cost(attempt: Attempt, seconds: float, *, is_final: bool) -> Cost:
     if attempt.usd_per_hour is None:
-        minutes = f"{seconds / 60:.0f} min of a machine whose price is not known"
-        return Cost(usd=None, is_final=is_final, told=f"n/a: {minutes}")
-    usd = seconds / 3600 * attempt.usd_per_hour
-    return Cost(usd=usd, is_final=is_final, told=f"${usd:,.2f}{suffix}")
+        machines = "a machine" if attempt.num_nodes == 1 else f"{attempt.num_nodes} machines"
+        told = f"n/a: {seconds / 60:.0f} min of {machines} whose price is not known"
+        return Cost(usd=None, is_final=is_final, told=told, sunk_usd=attempt.sunk_usd)
+    usd = seconds / 3600 * attempt.usd_per_hour * attempt.num_nodes
+    at_most = "at most " if is_final and attempt.billing == "limit" else ""
+    told = f"{at_most}${usd:,.2f}{'' if is_final else ' so far'}{_of_block(attempt.sunk_usd)}"
+    told += _with_pool(_pool_usd(attempt))
+    return Cost(usd=usd, is_final=is_final, told=told, sunk_usd=attempt.sunk_usd)
 
 
-def _is_taken(instance: Instance | None, status: Mapping[str, Any] | None) -> bool:
-    """Whether EC2 took a spot instance back: by its own word, or by the node's once EC2 has forgotten it."""
-    if instance is not None:
-        return is_spot_interruption(instance)
-    return status is not None and status.get("reason") == "spot"
+def _of_block(sunk_usd: float | None) -> str:
+    return "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
 
 
-def _transition_time(instance: Instance | None) -> datetime | None:
-    """When EC2 ended the machine, by its transition reason: `User initiated (2026-11-21 12:00:00 GMT)`."""
-    found = _TIME.search((instance.transition_reason or "") if instance else "")
-    if found is None:
+def _pool_usd(attempt: Attempt) -> float | None:
+    """The most that its warm pool can cost after the job: AWS tells how long it was kept when it is gone."""
+    if not attempt.idle_minutes or attempt.usd_per_hour is None or attempt.billed_seconds is None:
         return None
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return attempt.idle_minutes / 60 * attempt.usd_per_hour * attempt.num_nodes
 
 
-def _time(status: Mapping[str, Any] | None, name: str) -> datetime | None:
-    value = status.get(name) if status else None
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 1e9:
-        return datetime.fromtimestamp(value, tz=UTC)
-    try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+def _with_pool(usd: float | None) -> str:
+    return "" if usd is None else f", and up to ${usd:,.2f} while its warm pool is kept"

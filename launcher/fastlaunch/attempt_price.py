@@ -1,11 +1,16 @@
-"""What an hour of an attempt's machine costs: the list price before it starts, spot's when it has."""
+"""What an hour of an attempt's machine costs: the list price before it starts, what it turns out to be after.
+
+On EC2 spot has a price of its own. SageMaker bills spot by fewer seconds at the on-demand price, so that its
+price is the on-demand one whatever is bought.
+"""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws import Aws, Instance
+from fastlaunch.aws import Aws
+from fastlaunch.backends.cloud_backend import Place, Sight
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.errors import CloudRefused, UserError
 from fastlaunch.prices import Price, load_catalogue
@@ -15,9 +20,32 @@ if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt
     from fastlaunch.runs import Ledger
 
+#: Brings a run to the instance type that its job got, where that is not the one it was placed on: called with
+#: run id and type (without `ml.`), stores both spec and price, returns what an hour costs, None if unknown.
+Respec = Callable[[str, str], float | None]
 
-def list_price(site: Site, purchase: str, *, settings: Settings, today: datetime.date) -> Price | None:
-    """The catalogue's price of the site's machine; None where it has none, and for spot."""
+
+def list_price(site: Place, purchase: str, *, settings: Settings, today: datetime.date) -> Price | None:
+    """The price of one of the site's machines, by its service's catalogue; of a block, the effective one.
+
+    None where the catalogue has none, and for spot on EC2, which is asked for when the machine is there.
+    """
+    if isinstance(site, Site) and site.block is not None:
+        block = site.block
+        return Price(
+            instance=site.instance.name,
+            service="ec2",
+            region=site.region,
+            purchase="capacity-block",
+            usd_per_hour=block.usd_per_hour,
+            as_of=today,
+            source=(
+                f"effective: ${block.fee_usd:,.2f} paid before for {block.num_instances} x {block.hours:g} h "
+                f"of {block.reservation}"
+            ),
+        )
+    if site.backend == "sagemaker":
+        return training_price(site.instance.name, site.region, settings=settings, today=today)
     if purchase == "spot":
         return None
     with suppress(UserError):
@@ -27,47 +55,102 @@ def list_price(site: Site, purchase: str, *, settings: Settings, today: datetime
     return None
 
 
-def spot_price(aws: Aws, instance: Instance, today: datetime.date) -> Price | None:
-    """The newest spot price of the machine's zone; None where AWS does not tell it."""
+def training_price(instance: str, region: str, *, settings: Settings, today: datetime.date) -> Price | None:
+    """SageMaker's on-demand price of a training machine; None where the catalogue has none."""
+    with suppress(UserError):
+        return load_catalogue(settings.prices).price(
+            instance, service="sagemaker", region=region, purchase="on-demand", on=today
+        )
+    return None
+
+
+def paid_usd_per_hour(price: Price | None, discount: float) -> float | None:
+    """What an hour is billed: a discount is one on list prices, and spot and a block's fee are none."""
+    if price is None:
+        return None
+    return price.usd_per_hour * (1 - discount if price.purchase == "on-demand" else 1)
+
+
+def spot_price(
+    aws: Aws, *, region: str, instance: str, zone: str | None, today: datetime.date
+) -> Price | None:
+    """The newest spot price of a machine's zone on EC2; None where AWS does not tell it."""
     found = None
     with suppress(CloudRefused):
-        found = aws.spot_price_usd(instance.region, instance.instance_type, instance.zone)
+        found = aws.spot_price_usd(region, instance, zone)
     if found is None:
         return None
-    usd_per_hour, zone = found
+    usd_per_hour, where = found
     return Price(
-        instance=instance.instance_type,
+        instance=instance,
         service="ec2",
-        region=instance.region,
+        region=region,
         purchase="spot",
         usd_per_hour=usd_per_hour,
         as_of=today,
-        source=f"ec2:DescribeSpotPriceHistory, {zone}",
+        source=f"ec2:DescribeSpotPriceHistory, {where}",
     )
 
 
-def note_machines(
-    ledger: "Ledger", aws: Aws, seen: "Sequence[tuple[Attempt, Instance | None]]", today: datetime.date
-) -> None:
-    """Store zone, start and, for spot, the price of machines that are seen for the first time.
+def respec_in(ledger: "Ledger", settings: Settings, today: datetime.date) -> Respec:
+    """The `Respec` that stores in `ledger`, with prices of the catalogue as of `today`."""
 
-    seen: attempts as they stand in the ledger, with what EC2 shows. A discount is one on list prices; spot
-    has none. AWS is asked once for machines of one type and zone.
+    def respec(run_id: str, instance: str) -> float | None:
+        run = ledger.get(run_id)
+        spec = {**(run.spec or {}), "instance": instance}
+        price = training_price(instance, spec["region"], settings=settings, today=today)
+        ledger.place(run_id, spec=spec, instance=instance, price=price)
+        return paid_usd_per_hour(price, settings.discount)
+
+    return respec
+
+
+def note_machines(
+    ledger: "Ledger",
+    aws: Aws,
+    seen: "Sequence[tuple[Attempt, Sight]]",
+    today: datetime.date,
+    respec: Respec,
+) -> None:
+    """Store zone, start, type and price of machines that are seen started for the first time.
+
+    seen: attempts as they stand in the ledger, with what AWS shows. AWS is asked once for machines of one
+    type and zone. respec: see `Respec`; `respec_in` makes one.
     """
-    new = [(attempt, one) for attempt, one in seen if one is not None and attempt.launched_at is None]
+    new = [(one, sight) for one, sight in seen if one.launched_at is None and sight.launched_at]
     if not new:
         return
-    offers = {(one.region, one.instance_type, one.zone): one for _, one in new if one.is_spot}
-    prices = {offer: spot_price(aws, one, today) for offer, one in offers.items()}
+    offers = {offer for attempt, sight in new if (offer := _spot_offer(attempt, sight))}
+    prices = {
+        offer: spot_price(aws, region=offer[0], instance=offer[1], zone=offer[2], today=today)
+        for offer in offers
+    }
     with ledger.transaction():
-        for attempt, one in new:
-            price = prices.get((one.region, one.instance_type, one.zone)) if one.is_spot else None
-            ledger.set_machine(
-                attempt.id,
-                zone=one.zone,
-                launched_at=one.launch_time,
-                usd_per_hour=price.usd_per_hour if price else None,
-            )
-            for run_id in ledger.existing(attempt.run_ids) if price else ():
+        for attempt, sight in new:
+            assert sight.launched_at is not None
+            offer = _spot_offer(attempt, sight)
+            price = prices[offer] if offer else None
+            run_ids = ledger.existing(attempt.run_ids)
+            usd_per_hour = price.usd_per_hour if price else None
+            for run_id in run_ids if price else ():
                 assert price is not None
                 ledger.set_price(run_id, price)
+            other = sight.instance_type if sight.instance_type != attempt.instance else None
+            if other is not None:
+                # The runs are on the same machines, at one price.
+                for run_id in sorted(run_ids):
+                    usd_per_hour = respec(run_id, other)
+            ledger.set_machine(
+                attempt.id,
+                zone=sight.zone,
+                launched_at=sight.launched_at,
+                usd_per_hour=usd_per_hour,
+                instance=other,
+            )
+
+
+def _spot_offer(attempt: "Attempt", sight: Sight) -> tuple[str, str, str | None] | None:
+    """Region, type and zone of a spot machine of EC2, whose price is asked for; None for any other."""
+    if attempt.backend != "ec2" or not sight.is_spot or attempt.region is None:
+        return None
+    return (attempt.region, sight.instance_type, sight.zone) if sight.instance_type else None

@@ -64,7 +64,7 @@ class Instance:
     state: pending, running, shutting-down, stopping, stopped or terminated. is_spot: bought as spot.
     launch_time: when it was last started, with its time zone. state_reason: code and message joined by a
     colon, such as `Client.InternalError: ...`; None where EC2 gives none. transition_reason: as
-    `User initiated (2026-11-21 12:00:00 GMT)`.
+    `User initiated (2026-11-21 12:00:00 GMT)`. launch_index: among those of one request, from 0.
     """
 
     id: str
@@ -77,6 +77,7 @@ class Instance:
     token: str | None = None
     state_reason: str | None = None
     transition_reason: str | None = None
+    launch_index: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -772,6 +773,7 @@ def _instance(region: str, told: Mapping[str, Any]) -> Instance:
         token=told.get("ClientToken") or None,
         state_reason=said if code and code != "pending" else None,
         transition_reason=told.get("StateTransitionReason") or None,
+        launch_index=told.get("AmiLaunchIndex", 0),
         tags={tag["Key"]: tag["Value"] for tag in told.get("Tags", ())},
     )
 

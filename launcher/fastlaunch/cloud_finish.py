@@ -1,17 +1,15 @@
-"""How an attempt on AWS ended and what became of its runs: told by the records, then the node, then EC2."""
+"""How an attempt on AWS ended and what became of its runs: told by the records, then the nodes, then AWS."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch import s3_sync
-from fastlaunch.attempt_cost import billed
-from fastlaunch.aws import Instance
-from fastlaunch.aws_errors import is_spot_interruption, state_reason_problem
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend, Sight
-from fastlaunch.errors import BadConfiguration
+from fastlaunch.backends.cloud_backend import CloudBackend, Sight
+from fastlaunch.errors import BadConfiguration, NoCapacity
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
@@ -23,16 +21,35 @@ if TYPE_CHECKING:
 
 #: How the ledger's `reason` of an attempt begins that someone asked to stop.
 STOPPED_BY = "stopped by "
-_TAKEN = "EC2 took the spot instance back"
+#: Exit code of a training that was asked for what the machines cannot do, such as EFA.
+CONFIGURATION_EXIT = 78
+_NO_FABRIC = (
+    "the nodes did not use EFA, and over TCP they would wait for each other: see that the security group "
+    "lets all traffic from and to itself through, and that the image holds EFA's software; or give --allow-tcp"
+)
+#: AWS's words for machines that it never had, after which another place may have some.
+_NEVER_HAD = ("InsufficientInstanceCapacity", "CapacityError", "MaxPendingTimeExceeded")
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How an attempt ended. can_go_on: the machine was taken, and another one may do the rest."""
+    """How an attempt ended. can_go_on: a machine was taken, and another one may do the rest.
+
+    try_next: there was no capacity and nothing began, so that another place may be tried.
+    """
 
     state: RunState
     reason: str | None = None
     can_go_on: bool = False
+    try_next: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What `finish_attempt` did. left: ids of the runs that another attempt may go on with."""
+
+    left: tuple[str, ...]
+    end: End
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +63,47 @@ def finish_attempt(
     attempt: "Attempt",
     sight: Sight,
     *,
-    backend: Ec2Backend,
+    backend: CloudBackend,
     ledger: "Ledger",
     why: str | None = None,
     go_on: bool = False,
-) -> tuple[str, ...]:
-    """Ids of the runs that another machine may go on with; the others, and the attempt, have ended.
+) -> Finished:
+    """The end of the attempt and the runs left for another; the other runs, and the attempt, have ended.
 
-    Call it when the machine is not live any more. sight: of it; while it is shutting down its runs end, and
-    the attempt stays for whoever looks when it is terminated. why: for which the launcher itself ended it.
-    go_on: whether there will be another attempt if EC2 took the machine; else no run is left. Whoever comes
-    second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read now.
+    Call it when no machine is live any more. sight: of them; while they are shutting down their runs end, and
+    the attempt stays for whoever looks when they are terminated. why: for which the launcher itself ended it.
+    go_on: whether there will be another attempt if AWS took a machine, or had none; else no run is left.
+    Whoever comes second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read now.
     """
-    handle, instance = attempt.handle, sight.instance
+    handle = attempt.handle
     assert handle is not None
+    files: Collection[Path] | None
     try:
-        status = backend.sync(handle).status
+        synced = backend.sync(handle)
+        files = frozenset(synced.files)
     except BadConfiguration:
         # The bucket is there no more: all that there will ever be is here.
-        status = s3_sync.kept(backend.home, attempt.token).status
+        synced, files = s3_sync.kept(backend.home, attempt.token), None
+    status = synced.status
     # Read again: someone may have asked it to stop since.
     attempt = ledger.attempt(attempt.id)
-    end = how_it_ended(attempt, instance, status, why=why)
-    go_on = go_on and end.can_go_on
+    has_begun = status is not None or synced.boot is not None or bool(files)
+    end = how_it_ended(attempt, sight, status, service=backend.service, why=why, has_begun=has_begun)
+    go_on = go_on and (end.can_go_on or end.try_next)
     nodes = {node.get("run_id"): node for node in _listed(status)}
     open_runs = [ledger.get(run_id) for run_id in _undecided(ledger, attempt)]
-    ends = [_run_end(run, attempt, nodes.get(run.id), end, backend) for run in open_runs]
-    time = billed(
+    ends = [_run_end(run, attempt, nodes.get(run.id), end, backend.home, files) for run in open_runs]
+    time = backend.billed(
         launched_at=datetime.fromisoformat(attempt.launched_at or handle["launched_at"]),
         max_minutes=attempt.max_minutes or 0,
-        instance=instance,
+        sight=sight,
         status=status,
     )
     left = []
     with ledger.transaction():
         for item in ends:
-            if go_on and item.outcome.state in (RunState.INTERRUPTED, RunState.LOST, RunState.CANCELLED):
-                ledger.explain(item.run.id, f"{end.reason}; to be resumed on another")
+            if go_on and (end.try_next or item.outcome.state in _UNDONE):
+                ledger.explain(item.run.id, f"{end.reason}; to be {_further(end)}")
                 left.append(item.run.id)
             elif ledger.set_state(item.run.id, item.outcome.state, item.outcome.reason) and item.summary:
                 ledger.set_summary(item.run.id, item.summary)
@@ -95,43 +116,73 @@ def finish_attempt(
                 billing=time.billing,
                 lived_s=time.lived_s,
             )
-    return tuple(left)
+    return Finished(left=tuple(left), end=end)
+
+
+_UNDONE = (RunState.INTERRUPTED, RunState.LOST, RunState.CANCELLED)
+
+
+def _further(end: End) -> str:
+    return "tried elsewhere" if end.try_next else "resumed on another"
 
 
 def how_it_ended(
     attempt: "Attempt",
-    instance: Instance | None,
+    sight: Sight,
     status: Mapping[str, Any] | None,
     *,
+    service: str,
     why: str | None = None,
+    has_begun: bool = True,
 ) -> End:
-    """The attempt's end, by what the node said last, who asked it to stop, and why EC2 says that it ended."""
+    """The attempt's end, by what the nodes said last, who asked them to stop, and why AWS says that they did.
+
+    status: of all nodes together. service: see `CloudBackend`. has_begun: whether a node said anything.
+    """
     outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
     stopped = attempt.reason if (attempt.reason or "").startswith(STOPPED_BY) else None
     if outcome == "completed":
         return End(state=RunState.COMPLETED)
     if stopped:
         return End(state=RunState.INTERRUPTED, reason=stopped)
-    if reason == "spot" or (instance is not None and is_spot_interruption(instance)):
-        return End(state=RunState.INTERRUPTED, reason=_TAKEN, can_go_on=True)
+    if reason == "spot" or sight.is_taken:
+        return End(
+            state=RunState.INTERRUPTED, reason=f"{service} took the spot instance back", can_go_on=True
+        )
+    if told := _time_was_up(attempt, sight, service):
+        return End(state=RunState.INTERRUPTED, reason=told)
     if outcome == "interrupted":
         told = {
             "watchdog": f"its {attempt.max_minutes} minutes were up",
             "stop": "it was asked to stop through its bucket",
-        }
-        return End(state=RunState.INTERRUPTED, reason=told.get(reason, f"the node was stopped: {reason}"))
+            "block": "the capacity block is about to end",
+        }.get(reason)
+        return End(state=RunState.INTERRUPTED, reason=told or f"the node was stopped: {reason}")
+    if outcome == "configuration" and reason == "fabric":
+        return End(state=RunState.FAILED, reason=_NO_FABRIC)
     if outcome:
         return End(state=RunState.FAILED, reason=reason or f"the node ended: {outcome}")
     if why:
         return End(state=RunState.FAILED, reason=why)
-    problem = state_reason_problem(instance) if instance else None
-    if problem is not None:
-        return End(state=RunState.FAILED, reason=problem.message)
-    told_by_ec2 = (instance.state_reason or instance.transition_reason) if instance else None
+    if sight.problem is not None:
+        never_had = isinstance(sight.problem, NoCapacity) and not has_begun
+        names = (sight.problem.code or "", sight.told or "", sight.problem.message)
+        try_next = never_had and any(word in text for word in _NEVER_HAD for text in names)
+        return End(state=RunState.FAILED, reason=sight.problem.message, try_next=try_next)
     return End(
         state=RunState.LOST,
-        reason=f"its machine ended without saying why{f' ({told_by_ec2})' if told_by_ec2 else ''}",
+        reason=f"its machine ended without saying why{f' ({sight.told})' if sight.told else ''}",
     )
+
+
+def _time_was_up(attempt: "Attempt", sight: Sight, service: str) -> str | None:
+    """That the time was up, where AWS itself says so."""
+    told = sight.told or ""
+    if "MaxRuntimeExceeded" in told:
+        return f"its {attempt.max_minutes} minutes were up"
+    if "MaxWaitTimeExceeded" in told:
+        return f"{service} did not get enough spot capacity in the time that it may wait"
+    return None
 
 
 def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False) -> None:
@@ -149,20 +200,34 @@ def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False
 
 
 def _run_end(
-    run: "Run", attempt: "Attempt", node: Mapping[str, Any] | None, end: End, backend: Ec2Backend
+    run: "Run",
+    attempt: "Attempt",
+    node: Mapping[str, Any] | None,
+    end: End,
+    home: Path,
+    files: Collection[Path] | None,
 ) -> _RunEnd:
-    """What became of one run, with what it measured over all its attempts."""
+    """What became of one run, with what it measured over all its attempts.
+
+    files: what lies under the attempt's output. A record's number alone says whose it is only where nothing
+    else is left: AWS may have started the attempt's training several times, each of which has a number.
+    """
     # Imported late: it brings numpy.
     from fastlaunch.metrics import summarize
 
-    records, unreadable = read_records(s3_sync.record_paths(backend.home, run.id))
-    own = [record for record in records if record.header["attempt"] == attempt.n]
+    records, unreadable = read_records(s3_sync.record_paths(home, run.id))
+    if files is None:
+        own = [record for record in records if record.header["attempt"] >= attempt.n]
+    else:
+        own = [record for record in records if record.path in files]
     outcome = outcome_of(own)
     if outcome.state in (RunState.LOST, RunState.INTERRUPTED):
-        folder = s3_sync.run_folder(backend.home, run.id)
+        folder = s3_sync.run_folder(home, run.id)
         has_begun = bool(records) or (folder / "log.txt").exists()
         words = None if own else last_words(folder)
         outcome = _by_the_node(outcome, node, end, has_begun=has_begun, words=words, records=own)
+    if (node or {}).get("exit_code") == CONFIGURATION_EXIT and end.state is RunState.FAILED:
+        outcome = Outcome(state=RunState.FAILED, reason=end.reason)
     if unreadable and outcome.state is not RunState.COMPLETED:
         outcome = replace(
             outcome, reason="; ".join([*([outcome.reason] if outcome.reason else []), *unreadable])

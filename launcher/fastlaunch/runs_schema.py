@@ -90,10 +90,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # Where the runs of a submission may be carried out, for attempts that come later.
         "ALTER TABLE submissions ADD COLUMN sites TEXT",
     ),
-    # Several nodes, and the schedule in the account that ends a detached attempt's machines.
+    # Several nodes, and the schedule in the account that ends a detached attempt's machines; what was paid
+    # before for a capacity block, and for how long a warm pool may be kept after the job.
     (
         "ALTER TABLE attempts ADD COLUMN num_nodes INTEGER NOT NULL DEFAULT 1",
         "ALTER TABLE attempts ADD COLUMN schedule TEXT",
+        "ALTER TABLE attempts ADD COLUMN sunk_usd REAL",
+        "ALTER TABLE attempts ADD COLUMN idle_minutes INTEGER NOT NULL DEFAULT 0",
     ),
 )
 
