@@ -9,7 +9,7 @@ from typing import Any
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_plan import plan_ec2
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.ec2_site import CapacityBlock, Site
 from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.backends.user_data import NodeProgram
 from fastlaunch.job import JobSpec
@@ -63,6 +63,21 @@ def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -
         image=IMAGE,
     )
     return replace(usual, **changes)
+
+
+#: Four instances for a day.
+BLOCK = CapacityBlock(
+    reservation="cr-0a1b2c3d4e5f60718",
+    ends_at="2026-11-22T11:30:00+00:00",
+    fee_usd=3840.0,
+    hours=24.0,
+    num_instances=4,
+)
+
+
+def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Site:
+    """The site in a capacity block, at what an hour of it costs effectively."""
+    return site(instance, block=block, usd_per_hour=block.usd_per_hour, **changes)
 
 
 def program_as_text(program: NodeProgram) -> str:

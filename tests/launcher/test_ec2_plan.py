@@ -44,6 +44,21 @@ FAMILIES = (
     *("p5en.48xlarge", "p6-b200.48xlarge"),
 )
 SPOT = {"purchase": "spot", "checkpoint_every": 50}
+BLOCK = {"purchase": "capacity-block", "reservation": ec2_builders.BLOCK.reservation}
+#: Types whose nodes train together; the last one has no EFA.
+SEVERAL = ("p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "p6-b300.48xlarge", "g5.xlarge")
+GROUP = "fastlaunch-us-east-1a"
+
+
+def nodes(instance: str, num_nodes: int, *, purchase: str = "on-demand", **changes: Any) -> Plan:
+    """The plan of a job on so many of them, in whatever they need for it."""
+    per_node = catalogue().instance(instance).num_accelerators
+    bought = {"spot": SPOT, "capacity-block": BLOCK}.get(purchase, {})
+    tcp = {"allow_tcp": True} if instance == "g5.xlarge" else {}
+    one = job(instance=instance, num_gpus=num_nodes * per_node, num_nodes=num_nodes, **bought, **tcp)
+    place = ec2_builders.block_site if purchase == "capacity-block" else site
+    at = place(instance, placement_group=GROUP if num_nodes > 1 else None)
+    return ec2_builders.plan(one, at=at, **{"max_minutes": 120, **changes})
 
 
 def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
@@ -52,7 +67,19 @@ def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
     gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
     limit = {"max_price_usd": 25.5, "usd_per_hour": 25.5, "price_as_of": "2026-11-21"}
     anywhere = {"zone": None, "subnet": None, "security_groups": ()}
+    several = [
+        (name, 2, purchase) for name in SEVERAL for purchase in ("on-demand", "spot", "capacity-block")
+    ]
+    several += [("p5en.48xlarge", 4, purchase) for purchase in ("on-demand", "spot", "capacity-block")]
+    several += [(name, 1, "capacity-block") for name in SEVERAL]
     return {
+        **{
+            f"ec2-{name}-{num}-nodes-{purchase}".replace("-1-nodes", ""): nodes(
+                name, num, purchase=purchase, render=render
+            )
+            for name, num, purchase in several
+            if purchase in catalogue().instance(name).purchase_options
+        },
         **{f"ec2-{name}-on-demand": plan(of(name), at=site(name)) for name in FAMILIES},
         **{f"ec2-{name}-spot": plan(of(name, **SPOT), at=site(name)) for name in FAMILIES},
         "ec2-4-runs": plan(job(), job(recipe=FP8), job(recipe=FP8), job(), max_minutes=90),
@@ -123,7 +150,8 @@ def check(plan: Plan) -> None:
     assert sent["UserData"] == plan.request["UserData"]
     assert sent["BlockDeviceMapping.1.Ebs.Encrypted"] == "true"
     assert sent["TagSpecification.2.ResourceType"] == "volume"
-    assert broken_rules(plan, root_device="/dev/sda1") == []
+    instance = catalogue().instance(plan.request["InstanceType"])
+    assert broken_rules(plan, root_device="/dev/sda1", instance=instance) == []
 
 
 @cache
@@ -268,13 +296,95 @@ def test_placeholders_are_those_that_the_request_holds() -> None:
     )
 
 
+def test_several_nodes_are_one_request_for_exactly_so_many() -> None:
+    request = nodes("p5.48xlarge", 4).request
+    assert (request["MinCount"], request["MaxCount"]) == (4, 4)
+    assert request["Placement"] == {"GroupName": GROUP}
+    assert not {"SubnetId", "SecurityGroupIds"} & request.keys()
+    for interface in request["NetworkInterfaces"]:
+        assert (interface["SubnetId"], interface["Groups"]) == ("subnet-0a1b2c3d", ["sg-0123abcd"])
+        assert "AssociatePublicIpAddress" not in interface
+    # The container is on the host's network, and no hop away.
+    assert request["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+
+
+def test_several_nodes_know_how_many_they_are_and_what_to_speak() -> None:
+    program = program_of(nodes("p5.48xlarge", 2))
+    assert (program["num_nodes"], program["needs_efa"]) == (2, True)
+    environment = program["environment"]
+    assert (environment["FASTLAUNCH_NUM_NODES"], environment["FASTLAUNCH_FABRIC"]) == ("2", "efa")
+    assert environment["FASTLAUNCH_NPROC"] == "8"
+    slow = program_of(nodes("g5.xlarge", 2))
+    assert (slow["needs_efa"], slow["environment"]["FASTLAUNCH_FABRIC"]) == (False, "any")
+    alone = program_of(plan())
+    assert (alone["num_nodes"], alone["needs_efa"]) == (1, False)
+    assert not {"FASTLAUNCH_NUM_NODES", "FASTLAUNCH_FABRIC"} & alone["environment"].keys()
+
+
+def test_the_ceiling_is_of_all_nodes() -> None:
+    # Known answer: 2 x (120 + 10) min at $55.04 per hour.
+    assert nodes("p5.48xlarge", 2).max_cost_usd == pytest.approx(238.5066667)
+
+
+def test_a_capacity_block_is_named_and_costs_what_was_paid() -> None:
+    in_block = nodes("p5.48xlarge", 2, purchase="capacity-block")
+    request = in_block.request
+    assert request["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+    assert request["CapacityReservationSpecification"] == {
+        "CapacityReservationTarget": {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
+    }
+    assert "Placement" not in request
+    assert program_of(in_block)["block_ends_at"] == "2026-11-22T11:30:00+00:00"
+    # Known answer: $3,840 for 4 instances and 24 h are $40 per instance and hour; 2 x 130 min of it.
+    assert in_block.sunk_usd == 3840.0
+    assert in_block.usd_per_hour == pytest.approx(40.0)
+    assert in_block.max_cost_usd == pytest.approx(173.3333333)
+    assert Plan.from_json(json.loads(json.dumps(in_block.to_json()))) == in_block
+    # All of it cannot cost more than all of it did.
+    longest = nodes("p5.48xlarge", 4, purchase="capacity-block", max_minutes=24 * 60)
+    assert longest.max_cost_usd == 3840.0
+
+
+def test_what_is_bought_otherwise_has_no_block() -> None:
+    other = plan(at=ec2_builders.block_site())
+    assert other.sunk_usd is None and "CapacityReservationSpecification" not in other.request
+    assert program_of(other)["block_ends_at"] is None
+
+
+def test_a_block_without_a_subnet_says_its_zone() -> None:
+    one = job(**BLOCK)
+    assert plan(one, at=ec2_builders.block_site(subnet=None)).request["Placement"] == {
+        "AvailabilityZone": "us-east-1a"
+    }
+
+
+def test_what_is_not_known_of_a_block_is_a_placeholder() -> None:
+    unknown = replace(ec2_builders.BLOCK, ends_at="<block-end>")
+    assert plan(job(**BLOCK), at=ec2_builders.block_site(block=unknown)).placeholders == ("block-end",)
+
+
+TWO = {"num_nodes": 2, "num_gpus": 16}
+
+
 @pytest.mark.parametrize(
-    ("changes", "told"),
-    [({"purchase": "capacity-block"}, "capacity block"), ({"num_nodes": 2, "num_gpus": 16}, "several nodes")],
+    ("changes", "place", "told"),
+    [
+        (BLOCK, {}, "no capacity block is named"),
+        (
+            {**BLOCK, "num_nodes": 5, "num_gpus": 40},
+            {"block": ec2_builders.BLOCK},
+            "holds 4 p5.48xlarge, and 5",
+        ),
+        (TWO, {"subnet": None}, "has no subnet of its own"),
+        (TWO, {"security_groups": ()}, "has no security group of its own"),
+        ({**TWO, "instance": "g5.xlarge"}, {}, "g5.xlarge has no EFA for 2 nodes"),
+    ],
 )
-def test_what_is_to_come_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=rf"{told}.* comes with the next release"):
-        plan(job(**changes))
+def test_what_would_start_in_vain_is_refused(
+    changes: dict[str, Any], place: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        plan(job(**changes), at=site(changes.get("instance", "p5.48xlarge"), **place))
 
 
 def test_nvswitch_is_where_eight_large_gpus_are() -> None:

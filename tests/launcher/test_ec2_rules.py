@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ec2_builders import job, plan, site
+from ec2_builders import block_site, catalogue, job, plan, site
 
 from fastlaunch.backends import Plan
+from fastlaunch.backends.ec2_network_rules import NETWORK_RULES
 from fastlaunch.backends.ec2_rules import RULES, broken_rules
 
 ON_DEMAND = plan()
 SPOT = plan(job(purchase="spot", checkpoint_every=50), at=site(max_price_usd=25.5))
+IN_BLOCK = plan(job(purchase="capacity-block", reservation="cr-0"), at=block_site())
+TWO_NODES = plan(job(num_nodes=2, num_gpus=16), at=site(placement_group="cluster"))
+B300 = plan(job(instance="p6-b300.48xlarge", num_nodes=2, num_gpus=16), at=site("p6-b300.48xlarge"))
+PLAIN = plan(job(instance="g5.xlarge", num_nodes=2, num_gpus=2, allow_tcp=True), at=site("g5.xlarge"))
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -21,7 +26,8 @@ def changed(base: Plan, change: Change) -> list[str]:
     """What is wrong with `base` after a change to its request."""
     request = deepcopy(dict(base.request))
     change(request)
-    return broken_rules(replace(base, request=request), root_device="/dev/sda1")
+    instance = catalogue().instance(request["InstanceType"])
+    return broken_rules(replace(base, request=request), root_device="/dev/sda1", instance=instance)
 
 
 def merged(**values: Any) -> Change:
@@ -46,6 +52,15 @@ def root(**values: Any) -> Change:
     return lambda request: request["BlockDeviceMappings"][0]["Ebs"].update(values)
 
 
+def interface(at: int, **values: Any) -> Change:
+    return lambda request: request["NetworkInterfaces"][at].update(values)
+
+
+def another(**values: Any) -> Change:
+    """One more interface, like the first one but for these."""
+    return lambda request: request["NetworkInterfaces"].append({**request["NetworkInterfaces"][0], **values})
+
+
 def tags(*pairs: tuple[str, str]) -> Change:
     return lambda request: request["TagSpecifications"][0].update(
         Tags=[{"Key": key, "Value": value} for key, value in pairs]
@@ -58,9 +73,9 @@ RESERVATION = {"CapacityReservationTarget": {"CapacityReservationId": "cr-0123"}
 GPU_HIBERNATES = "p5.48xlarge cannot hibernate: no accelerated instance type can"
 
 
-@pytest.mark.parametrize("base", [ON_DEMAND, SPOT])
+@pytest.mark.parametrize("base", [ON_DEMAND, SPOT, IN_BLOCK, TWO_NODES, B300, PLAIN])
 def test_plans_as_they_are_break_nothing(base: Plan) -> None:
-    assert broken_rules(base, root_device="/dev/sda1") == []
+    assert changed(base, lambda request: None) == []
 
 
 @pytest.mark.parametrize(
@@ -68,6 +83,7 @@ def test_plans_as_they_are_break_nothing(base: Plan) -> None:
     [
         (ON_DEMAND, merged(MinCount=2), ["MinCount 2 and MaxCount 1"]),
         (ON_DEMAND, merged(MinCount=0), ["MinCount 0 and MaxCount 1"]),
+        (ON_DEMAND, merged(MaxCount=2), ["MinCount 1 and MaxCount 2: fewer machines may come"]),
         (ON_DEMAND, merged(ClientToken="x" * 65), ["is not up to 64 ASCII"]),
         (ON_DEMAND, merged(ClientToken="é"), ["is not up to 64 ASCII"]),
         (ON_DEMAND, merged(UserData="x" * 16_385), ["UserData has 16,385 bytes"]),
@@ -96,6 +112,65 @@ def test_plans_as_they_are_break_nothing(base: Plan) -> None:
         ),
         (ON_DEMAND, without_subnet(NetworkInterfaces=[PRIMARY, PRIMARY]), ["2 network interfaces are dev"]),
         (ON_DEMAND, without_subnet(NetworkInterfaces=[SECOND]), ["no network interface is the primary"]),
+        (TWO_NODES, merged(SubnetId="subnet-0a"), ["SubnetId stands beside"]),
+        (TWO_NODES, merged(SecurityGroupIds=["sg-0"]), ["SecurityGroupIds stands beside"]),
+        (
+            TWO_NODES,
+            interface(0, AssociatePublicIpAddress=True),
+            ["AssociatePublicIpAddress is for a single"],
+        ),
+        (
+            TWO_NODES,
+            interface(0, InterfaceType="efa-only"),
+            [
+                "primary network interface is efa-only",
+                "2 EFA interfaces on network card 0",
+                "33 EFA interfaces: p5.48xlarge has 32",
+            ],
+        ),
+        (
+            TWO_NODES,
+            interface(5, NetworkCardIndex=32),
+            ["network card 32: p5.48xlarge has 32, counted from 0"],
+        ),
+        (
+            TWO_NODES,
+            interface(5, NetworkCardIndex=6),
+            ["2 network interfaces are device 0 of network card 6", "2 EFA interfaces on network card 6"],
+        ),
+        (TWO_NODES, interface(5, NetworkCardIndex=6, DeviceIndex=1), ["2 EFA interfaces on network card 6"]),
+        (TWO_NODES, interface(0, PrivateIpAddress="10.0.0.5"), ["2 instances cannot share one address"]),
+        (
+            PLAIN,
+            another(NetworkCardIndex=0, DeviceIndex=1, InterfaceType="efa-only"),
+            ["1 EFA interfaces: g5.xlarge has 0"],
+        ),
+        (
+            B300,
+            interface(1, NetworkCardIndex=0, DeviceIndex=1),
+            ["EFA on network card 0, which p6-b300.48xlarge has not"],
+        ),
+        (
+            IN_BLOCK,
+            merged(Placement={"GroupName": "cluster"}),
+            ["a capacity block places its instances itself"],
+        ),
+        (IN_BLOCK, lambda request: request.pop("SubnetId"), ["a capacity block lies in one zone"]),
+        (
+            IN_BLOCK,
+            lambda request: request.pop("CapacityReservationSpecification"),
+            ["needs its CapacityReservationId"],
+        ),
+        (
+            IN_BLOCK,
+            lambda request: request["InstanceMarketOptions"].update(SpotOptions={"MaxPrice": "1"}),
+            ["SpotOptions with MarketType capacity-block"],
+        ),
+        (
+            IN_BLOCK,
+            lambda request: request["InstanceMarketOptions"].update(MarketType="spot"),
+            ["spot does not take capacity out of a reservation"],
+        ),
         (SPOT, lambda request: request["InstanceMarketOptions"].pop("MarketType"), ["with MarketType on-d"]),
         (SPOT, spot_options(InstanceInterruptionBehavior="stop"), ["one-time spot request cannot stop"]),
         (SPOT, spot_options(ValidUntil="2026-12-01T00:00:00Z"), ["ValidUntil is for persistent"]),
@@ -221,6 +296,9 @@ def test_a_broken_rule_is_told_and_no_other(base: Plan, change: Change, told: li
                 CapacityReservationSpecification=RESERVATION,
             ),
         ),
+        (IN_BLOCK, without_subnet(NetworkInterfaces=[PRIMARY])),
+        (TWO_NODES, interface(0, InterfaceType="interface")),
+        (PLAIN, interface(0, AssociatePublicIpAddress=True)),
         (SPOT, lambda request: request["InstanceMarketOptions"].pop("SpotOptions")),
         (SPOT, merged(Placement={"GroupName": "cluster"})),
         (SPOT, spot_options(MaxPrice="0.001")),
@@ -235,13 +313,20 @@ def test_what_ec2_takes_breaks_nothing(base: Plan, change: Change) -> None:
 
 
 def test_every_rule_is_in_the_table() -> None:
-    from fastlaunch.backends import ec2_rules
+    from fastlaunch.backends import ec2_network_rules, ec2_rules
 
-    rules = {name for name, value in vars(ec2_rules).items() if getattr(value, "__annotations__", {})}
-    takes_a_request = {
-        name
-        for name in rules
-        if list(getattr(ec2_rules, name).__annotations__) == ["request", "return"]
-        and "Iterator" in str(getattr(ec2_rules, name).__annotations__["return"])
-    }
-    assert takes_a_request == {rule.__name__ for rule in RULES}
+    def rules_in(module: Any) -> set[str]:
+        """Names of its functions from a request to what is wrong with it."""
+        annotated = {
+            name: value.__annotations__
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and getattr(value, "__annotations__", {})
+        }
+        return {
+            name
+            for name, types in annotated.items()
+            if list(types) == ["request", "return"] and "Iterator" in str(types["return"])
+        }
+
+    assert rules_in(ec2_network_rules) == {rule.__name__ for rule in NETWORK_RULES}
+    assert rules_in(ec2_rules) | rules_in(ec2_network_rules) == {rule.__name__ for rule in RULES}

@@ -1,11 +1,12 @@
-"""An attempt on EC2 as one RunInstances request: one node that does its runs one after another. Pure."""
+"""An attempt on EC2 as one RunInstances request: nodes that do their runs together, one after another. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.ec2_interfaces import has_efa, interfaces_of
+from fastlaunch.backends.ec2_site import CapacityBlock, Site
 from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
 from fastlaunch.backends.user_data import NodeProgram, NodeRun, render_user_data
 from fastlaunch.cost_ceiling import max_cost_usd
@@ -37,18 +38,14 @@ def plan_ec2(
     """The request that carries out `jobs`, by run id, on `site`, as its attempt number `attempt`, from 1.
 
     All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
-    take. render: what makes user data of the node's program; it stays raw, boto3 encodes it. Raises UserError
-    for what cannot be asked of EC2 (yet).
+    take; a capacity block may end sooner, which only the node can tell. render: what makes user data of the
+    node's program; it stays raw, boto3 encodes it. Raises UserError for what EC2 would refuse or start in
+    vain: several nodes that cannot reach each other or the bucket, a block that is not this site's.
     """
     first, job = next(iter(jobs.items()))
     assert len({(one.instance, one.num_nodes, one.purchase) for one in jobs.values()}) == 1
-    if job.purchase == "capacity-block":
-        raise UserError(
-            "buying a capacity block comes with the next release",
-            "choose --purchase on-demand or --purchase spot",
-        )
-    if job.num_nodes > 1:
-        raise UserError("training on several nodes comes with the next release", "ask for one node")
+    _check_place(job, site)
+    block = _block(job, site)
     token = f"{first}-a{attempt}"
     output = output_uri(site, first, attempt)
     program = _program(jobs, token=token, attempt=attempt, site=site, output=output, max_minutes=max_minutes)
@@ -65,11 +62,12 @@ def plan_ec2(
         "MinCount": job.num_nodes,
         "MaxCount": job.num_nodes,
         "ClientToken": token,
-        **_network(site),
+        **_network(job, site),
         "IamInstanceProfile": _profile(site.instance_profile),
         "InstanceInitiatedShutdownBehavior": "terminate",
         **_market(job, site),
-        # Hop limit 1: the container, a network hop away, gets no credentials.
+        # Hop limit 1: the container, a network hop away, gets no credentials. Several nodes' containers are
+        # on the host's network, and reach the role at the same limit.
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
@@ -99,12 +97,11 @@ def plan_ec2(
         operation="RunInstances",
         request=request,
         placeholders=_placeholders(request, site, jobs),
-        max_cost_usd=max_cost_usd(
-            num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=site.usd_per_hour
-        ),
+        max_cost_usd=_max_cost_usd(job, site, max_minutes),
         usd_per_hour=site.usd_per_hour,
         price_as_of=site.price_as_of,
         region=site.region,
+        sunk_usd=block.fee_usd if block else None,
     )
 
 
@@ -127,6 +124,7 @@ def _program(
     jobs: Mapping[str, JobSpec], *, token: str, attempt: int, site: Site, output: str, max_minutes: int
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
+    block = _block(job, site)
     host, digest = site.image.partition("/")[0], site.image.rpartition("@")[2]
     registry = _ECR_HOST.fullmatch(host)
     environment = {
@@ -136,6 +134,9 @@ def _program(
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
     }
+    if job.num_nodes > 1:
+        environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
+        environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
     if site.code and site.code.commit:
         environment["FASTLAUNCH_COMMIT"] = site.code.commit
     return NodeProgram(
@@ -153,6 +154,9 @@ def _program(
         has_instance_store=site.instance.local_nvme_gb > 0,
         has_nvswitch=has_nvswitch(site.instance),
         is_spot=job.purchase == "spot",
+        num_nodes=job.num_nodes,
+        needs_efa=job.num_nodes > 1 and not job.allow_tcp,
+        block_ends_at=block.ends_at if block else None,
         # The node itself tells every container its run's id.
         runs=tuple(
             NodeRun(run_id=run_id, arguments=entrypoint_arguments(one), environment={})
@@ -162,17 +166,70 @@ def _program(
     )
 
 
-def _network(site: Site) -> dict[str, Any]:
-    """Subnet and groups at the top: one node needs no EFA, and with one interface a subnet may give it a
-    public address.
-    """
+def _block(job: JobSpec, site: Site) -> CapacityBlock | None:
+    """The capacity block that the job runs in, if it does."""
+    return site.block if job.purchase == "capacity-block" else None
+
+
+def _max_cost_usd(job: JobSpec, site: Site, max_minutes: int) -> float:
+    """The most that the attempt costs; of a capacity block, no more than was paid for all of it."""
+    usd = max_cost_usd(num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=site.usd_per_hour)
+    block = _block(job, site)
+    return min(usd, block.fee_usd) if block else usd
+
+
+def _check_place(job: JobSpec, site: Site) -> None:
+    """Nothing, if the site can carry the job's nodes; else UserError."""
+    if job.purchase == "capacity-block":
+        if site.block is None:
+            raise UserError(
+                f"no capacity block is named at {site.name}",
+                "give the one that was bought: --reservation cr-...",
+            )
+        if job.num_nodes > site.block.num_instances:
+            raise UserError(
+                f"{site.block.reservation} holds {site.block.num_instances} {site.instance.name}, "
+                f"and {job.num_nodes} are asked for",
+                f"give --num-nodes {site.block.num_instances}, or another --reservation",
+            )
+    if job.num_nodes == 1:
+        return
+    if not has_efa(site.instance) and not job.allow_tcp:
+        raise UserError(
+            f"{site.instance.name} has no EFA for {job.num_nodes} nodes to train over",
+            "choose an instance type that has, or accept slower steps with --allow-tcp",
+        )
+    # Of the default subnets every one relies on public addresses, which several interfaces do not get, and
+    # the default group lets nodes that speak EFA not reach each other.
+    if has_efa(site.instance) and not (site.subnet and site.security_groups):
+        lacks = "subnet" if not site.subnet else "security group"
+        raise UserError(
+            f"nodes with EFA have no public address, and {site.name} has no {lacks} of its own for them",
+            "set `subnets` (private, with NAT or endpoints) and `security_groups` (all traffic to and from "
+            "itself) in the config file: see `fastlaunch iam print --cloudformation`",
+        )
+
+
+def _network(job: JobSpec, site: Site) -> dict[str, Any]:
+    """Where the nodes are. One alone needs no EFA, and a subnet may give its interface a public address."""
     network: dict[str, Any] = {}
-    if site.subnet:
-        network["SubnetId"] = site.subnet
-    elif site.zone:
-        network["Placement"] = {"AvailabilityZone": site.zone}
-    if site.security_groups:
-        network["SecurityGroupIds"] = list(site.security_groups)
+    placement = {}
+    if job.num_nodes > 1:
+        network["NetworkInterfaces"] = interfaces_of(
+            site.instance, subnet=site.subnet, groups=site.security_groups
+        )
+        # A capacity block places its instances itself.
+        if site.placement_group and job.purchase != "capacity-block":
+            placement["GroupName"] = site.placement_group
+    else:
+        if site.subnet:
+            network["SubnetId"] = site.subnet
+        if site.security_groups:
+            network["SecurityGroupIds"] = list(site.security_groups)
+    if site.zone and not site.subnet:
+        placement["AvailabilityZone"] = site.zone
+    if placement:
+        network["Placement"] = placement
     return network
 
 
@@ -181,6 +238,13 @@ def _profile(name: str) -> dict[str, str]:
 
 
 def _market(job: JobSpec, site: Site) -> dict[str, Any]:
+    if job.purchase == "capacity-block":
+        assert site.block is not None
+        target = {"CapacityReservationId": site.block.reservation}
+        return {
+            "InstanceMarketOptions": {"MarketType": "capacity-block"},
+            "CapacityReservationSpecification": {"CapacityReservationTarget": target},
+        }
     if job.purchase != "spot":
         return {}
     # One-time: a persistent request would start another machine by itself.
@@ -196,11 +260,10 @@ def _decimal(usd: float) -> str:
 
 
 def _placeholders(request: Mapping[str, Any], site: Site, jobs: Mapping[str, JobSpec]) -> tuple[str, ...]:
-    run_ids = [run_id[1:-1] for run_id in jobs if run_id.startswith("<")]
+    known = list(jobs) if site.block is None else [*jobs, site.block.reservation, site.block.ends_at]
+    names = {*site.placeholders, *(text[1:-1] for text in known if text.startswith("<"))}
     texts = list(_texts(request))
-    return tuple(
-        sorted(name for name in {*site.placeholders, *run_ids} if any(f"<{name}>" in text for text in texts))
-    )
+    return tuple(sorted(name for name in names if any(f"<{name}>" in text for text in texts)))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastlaunch.backends import Plan
+from fastlaunch.backends import Plan, ec2_network_rules
+from fastlaunch.backends.ec2_network_rules import NETWORK_RULES
 from fastlaunch.backends.user_data import MAX_USER_DATA_BYTES
+from fastlaunch.hardware import InstanceType
 
 Request = Mapping[str, Any]
 Rule = Callable[[Request], Iterator[str]]
@@ -22,13 +24,18 @@ _GP3_GIB, _GP3_IOPS, _GP3_MIB_PER_S, _GP3_RATIO = (1, 65_536), (3_000, 80_000), 
 _PLACEHOLDER = re.compile(r"<[a-z0-9-]+>")
 
 
-def broken_rules(plan: Plan, *, root_device: str | None = None) -> list[str]:
+def broken_rules(
+    plan: Plan, *, root_device: str | None = None, instance: InstanceType | None = None
+) -> list[str]:
     """What is wrong with a RunInstances plan, in words; empty if EC2 would take it.
 
     root_device: the AMI's own root device; where it is given, a volume of another name is found out.
+    instance: the plan's type; where it is given, network cards that it does not have are found out.
     """
     assert plan.operation == "RunInstances"
     found = [problem for rule in RULES for problem in rule(plan.request)]
+    if instance:
+        found += ec2_network_rules.hardware(plan.request, instance)
     if root_device:
         found += _root_volume(plan.request, root_device)
     return found
@@ -38,6 +45,8 @@ def _counts(request: Request) -> Iterator[str]:
     least, most = request["MinCount"], request["MaxCount"]
     if not 1 <= least <= most:
         yield f"MinCount {least} and MaxCount {most}: it takes 1 or more, and no fewer at most than at least"
+    elif least < most:
+        yield f"MinCount {least} and MaxCount {most}: fewer machines may come than the job needs"
 
 
 def _client_token(request: Request) -> Iterator[str]:
@@ -55,37 +64,6 @@ def _user_data(request: Request) -> Iterator[str]:
 def _profile(request: Request) -> Iterator[str]:
     if {"Arn", "Name"} <= request.get("IamInstanceProfile", {}).keys():
         yield "IamInstanceProfile has both Arn and Name"
-
-
-def _network_level(request: Request) -> Iterator[str]:
-    interface_level = ("SubnetId", "SecurityGroupIds", "SecurityGroups", "PrivateIpAddress")
-    for name in interface_level if request.get("NetworkInterfaces") else ():
-        if name in request:
-            yield f"{name} stands beside NetworkInterfaces, where it belongs inside"
-    if "SubnetId" in request and "SecurityGroups" in request:
-        yield "SecurityGroups are names, which a subnet does not take: SecurityGroupIds"
-
-
-def _interfaces(request: Request) -> Iterator[str]:
-    interfaces: Sequence[Request] = request.get("NetworkInterfaces", ())
-    places = Counter(_place(interface) for interface in interfaces)
-    for (card, device), number in places.items():
-        if number > 1:
-            yield f"{number} network interfaces are device {device} of network card {card}"
-    if interfaces and (0, 0) not in places:
-        yield "no network interface is the primary one: device 0 of network card 0"
-    for interface in interfaces:
-        kind = interface.get("InterfaceType", "interface")
-        if kind == "efa-only" and _place(interface) == (0, 0):
-            yield "the primary network interface is efa-only, which has no IP address"
-        if kind == "efa-only" and {"AssociatePublicIpAddress", "PrivateIpAddress"} & interface.keys():
-            yield "an efa-only network interface takes no IP address"
-        if len(interfaces) > 1 and "AssociatePublicIpAddress" in interface:
-            yield "AssociatePublicIpAddress is for a single network interface"
-
-
-def _place(interface: Request) -> tuple[int, int]:
-    return interface.get("NetworkCardIndex", 0), interface.get("DeviceIndex", 0)
 
 
 def _spot(request: Request) -> Iterator[str]:
@@ -137,11 +115,6 @@ def _hibernation(request: Request) -> Iterator[str]:
             yield f"{request['InstanceType']} cannot hibernate: no accelerated instance type can"
         if request.get("InstanceInitiatedShutdownBehavior") == "terminate":
             yield "hibernation with InstanceInitiatedShutdownBehavior terminate: it would lose what it saved"
-
-
-def _group(request: Request) -> Iterator[str]:
-    if {"GroupName", "GroupId"} <= _placement(request).keys():
-        yield "Placement has both GroupName and GroupId"
 
 
 def _volumes(request: Request) -> Iterator[str]:
@@ -228,12 +201,10 @@ RULES: tuple[Rule, ...] = (
     _client_token,
     _user_data,
     _profile,
-    _network_level,
-    _interfaces,
     _spot,
     _reservations,
     _hibernation,
-    _group,
+    *NETWORK_RULES,
     _volumes,
     _metadata,
     _tag_limits,

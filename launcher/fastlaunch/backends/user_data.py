@@ -40,7 +40,9 @@ class NodeProgram:
     code_uri, code_sha256: the code bundle, None if the image holds the code.
     image: by digest; its registry host is what stands before the first slash, and image_region is ECR's.
     max_minutes: after which the machine turns itself off, whatever happens.
-    num_gpus: 0 for a machine without. environment: for every container.
+    num_gpus: 0 for a machine without. environment: for every container. num_nodes: machines that run this
+    program together. needs_efa: whether training ends without it. block_ends_at: ISO 8601, UTC, when the
+    capacity block ends that the machine runs in.
     """
 
     token: str
@@ -59,6 +61,9 @@ class NodeProgram:
     is_spot: bool
     runs: tuple[NodeRun, ...]
     environment: Mapping[str, str]
+    num_nodes: int = 1
+    needs_efa: bool = False
+    block_ends_at: str | None = None
 
 
 def render_user_data(program: NodeProgram) -> str:
