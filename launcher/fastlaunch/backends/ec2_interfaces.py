@@ -17,7 +17,7 @@ def has_efa(instance: InstanceType) -> bool:
 
 
 def first_efa_card(instance: InstanceType) -> int:
-    """The lowest card with EFA: 1 where there are fewer EFA interfaces than cards (p6-b300's card 0 has none)."""
+    """The lowest card with EFA: 1 where cards outnumber EFA interfaces, as p6-b300's card 0 has none."""
     return 0 if instance.num_efa_interfaces >= instance.num_network_cards else 1
 
 

@@ -1,7 +1,7 @@
 """What EC2 refuses of a request's network: interfaces, cards, addresses, placement. See `ec2_rules`.
 
-Sources: the EC2 user guide, "Maximize network bandwidth on instances with multiple network cards", and the API
-reference of RunInstances, read 2026-11.
+Sources: the EC2 user guide, "Maximize network bandwidth on instances with multiple network cards", and the
+API reference of RunInstances, read 2026-11.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""An attempt on EC2 as one RunInstances request: nodes that do their runs together, one after another. Pure."""
+"""An attempt on EC2 as one RunInstances request: nodes that do their runs together, in order. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
