@@ -1,9 +1,10 @@
 """What an error of AWS means: which kind it is, and what to do about it. Pure tables, no boto3.
 
 Codes of EC2: docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; of S3: docs.aws.amazon.com/
-AmazonS3/latest/API/ErrorResponses.html; of every service: the "Common Errors" page of its API reference.
-Reasons of an instance's state: docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. Those of
-a missing or expired login are the names of botocore's own exceptions.
+AmazonS3/latest/API/ErrorResponses.html; of every service: the "Common Errors" page of its API reference;
+what SageMaker says with a ValidationException: as its users quote it. Reasons of an instance's state:
+docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. Those of a missing or expired login are
+the names of botocore's own exceptions.
 """
 
 import re
@@ -88,6 +89,16 @@ _SUPPORT = "the account is not ready for this: see the mails from AWS, or ask AW
 _REGION_OFF = "switch {region} on under Account, AWS Regions in the console, or choose another region"
 _UNKNOWN = "type the same again: the same request carries the same token, so that nothing is started twice"
 
+_JOB_NAME_USED = "another job had this name before; `fastlaunch resume RUN` begins an attempt with a new one"
+_JOB_ROLE = (
+    "name a role that trusts sagemaker.amazonaws.com: `aws.{region}.role` in the config file "
+    "(`fastlaunch iam print` shows one)"
+)
+_JOB_FILES = "is the bucket in {region}, and may the role in `aws.{region}.role` list and read it?"
+_JOB_IMAGE = "name an image by digest that lies in ECR of {region}, and that the role may pull"
+_JOB_TYPE = "SageMaker has no such instance type in {region}; choose another (`--instance`, `--region`)"
+_JOB_PLAN = "name a training plan of {region} that is active or scheduled: --training-plan ARN"
+_PASS_ROLE = "ask for iam:PassRole on the role that the message names, for sagemaker.amazonaws.com"
 _KEY = "let the role use the key of the volume, or make another the default for EBS in {region}"
 
 #: Kind and hint by code. A code that is not here is told by its shape, see `_by_shape`.
@@ -144,6 +155,7 @@ _CODES: Mapping[str, tuple[type[CloudRefused], str]] = {
     # The request names what does not exist, or does not fit.
     "IdempotentParameterMismatch": (BadConfiguration, _TOKEN_USED),
     "IdempotentInstanceTerminated": (BadConfiguration, _TOKEN_ENDED),
+    "ResourceInUse": (BadConfiguration, _JOB_NAME_USED),
     "VPCIdNotSpecified": (BadConfiguration, _NETWORK),
     "DefaultVpcDoesNotExist": (BadConfiguration, _NETWORK),
     "MissingInput": (BadConfiguration, _NETWORK),
@@ -171,6 +183,20 @@ _CODES: Mapping[str, tuple[type[CloudRefused], str]] = {
     "RequestTimeout": (Unreachable, _UNKNOWN),
     "RequestTimeoutException": (Unreachable, _UNKNOWN),
 }
+
+#: Hint by what the message of SageMaker's ValidationException says, in small letters; the first that fits.
+_INVALID_JOBS = (
+    ("could not assume role", _JOB_ROLE),
+    ("roles may be assumed", _JOB_ROLE),
+    ("training plan", _JOB_PLAN),
+    ("trainingplan", _JOB_PLAN),
+    ("instancetype", _JOB_TYPE),
+    ("s3", _JOB_FILES),
+    ("bucket", _JOB_FILES),
+    ("image", _JOB_IMAGE),
+    ("repository", _JOB_IMAGE),
+    ("ecr", _JOB_IMAGE),
+)
 
 #: What an answer without a code means, by HTTP status: those to HEAD, and a proxy's.
 _STATUSES: Mapping[int, tuple[type[CloudRefused], str]] = {
@@ -265,12 +291,22 @@ def refusal(asked: Asked, code: str, message: str, *, status: int = 0) -> CloudR
     kind, hint = _CODES.get(code) or _by_shape(code, status)
     if code == "InvalidParameterValue" and "iaminstanceprofile" in message.lower():
         hint = _PROFILE_UNSEEN
+    if asked.service == "sagemaker":
+        hint = _training_hint(code, message) or hint
     if kind is QuotaExceeded and not hint:
         hint = _quota_hint(asked)
     if kind is NotAuthorised and "Encoded authorization failure message" in message:
         hint = _DECODE
     said = f"{code}: {message}" if message and message != code else code
     return _made(kind, f"AWS refused {asked}: {said}", hint, asked, code)
+
+
+def is_unknown_job(error: CloudRefused) -> bool:
+    """Whether SageMaker knows no training job of the name (yet); it says so in two ways."""
+    return error.code == "ResourceNotFound" or (
+        error.code == "ValidationException"
+        and ("Requested resource not found" in error.message or "Could not find" in error.message)
+    )
 
 
 def unanswered(asked: Asked, names: tuple[str, ...], message: str) -> CloudRefused | None:
@@ -336,9 +372,21 @@ def _quota_hint(asked: Asked) -> str:
     )
 
 
+def _training_hint(code: str, message: str) -> str | None:
+    """What to do about a refusal of SageMaker's that says more than its code does."""
+    if code == "AccessDeniedException" and "iam:PassRole" in message:
+        return _PASS_ROLE
+    if code == "ResourceLimitExceeded" and (named := re.search(r"service limit '([^']+)'", message)):
+        quota = named[1].replace("{", "").replace("}", "")
+        return f"ask for more of '{quota}' under Service Quotas, Amazon SageMaker, in {{region}}"
+    if code == "ValidationException":
+        return next((hint for text, hint in _INVALID_JOBS if text in message.lower()), None)
+    return None
+
+
 def _made(kind: type[CloudRefused], message: str, hint: str, asked: Asked, code: str) -> CloudRefused:
     right = _RIGHTS.get(asked.action, asked.action)
-    if asked.action != "RunInstances":
+    if asked.action not in ("RunInstances", "CreateTrainingJob"):
         hint = _WITHOUT_TOKEN.get(hint, hint)
     told = hint.format(service=asked.service, action=right, region=asked.region)
     error = kind(message, told)
