@@ -1,4 +1,4 @@
-"""`fastlaunch reap` against an EC2 that keeps tags: what goes, what is left, and what is said of both."""
+"""`fastlaunch reap` against an AWS that keeps tags: what goes, what is left, and what is said of both."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,10 @@ import pytest
 from cloud_commands import aws, cloud
 
 from fastlaunch import locks
+from fastlaunch.aws_schedules import create_schedule, schedules
+from fastlaunch.aws_training_jobs import create_training_job
 from fastlaunch.backends import RunState
+from fastlaunch.deadline_schedule import schedule_request
 from fastlaunch.runs import Ledger, open_ledger
 from fastlaunch.settings import load_settings
 from fastlaunch.submission import launcher_lock
@@ -276,3 +279,98 @@ def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
     told = reaped(capsys, "--yes")
     assert told["regions"] == ["us-east-1", "us-east-2"]
     assert states(aws_server) == {live: "shutting-down"}
+
+
+def start_job(name: str, *, hours_ago: float, tags: dict[str, str] | None = None) -> None:
+    """A training job on two machines, as `submit` starts it, created so long ago and in progress since."""
+    from moto.backends import get_backend
+    from moto_server import ACCOUNT
+
+    run_id = name.rpartition("-a")[0]
+    given = {"fastlaunch:run": run_id, "fastlaunch:attempt": "1", "fastlaunch:max-minutes": "60"}
+    given = given if tags is None else tags
+    create_training_job(
+        aws(),
+        "us-east-1",
+        {
+            "TrainingJobName": name,
+            "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+            "RoleArn": "arn:aws:iam::123456789012:role/fastlaunch-training",
+            "OutputDataConfig": {"S3OutputPath": "s3://acme/out"},
+            "ResourceConfig": {
+                "InstanceType": "ml.p5.48xlarge",
+                "InstanceCount": 2,
+                "VolumeSizeInGB": 100,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+            "Tags": [{"Key": key, "Value": value} for key, value in given.items()],
+        },
+    )
+    job = get_backend("sagemaker")[ACCOUNT]["us-east-1"].training_jobs[name]
+    job.training_job_status, job.secondary_status = "InProgress", "Training"
+    since = (datetime.now(UTC) - timedelta(hours=hours_ago)).strftime("%Y-%m-%d %H:%M:%S")
+    job.creation_time = job.training_start_time = since
+
+
+def test_a_job_that_is_over_its_time_is_stopped(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    # moto's own jobs are over at once, and it cannot stop one: that the request comes is what counts.
+    aws_server.refuse("StopTrainingJob", "ValidationException", "The job is in status Stopped", times=1)
+    start_job("20261121-060000-aaaa-a1", hours_ago=3)
+    start_job("20261121-090000-bbbb-a1", hours_ago=1)
+    start_job("somebody-elses", hours_ago=30, tags={})
+    told = {one["job"]: one for one in reaped(capsys, "--yes")["jobs"]}
+    assert {name: one["done"] for name, one in told.items()} == {
+        "20261121-060000-aaaa-a1": "stopped",
+        "20261121-090000-bbbb-a1": "left",
+    }
+    assert [one.parameters["TrainingJobName"] for one in aws_server.sent("StopTrainingJob")] == [
+        "20261121-060000-aaaa-a1"
+    ]
+    assert told["20261121-090000-bbbb-a1"]["num_machines"] == 2
+
+
+def test_schedules_go_with_their_machines(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    role = "arn:aws:iam::123456789012:role/scheduler"
+    old = start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
+    young = start("20261121-090000-bbbb", hours_ago=0.5, server=aws_server)
+    for token, instance in (
+        ("20261121-060000-aaaa-a1", old),
+        ("20261121-090000-bbbb-a1", young),
+        ("20261120-090000-cccc-a1", "i-0123"),
+    ):
+        request = schedule_request(
+            f"fastlaunch-{token}", instance, role=role, at=datetime(2026, 11, 22, tzinfo=UTC)
+        )
+        create_schedule(aws(), "us-east-1", request)
+    later = datetime.now(UTC) + timedelta(minutes=20)
+
+    capsys.readouterr()
+    assert cloud("reap", "--dry-run", now=lambda: later) == 0
+    out = capsys.readouterr().out
+    assert "3 schedules in us-east-1: 2 to delete, 1 left." in out
+    assert len(schedules(aws(), "us-east-1")) == 3
+
+    # Before the machine that it would end was terminated, its schedule is not deleted.
+    aws_server.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
+    assert cloud("reap", "--yes", now=lambda: later) == 3
+    assert [one.name for one in schedules(aws(), "us-east-1")] == [
+        "fastlaunch-20261121-060000-aaaa-a1",
+        "fastlaunch-20261121-090000-bbbb-a1",
+    ]
+    assert cloud("reap", "--yes", now=lambda: later) == 0
+    assert [one.name for one in schedules(aws(), "us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
+
+
+def test_what_may_not_be_looked_at_hides_nothing_else(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = start(hours_ago=3, server=aws_server)
+    aws_server.refuse("ListTrainingJobs", "AccessDeniedException")
+    aws_server.refuse("ListSchedules", "AccessDeniedException", status=403)
+    told = reaped(capsys, "--yes", code=3)
+    assert [one["what"] for one in told["refused_regions"]] == ["training jobs", "schedules"]
+    assert states(aws_server) == {old: "shutting-down"}

@@ -1,14 +1,23 @@
-"""Which instances have to go, by their tags and launch times, and by what a ledger knows of them."""
+"""What has to go: by tags and launch times, by what a ledger knows, and schedules by whose machines live."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from fastlaunch.aws import Instance
-from fastlaunch.errors import NotAuthorised
-from fastlaunch.reap import Finding, KnownAttempt, find, judge, terminate
+from fastlaunch.aws_schedules import Schedule
+from fastlaunch.aws_training_jobs import TrainingJob
+from fastlaunch.backends.sagemaker_plan import MAX_PENDING_S, SPOT_WAIT_S
+from fastlaunch.reap import (
+    JOB_WAIT_MINUTES,
+    Finding,
+    KnownAttempt,
+    judge_instance,
+    judge_job,
+    judge_schedule,
+    tokens_of,
+)
 
 LAUNCHED = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 RUN = "20261121-090000-abcd"
@@ -35,7 +44,7 @@ def instance(*, state: str = "running", region: str = "us-east-1", **tags: str |
 
 
 def judged(minutes: float, known: KnownAttempt | None = None, found: Instance | None = None) -> Finding:
-    return judge(found or instance(), known, now=LAUNCHED + timedelta(minutes=minutes))
+    return judge_instance(found or instance(), known, now=LAUNCHED + timedelta(minutes=minutes))
 
 
 @pytest.mark.parametrize("known", [None, RUNNING, FOLLOWED, ENDED])
@@ -86,53 +95,58 @@ def test_without_a_readable_limit_the_ledger_is_believed() -> None:
     assert judged(71, replace(RUNNING, max_minutes=600)).must_go
 
 
-class FakeEc2:
-    """Instances by region; `refusing` are regions and instance ids that answer with an error."""
-
-    def __init__(self, instances: Sequence[Instance], refusing: Sequence[str] = ()) -> None:
-        self.instances = instances
-        self.refusing = refusing
-        self.terminated: list[str] = []
-
-    def describe_instances(
-        self, region: str, *, tags: Mapping[str, Sequence[str]] | None = None
-    ) -> list[Instance]:
-        assert tags == {"fastlaunch:run": ()}
-        if region in self.refusing:
-            raise NotAuthorised(f"{region} is closed")
-        return [one for one in self.instances if one.region == region]
-
-    def terminate(self, region: str, ids: Sequence[str]) -> None:
-        if set(ids) & set(self.refusing):
-            raise NotAuthorised("no right to terminate")
-        self.terminated += ids
+def job(status: str = "InProgress", *, minutes_waiting: float | None = 5, **tags: str | None) -> TrainingJob:
+    """minutes_waiting: for machines, since LAUNCHED; None while it still waits."""
+    given = {**TAGS, **tags}
+    return TrainingJob(
+        name=f"{RUN}-a2",
+        arn=f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{RUN}-a2",
+        region="us-east-1",
+        status=status,
+        secondary_status="Training",
+        created_at=LAUNCHED,
+        started_at=None if minutes_waiting is None else LAUNCHED + timedelta(minutes=minutes_waiting),
+        instance_type="ml.p5.48xlarge",
+        num_instances=2,
+        tags={name: value for name, value in given.items() if value is not None},
+    )
 
 
-def test_only_live_instances_are_found_the_oldest_first() -> None:
-    states = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
-    instances = [
-        replace(instance(state=state), id=f"i-{state}", launch_time=LAUNCHED - timedelta(minutes=n))
-        for n, state in enumerate(states)
-    ]
-    found, refused = find(FakeEc2(instances), ["us-east-1"])
-    assert [one.id for one in found] == ["i-stopped", "i-stopping", "i-running", "i-pending"]
-    assert refused == []
+def test_a_job_that_sagemaker_did_not_end_in_its_time_goes() -> None:
+    within = judge_job(job(), RUNNING, now=LAUNCHED + timedelta(minutes=129))
+    assert not within.must_go
+    assert within.why == (
+        "nobody follows it, but SageMaker stops it; within its time until 2026-11-21 11:10 UTC"
+    )
+    over = judge_job(job(), FOLLOWED, now=LAUNCHED + timedelta(minutes=131))
+    assert over.must_go
+    assert over.why.startswith("over its time: 60 minutes, and 60 of waiting and 10 more")
+    # However long it waited: SageMaker's limits of waiting and running are within ours.
+    assert max(SPOT_WAIT_S, MAX_PENDING_S) <= JOB_WAIT_MINUTES * 60
 
 
-def test_a_region_that_refuses_does_not_stop_the_others() -> None:
-    here, there = instance(), instance(region="eu-west-1")
-    ec2 = FakeEc2([here, there], refusing=["us-east-1"])
-    found, refused = find(ec2, ["us-east-1", "eu-west-1"])
-    assert found == [there]
-    assert [(one.region, str(one.error)) for one in refused] == [("us-east-1", "us-east-1 is closed")]
+def test_a_job_whose_attempt_has_ended_goes_unless_it_is_being_stopped() -> None:
+    now = LAUNCHED + timedelta(minutes=10)
+    assert judge_job(job(), ENDED, now=now).must_go
+    assert not judge_job(job(), None, now=now).must_go
+    stopping = judge_job(job("Stopping"), ENDED, now=now + timedelta(days=1))
+    assert (stopping.must_go, stopping.why) == (False, "it is being stopped")
 
 
-def test_an_instance_that_cannot_be_terminated_does_not_stop_the_others() -> None:
-    findings = [
-        judge(replace(instance(), id=name), None, now=LAUNCHED + timedelta(hours=9))
-        for name in ("i-1", "i-2", "i-3")
-    ]
-    ec2 = FakeEc2([], refusing=["i-2"])
-    refused = terminate(ec2, findings)
-    assert ec2.terminated == ["i-1", "i-3"]
-    assert [one.instance_id for one in refused] == ["i-2"]
+def test_a_job_costs_from_when_it_has_machines() -> None:
+    now = LAUNCHED + timedelta(minutes=65)
+    found = judge_job(job(), None, now=now)
+    assert (found.hours, found.num_machines, found.instance_type) == (1.0, 2, "p5.48xlarge")
+    assert judge_job(job(minutes_waiting=None), None, now=now).hours == 0.0
+
+
+def test_a_schedule_goes_once_its_machine_is_gone() -> None:
+    made = LAUNCHED + timedelta(minutes=1)
+    schedule = Schedule(name=f"fastlaunch-{RUN}-a2-1", region="us-east-1", created_at=made)
+    later = made + timedelta(minutes=16)
+    gone = judge_schedule(schedule, live_tokens=[f"{RUN}-a1"], now=later)
+    assert (gone.must_go, gone.why) == (True, "its machine is gone")
+    assert not judge_schedule(schedule, live_tokens=tokens_of(instance()), now=later).must_go
+    # What was started a moment ago may not be seen, and what may not be looked at may live.
+    assert not judge_schedule(schedule, live_tokens=[], now=made + timedelta(minutes=14)).must_go
+    assert not judge_schedule(schedule, live_tokens=[], is_known=False, now=later).must_go

@@ -22,7 +22,7 @@ COMMANDS = {
     "collect": ("collect", "Bring home records, logs and facts of runs on AWS."),
     "cancel": ("follow", "Stop a run and keep what it recorded."),
     "resume": ("resume", "Go on with an interrupted run on AWS, from its last checkpoint."),
-    "reap": ("reap", "Terminate instances that are over their time, found by their tags."),
+    "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
