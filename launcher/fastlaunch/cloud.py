@@ -1,6 +1,5 @@
-"""The life of a submission on AWS: rows, a machine somewhere, following it, another if EC2 takes it back."""
+"""The life of a submission on AWS: rows, machines somewhere, following them, others if AWS takes those."""
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,18 +9,19 @@ from typing import TYPE_CHECKING
 from fastlaunch import locks, s3_sync
 from fastlaunch.attempt_cost import minutes_used
 from fastlaunch.aws import Aws
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.cloud_backend import CloudBackend, Place
 from fastlaunch.cloud_display import AttemptDisplay, ShownRun
 from fastlaunch.cloud_finish import settle_run
 from fastlaunch.cloud_follow import Follower
 from fastlaunch.cloud_placing import Placing
-from fastlaunch.cloud_resume import fits, resumable
+from fastlaunch.cloud_resume import resumable, root_of, site_to_go_on
+from fastlaunch.cloud_words import ends_by_itself, machine_of, taken_back
 from fastlaunch.cost_ceiling import MIN_MINUTES
+from fastlaunch.deadline_schedule import arm
 from fastlaunch.errors import UserError
 from fastlaunch.follow import Display
 from fastlaunch.job import JobSpec
-from fastlaunch.settings import Settings
+from fastlaunch.settings import RegionSettings, Settings
 from fastlaunch.stop_request import StopRequest
 from fastlaunch.stored_sites import site_to_json
 from fastlaunch.submission import launcher_lock, tell
@@ -35,26 +35,31 @@ if TYPE_CHECKING:
 class CloudSubmission:
     """What was asked for. sites: where, in the order to try. jobs_at: the jobs as they are at a site.
 
-    max_minutes: of machine time over all attempts. detach: return as soon as a machine was started.
+    All sites are of one backend. max_minutes: of machine time over all attempts. num_nodes: machines of an
+    attempt. detach: return as soon as they were started.
     """
 
-    sites: tuple[Site, ...]
-    jobs_at: Callable[[Site], tuple[JobSpec, ...]]
+    sites: tuple[Place, ...]
+    jobs_at: Callable[[Place], tuple[JobSpec, ...]]
     max_minutes: int
+    num_nodes: int = 1
     detach: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloudLauncher:
-    """What a submission on AWS needs: who asks, where it is noted and kept, how it is shown and stopped."""
+    """What a submission on AWS needs: who asks, where it is noted and kept, how it is shown and stopped.
 
+    backends: by name; they sleep, and tell the time.
+    """
+
+    backends: Mapping[str, CloudBackend]
     aws: Aws
     ledger: "Ledger"
     home: Path
     settings: Settings
     display: Display
     stop: StopRequest
-    sleep: Callable[[float], None] = time.sleep
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     tell: Callable[[str], None] = tell
 
@@ -69,7 +74,7 @@ class CloudLauncher:
         with locks.held(lock), self.display:
             run_ids = self._add_rows(submission_id, submission)
 
-            def jobs_at(site: Site) -> Mapping[str, JobSpec]:
+            def jobs_at(site: Place) -> Mapping[str, JobSpec]:
                 return dict(zip(run_ids, submission.jobs_at(site), strict=True))
 
             self._carry_out(run_ids, submission.sites, jobs_at, submission.max_minutes, submission.detach)
@@ -80,7 +85,7 @@ class CloudLauncher:
 
         Raises UserError where that cannot be; see `resumable`.
         """
-        found = resumable(run, aws=self.aws, ledger=self.ledger, now=self.now())
+        found = resumable(run, backends=self.backends, aws=self.aws, ledger=self.ledger, now=self.now())
         lock = launcher_lock(self.ledger, run.submission_id)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(lock), self.display:
@@ -104,7 +109,7 @@ class CloudLauncher:
                     workload=job.workload,
                     recipe=job.recipe.label,
                     instance=first.instance.name,
-                    backend="ec2",
+                    backend=first.backend,
                     directory=s3_sync.run_folder(self.home.absolute(), run_ids[-1]),
                 )
         return run_ids
@@ -112,37 +117,44 @@ class CloudLauncher:
     def _carry_out(
         self,
         run_ids: Sequence[str],
-        sites: Sequence[Site],
-        jobs_at: Callable[[Site], Mapping[str, JobSpec]],
+        sites: Sequence[Place],
+        jobs_at: Callable[[Place], Mapping[str, JobSpec]],
         max_minutes: int,
         detach: bool,
     ) -> None:
-        left, followed = tuple(run_ids), set[int]()
+        left, followed, placing = tuple(run_ids), set[int](), self._placing(detach)
         why = "its launcher could not go on"
         try:
             while left:
-                used = minutes_used(self._attempts(left), self.now())
+                earlier = self.ledger.attempts_of(left[0])
+                used = minutes_used(earlier, self.now())
                 if used and max_minutes - used < MIN_MINUTES:
-                    why = f"EC2 took its machine, and {max(0, max_minutes - used):.0f} minutes are too few"
+                    minutes = f"{max(0, max_minutes - used):.0f} minutes"
+                    why = f"{self._backend(earlier[-1]).service} took its machine, and {minutes} are too few"
                     self.tell(f"{why}: not resumed")
                     return
-                attempt = self._placing().place(
+                placed = placing.place(
                     sites,
                     lambda site, wanted=left: {run_id: jobs_at(site)[run_id] for run_id in wanted},  # type: ignore[misc]
                     max_minutes=int(max_minutes - used),
+                    root=root_of(earlier),
                 )
-                if attempt is None:
+                if placed is None:
                     return
-                if detach and not self.stop.by:
-                    self._tell_detached(attempt)
+                attempt = placed.attempt
+                if detach and self._leave(attempt):
                     return
-                left = self._follower(attempt, run_ids).follow()
+                follower = self._follower(attempt, run_ids)
+                left = follower.follow()
                 followed.add(attempt.id)
+                if left and follower.no_capacity:
+                    placing.refuse(placed.site, follower.no_capacity)
+                elif left:
+                    # From the start again: there may be capacity by now.
+                    placing = self._placing(detach)
+                    told = taken_back(attempt, self._backend(attempt))
+                    self.tell(f"{told}: going on, on another, from the last checkpoint")
                 sites = self._sites_to_go_on(sites, attempt)
-                if left:
-                    self.tell(
-                        "EC2 took the spot instance back: going on, on another, from the last checkpoint"
-                    )
         except UserError as error:
             why = error.message
             raise
@@ -154,43 +166,46 @@ class CloudLauncher:
 
         followed: ids of attempts that have let go of their runs, though their machine may be shutting down.
         """
-        unfinished = self.ledger.unfinished_attempts("ec2")
+        unfinished = [one for name in self.backends for one in self.ledger.unfinished_attempts(name)]
         held = {run_id for one in unfinished if one.id not in followed for run_id in one.run_ids}
         for run_id in self.ledger.existing(run_ids) - held:
             settle_run(self.ledger, run_id, why, stopped=bool(self.stop.by))
 
-    def _sites_to_go_on(self, sites: Sequence[Site], attempt: "Attempt") -> Sequence[Site]:
+    def _sites_to_go_on(self, sites: Sequence[Place], attempt: "Attempt") -> Sequence[Place]:
         """From the start again; once a run has begun, only where its checkpoints and its type are."""
-        if any(s3_sync.record_paths(self.home, run_id) for run_id in attempt.run_ids):
-            return [site for site in sites if fits(site, attempt)]
-        return sites
+        if not any(s3_sync.record_paths(self.home, run_id) for run_id in attempt.run_ids):
+            return sites
+        # The type that it got may be another than the first that was asked for.
+        attempt = self.ledger.attempt(attempt.id)
+        return [own for site in sites if (own := site_to_go_on(site, attempt))]
 
-    def _attempts(self, run_ids: Sequence[str]) -> "list[Attempt]":
-        return self.ledger.attempts_of(run_ids[0])
+    def _backend(self, attempt: "Attempt") -> CloudBackend:
+        return self.backends[attempt.backend]
 
-    def _backend(self) -> Ec2Backend:
-        return Ec2Backend(aws=self.aws, home=self.home.absolute(), sleep=self.sleep, now=self.now)
-
-    def _placing(self) -> Placing:
+    def _placing(self, detach: bool) -> Placing:
         return Placing(
-            backend=self._backend(),
+            backends=self.backends,
             ledger=self.ledger,
             settings=self.settings,
             stop=self.stop,
             tell=self.tell,
+            detach=detach,
         )
 
     def _follower(self, attempt: "Attempt", run_ids: Sequence[str]) -> Follower:
+        backend = self._backend(attempt)
         return Follower(
             attempt=attempt,
-            backend=self._backend(),
+            backend=backend,
             ledger=self.ledger,
+            settings=self.settings,
             shown=AttemptDisplay(
                 display=self.display,
                 home=self.home,
                 token=attempt.token,
                 runs=[self._shown(run_id, run_ids) for run_id in attempt.run_ids],
-                place=f"{attempt.instance} in {attempt.zone or attempt.region}",
+                place=_place(attempt),
+                machine=machine_of(attempt, backend),
             ),
             stop=self.stop,
             tell=self.tell,
@@ -202,11 +217,36 @@ class CloudLauncher:
         place = f"[{list(run_ids).index(run_id) + 1}/{len(run_ids)}] " if len(run_ids) > 1 else ""
         return ShownRun(id=run_id, label=place + run.recipe, num_steps=run.spec["steps"])
 
-    def _tell_detached(self, attempt: "Attempt") -> None:
+    def _leave(self, attempt: "Attempt") -> bool:
+        """Whether the attempt is left to itself, with a timer in the account where it has machines of EC2's.
+
+        Not if the user asked to stop meanwhile: it is followed then, and stopped.
+        """
         assert attempt.handle is not None
-        first = attempt.run_ids[0]
+        backend, first = self._backend(attempt), attempt.run_ids[0]
+        protection = ends_by_itself(attempt, backend)
+        ids = attempt.handle.get("instance_ids")
+        if ids and not self.stop.by:
+            role = self.settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
+            try:
+                timer = arm(self.ledger, self.aws, attempt, role=role, ids=ids, now=self.now())
+            except UserError as error:
+                timer = f"no timer in the account was noted ({error.message})"
+            protection = f"{protection}; {timer}"
+        self.ledger.explain_attempt(attempt.id, None)
+        if self.stop.by:
+            return False
         self.tell(
-            f"started {attempt.handle['instance_id']} ({attempt.instance}) in {attempt.region}. Nobody "
-            f"follows it: only its own timer, which turns it off within {attempt.max_minutes} min, ends what "
-            f"hangs. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
+            f"started {machine_of(attempt, backend)} ({_num(attempt)}{attempt.instance}). Nobody follows it: "
+            f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
+        return True
+
+
+def _place(attempt: "Attempt") -> str:
+    """`p5.48xlarge in us-east-1`, `2 x p5.48xlarge in us-east-1`."""
+    return f"{_num(attempt)}{attempt.instance} in {attempt.zone or attempt.region}"
+
+
+def _num(attempt: "Attempt") -> str:
+    return f"{attempt.num_nodes} x " if attempt.num_nodes > 1 else ""

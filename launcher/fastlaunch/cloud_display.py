@@ -1,11 +1,11 @@
-"""Shows an attempt on AWS: what its node is doing, then one of its runs after another."""
+"""Shows an attempt on AWS: what its machines are doing, then one of its runs after another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastlaunch import s3_sync
-from fastlaunch.aws import Instance
+from fastlaunch.backends.cloud_backend import Sight
 from fastlaunch.follow import Display, Progress, RecordTail
 from fastlaunch.outcome import outcome_of, read_records
 
@@ -24,15 +24,21 @@ class ShownRun:
 
 @dataclass(kw_only=True)
 class AttemptDisplay:
-    """What `display` shows of an attempt while it lasts. place: the machine and where it is asked for."""
+    """What `display` shows of an attempt while it lasts.
+
+    place: the machine's type and where it is asked for. machine: by the name that AWS gave it.
+    """
 
     display: Display
     home: Path
     token: str
     runs: Sequence[ShownRun]
     place: str
+    machine: str
     _current: int = 0
     _tail: RecordTail | None = field(default=None)
+    _tail_of: Path | None = field(default=None)
+    _records: tuple[Path, ...] = ()
 
     @property
     def current(self) -> ShownRun:
@@ -43,18 +49,22 @@ class AttemptDisplay:
         """Show the first run."""
         self._show_start()
 
-    def update(self, instance: Instance | None) -> None:
-        """Show what is known now: EC2's word, and what was synced."""
+    def update(self, sight: Sight, synced: s3_sync.Synced) -> None:
+        """Show what is known now: AWS's word, and what was synced."""
+        self._records = tuple(path for path in synced.files if path.name.startswith("rank-"))
         for number in range(self._current + 1, len(self.runs)):
-            if self._has_begun(self.runs[number]):
+            if self._record(self.runs[number]):
                 self.finish(self._ended_as(self.current))
-                self._current, self._tail = number, None
+                self._current, self._tail, self._tail_of = number, None, None
                 self._show_start()
         run = self.current
-        if self._tail is None and self._record(run).exists():
-            self._tail = RecordTail(s3_sync.run_folder(self.home, run.id))
+        newest = self._record(run)
+        # A job that SageMaker starts again goes on in another file.
+        if newest is not None and newest != self._tail_of:
+            self._tail, self._tail_of = RecordTail(s3_sync.run_folder(self.home, run.id)), newest
         progress = self._tail.read() if self._tail else None
-        self.display.show(progress or Progress(step=0, num_steps=run.num_steps, phase=self._stage(instance)))
+        stage = self._stage(sight, synced)
+        self.display.show(progress or Progress(step=0, num_steps=run.num_steps, phase=stage))
 
     def finish(self, outcome: str) -> None:
         """Show that the run that is shown has ended, and how."""
@@ -62,34 +72,35 @@ class AttemptDisplay:
 
     def _ended_as(self, run: ShownRun) -> str:
         """How a run ended, by its records: what the node says of it comes later."""
-        folder = s3_sync.run_folder(self.home, run.id)
-        records, _ = read_records(sorted(folder.glob(f"rank-*-attempt-{self._number}.jsonl")))
-        return str(outcome_of(records).state) if records else "ended without a record"
-
-    @property
-    def _number(self) -> str:
-        return self.token.rpartition("-a")[2]
+        records, _ = read_records([path for path in self._of(run) if path.is_file()])
+        last = max((record.header["attempt"] for record in records), default=0)
+        newest = [record for record in records if record.header["attempt"] == last]
+        return str(outcome_of(newest).state) if newest else "ended without a record"
 
     def _show_start(self) -> None:
         run = self.current
         self.display.start(run.label, run.num_steps)
 
-    def _record(self, run: ShownRun) -> Path:
-        name = f"rank-00000-attempt-{self._number}.jsonl"
-        return s3_sync.run_folder(self.home, run.id) / name
+    def _of(self, run: ShownRun) -> list[Path]:
+        """The record files of the run that lie under the attempt's own output."""
+        folder = s3_sync.run_folder(self.home, run.id)
+        return [path for path in self._records if path.parent == folder]
 
-    def _has_begun(self, run: ShownRun) -> bool:
-        return self._record(run).exists()
+    def _record(self, run: ShownRun) -> Path | None:
+        """The newest record of the run's first rank, None while it is not here."""
+        own = [path for path in self._of(run) if path.name.startswith("rank-00000-") and path.is_file()]
+        # By length first: attempt 10 comes after attempt 9.
+        return max(own, key=lambda path: (len(path.name), path.name), default=None)
 
-    def _stage(self, instance: Instance | None) -> str:
-        if instance is None or instance.state == "pending":
-            return f"{self.place}: pending"
-        if instance.state != "running":
-            return f"{instance.id}: {instance.state}"
-        if s3_sync.kept(self.home, self.token).boot is None:
-            return f"{instance.id} in {instance.zone}: booting"
+    def _stage(self, sight: Sight, synced: s3_sync.Synced) -> str:
+        if not sight.is_seen or (sight.is_live and not sight.is_up):
+            return f"{self.place}: {sight.told or 'pending'}"
+        if not sight.is_live:
+            return f"{self.machine}: {sight.told or 'shutting down'}"
+        if synced.boot is None:
+            return f"{self.machine}: booting"
         said = _last_line(s3_sync.node_log_path(self.home, self.token))
-        return f"{instance.id} in {instance.zone}: {said or 'booted'}"
+        return f"{self.machine}: {said or 'booted'}"
 
 
 def _last_line(path: Path) -> str | None:

@@ -7,21 +7,23 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fastlaunch import s3_sync
-from fastlaunch.attempt_price import note_machines
+from fastlaunch.attempt_price import note_machines, respec_in
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import LOOK_INTERVAL_S, Ec2Backend, Sight
+from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.cloud_display import AttemptDisplay
-from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt
+from fastlaunch.cloud_finish import STOPPED_BY, Finished, finish_attempt
+from fastlaunch.cloud_words import how_to_stop, machine_of
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
-from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.deadline_schedule import disarm
+from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
+from fastlaunch.settings import Settings
 from fastlaunch.stop_request import StopRequest
 
 if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt
     from fastlaunch.runs import Ledger
 
-#: A machine that runs boots within two or three minutes.
-BOOT_LIMIT = timedelta(minutes=12)
+LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)
 #: After the node's last word: shutting down takes a minute, and a spot interruption two.
 LINGER_LIMIT = timedelta(minutes=4)
@@ -35,14 +37,19 @@ _PAUSE_S = 1.0
 
 @dataclass(kw_only=True)
 class Follower:
-    """Follows `attempt`, which has a handle. tell: a line for the user."""
+    """Follows `attempt`, which has a handle. tell: a line for the user.
+
+    no_capacity: after it ended, why nothing of it began, so that another place may be tried.
+    """
 
     attempt: "Attempt"
-    backend: Ec2Backend
+    backend: CloudBackend
     ledger: "Ledger"
+    settings: Settings
     shown: AttemptDisplay
     stop: StopRequest
     tell: Callable[[str], None]
+    no_capacity: NoCapacity | None = None
     _why: str | None = None
     _told: set[str] = field(default_factory=set)
     _is_stopping: bool = False
@@ -73,15 +80,20 @@ class Follower:
         except BaseException:
             self._kill()
             raise
-        left = self._finish(sight)
+        done = self._finish(sight)
+        left = done.left
+        if self.ledger.attempt(self.attempt.id).ended_at is not None:
+            disarm(self.ledger, self.backend.aws, self.attempt)
+        if left and done.end.try_next:
+            self.no_capacity = NoCapacity(done.end.reason or "it found no capacity")
         run_id = self.shown.current.id
         if run_id in left:
-            self.shown.finish(str(RunState.INTERRUPTED))
+            self.shown.finish("no capacity" if self.no_capacity else str(RunState.INTERRUPTED))
         elif self.ledger.existing([run_id]):
             self.shown.finish(str(self.ledger.get(run_id).state))
         return left
 
-    def _finish(self, sight: Sight) -> tuple[str, ...]:
+    def _finish(self, sight: Sight) -> Finished:
         """What `finish_attempt` returns, with patience for a network that fails for a while."""
         deadline = self.backend.now() + _LOST_CONTACT
         while True:
@@ -103,26 +115,31 @@ class Follower:
             self._pause()
 
     def _until_ended(self) -> Sight:
-        last = Sight(instance=None, has_ended=False)
+        last = Sight(has_ended=False, is_seen=False)
         while True:
             if self.stop.by and not self._is_stopping:
                 self._stop()
             # What cannot be seen for a moment is as it was.
             last = self._see() or last
+            self._note(last)
             if last.has_ended:
                 return last
-            seen = [(self.ledger.attempt(self.attempt.id), last.instance)]
-            note_machines(self.ledger, self.backend.aws, seen, self.backend.now().date())
             self._sync()
-            self.shown.update(last.instance)
+            self.shown.update(last, self._synced)
             if self._is_down(last):
                 return last
             self._end_what_hangs(last)
             self._pause()
 
+    def _note(self, sight: Sight) -> None:
+        today = self.backend.now().date()
+        respec = respec_in(self.ledger, self.settings, today)
+        seen = [(self.ledger.attempt(self.attempt.id), sight)]
+        note_machines(self.ledger, self.backend.aws, seen, today, respec)
+
     def _is_down(self, sight: Sight) -> bool:
         """Whether the machine has been shutting down for a while: it costs nothing, and uploads no more."""
-        if sight.instance is None or sight.instance.is_live:
+        if not sight.is_seen or sight.is_live:
             return False
         self._down_since = self._down_since or self.backend.now()
         return self.backend.now() - self._down_since > SHUTDOWN_WAIT
@@ -158,25 +175,31 @@ class Follower:
             self._tell_once(error.message)
 
     def _end_what_hangs(self, sight: Sight) -> None:
-        """Terminate a machine that never boots, has had its time, or lingers after its last word."""
-        instance, now = sight.instance, self.backend.now()
-        if instance is None or not instance.is_live or self._why is not None:
+        """End machines that never boot, or one of which does not, have had their time, or linger."""
+        now, boot_limit = self.backend.now(), self.backend.boot_limit
+        # Where there is no limit AWS itself ends what hangs, and knows when its time is up.
+        if not sight.is_live or self._why is not None or boot_limit is None:
             return
-        if instance.state == "running" and self._runs_since is None:
+        if sight.is_up and self._runs_since is None:
             self._runs_since = now
         if self._synced.status is not None and self._done_since is None:
             self._done_since = now
-        booted = self._synced.boot is not None or self._synced.status is not None
+        has_booted = self._synced.num_booted >= self.attempt.num_nodes or self._synced.status is not None
         # Only what the bucket said lately counts: it may be the bucket that cannot be reached.
         is_fresh = self._synced_at is not None and now - self._synced_at <= 2 * SYNC_INTERVAL
-        if self._runs_since and now - self._runs_since > BOOT_LIMIT and not booted and is_fresh:
-            minutes = BOOT_LIMIT.total_seconds() / 60
-            self._terminate(f"its node did not boot within {minutes:.0f} minutes{self._console()}")
+        if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
+            self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._diary()}")
         elif now > self._ends_at():
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
             # Its runs are told by its last word; only the machine hangs.
             self._terminate("its machine did not turn itself off")
+
+    def _who_did_not_boot(self, limit: timedelta) -> str:
+        within, num_nodes = f"within {limit.total_seconds() / 60:.0f} minutes", self.attempt.num_nodes
+        if num_nodes == 1:
+            return f"its node did not boot {within}"
+        return f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
 
     def _terminate(self, why: str) -> None:
         assert self.attempt.handle is not None
@@ -185,12 +208,12 @@ class Follower:
         self._why = why
         self.backend.kill(self.attempt.handle)
 
-    def _console(self) -> str:
+    def _diary(self) -> str:
         assert self.attempt.handle is not None
         try:
-            return f"; what it printed is in {self.backend.console(self.attempt.handle)}"
+            return f"; what it printed is in {self.backend.diary(self.attempt.handle)}"
         except CloudRefused as error:
-            return f"; its console cannot be read: {error.message}"
+            return f"; what it printed cannot be read: {error.message}"
 
     def _stop(self) -> None:
         assert self.attempt.handle is not None
@@ -215,7 +238,9 @@ class Follower:
             self.backend.kill(self.attempt.handle)
             self.tell(f"{self._machine} is terminated")
         except BaseException as error:
-            self.tell(f"{self._machine} may still be running ({error}); {self._how_to_stop()}")
+            self.tell(
+                f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"
+            )
             if not isinstance(error, CloudRefused):
                 raise
             return
@@ -224,27 +249,19 @@ class Follower:
             # One that is only shutting down yet is ended in the ledger by whoever looks next.
             if sight.has_ended:
                 finish_attempt(self.attempt, sight, backend=self.backend, ledger=self.ledger)
+                disarm(self.ledger, self.backend.aws, self.attempt)
 
     def _unfollowed(self, error: UserError) -> UserError:
         told = f"{error.hint}; " if error.hint else ""
         kind = type(error) if isinstance(error, CloudRefused) else UserError
         return kind(
             f"{self._machine} cannot be followed any more, and goes on: {error.message}",
-            f"{told}{self._how_to_stop()}",
-        )
-
-    def _how_to_stop(self) -> str:
-        """What protects the user's money without this launcher, and how to stop the machine."""
-        return (
-            f"it turns itself off within {self.attempt.max_minutes} min; to stop it: "
-            f"fastlaunch cancel {self.attempt.run_ids[0]}   (or: fastlaunch reap "
-            f"--region {self.attempt.region})"
+            f"{told}{how_to_stop(self.attempt, self.backend)}",
         )
 
     @property
     def _machine(self) -> str:
-        assert self.attempt.handle is not None
-        return f"instance {self.attempt.handle['instance_id']} in {self.attempt.region}"
+        return machine_of(self.attempt, self.backend)
 
     def _ends_at(self) -> datetime:
         assert self.attempt.handle is not None

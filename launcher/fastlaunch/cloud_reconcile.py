@@ -1,16 +1,19 @@
 """Brings the ledger up to what is true on AWS: for attempts whose launcher is gone, or only started them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.attempt_price import note_machines
+from fastlaunch.attempt_price import note_machines, respec_in
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend, Sight
+from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.cloud_follow import SHUTDOWN_WAIT
+from fastlaunch.cloud_words import how_to_stop, machine_of
+from fastlaunch.deadline_schedule import disarm
 from fastlaunch.errors import BadConfiguration, Throttled, Unreachable, UserError
+from fastlaunch.settings import Settings
 from fastlaunch.submission import LOOK_INTERVAL_S, launcher_lives
 
 if TYPE_CHECKING:
@@ -21,27 +24,49 @@ _CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 NEVER_STARTED = "its launcher ended before a machine was started"
 #: How long `cancel` leaves it to a launcher that lives to be told what it started.
 _LAUNCHER_GRACE_S = 60.0
+#: How long AWS may take to show what it started. After that what it does not know is no more.
+_SHOWN_AFTER = timedelta(minutes=15)
 
 
-def reconcile_cloud(ledger: "Ledger", backend: Ec2Backend, *, warn: Callable[[str], None]) -> None:
+def reconcile_cloud(
+    ledger: "Ledger",
+    backends: Mapping[str, CloudBackend],
+    *,
+    settings: Settings,
+    warn: Callable[[str], None],
+) -> None:
     """End what ended, adopt what was started though nobody noted it, and settle what never was.
 
-    In few requests per region, however many attempts there are. What AWS does not answer stays as it is, with
-    a warning. Attempts whose launcher lives are left to it.
+    In few requests per backend and region, however many attempts there are. What AWS does not answer stays as
+    it is, with a warning. Attempts whose launcher lives are left to it.
     """
-    attempts = [one for one in ledger.unfinished_attempts("ec2") if not _is_followed(ledger, one)]
-    for region in sorted({one.region or "" for one in attempts}):
-        here = [one for one in attempts if one.region == region]
-        try:
-            _adopt(ledger, backend, [one for one in here if one.handle is None])
-            _update(ledger, backend, [ledger.attempt(one.id) for one in here], warn)
-        except UserError as error:
-            warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
-    _settle_unheld(ledger)
+    for name, backend in backends.items():
+        attempts = [one for one in ledger.unfinished_attempts(name) if not _is_followed(ledger, one)]
+        for region in sorted({one.region or "" for one in attempts}):
+            here = [one for one in attempts if one.region == region]
+            try:
+                _adopt(ledger, backend, [one for one in here if one.handle is None])
+                _update(ledger, backend, settings, [ledger.attempt(one.id) for one in here], warn)
+            except UserError as error:
+                warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
+    _settle_unheld(ledger, backends)
+    _disarm_ended(ledger, backends)
+
+
+def _disarm_ended(ledger: "Ledger", backends: Mapping[str, CloudBackend]) -> None:
+    """Delete the schedules that are left of attempts that have ended, however they did."""
+    for attempt in ledger.scheduled_attempts():
+        if attempt.ended_at is not None and attempt.backend in backends:
+            disarm(ledger, backends[attempt.backend].aws, attempt)
 
 
 def cancel_cloud(
-    run: "Run", *, backend: Ec2Backend, ledger: "Ledger", tell: Callable[[str], None]
+    run: "Run",
+    *,
+    backend: CloudBackend,
+    ledger: "Ledger",
+    settings: Settings,
+    tell: Callable[[str], None],
 ) -> RunState:
     """The final state of `run` after its attempt's machine was stopped, with all other runs of the attempt.
 
@@ -62,19 +87,17 @@ def cancel_cloud(
     try:
         backend.stop(attempt.handle)
     except KeyboardInterrupt:
-        tell(
-            f"instance {attempt.handle['instance_id']} in {attempt.region} was not seen to end; it turns "
-            f"itself off within {attempt.max_minutes} min; to stop it: fastlaunch cancel {run.id}"
-        )
+        tell(f"{machine_of(attempt, backend)} was not seen to end; {how_to_stop(attempt, backend)}")
         raise
     sight = _wait_for_end(backend, attempt.handle)
-    seen = [(ledger.attempt(attempt.id), sight.instance)]
-    note_machines(ledger, backend.aws, seen, backend.now().date())
+    _note(ledger, backend, settings, [(ledger.attempt(attempt.id), sight)])
     finish_attempt(attempt, sight, backend=backend, ledger=ledger)
+    if ledger.attempt(attempt.id).ended_at is not None:
+        disarm(ledger, backend.aws, attempt)
     return ledger.get(run.id).state
 
 
-def _wait_for_end(backend: Ec2Backend, handle: Mapping[str, Any]) -> Sight:
+def _wait_for_end(backend: CloudBackend, handle: Mapping[str, Any]) -> Sight:
     """The machine, which shuts down, when it has ended, or after a while."""
     deadline = backend.now() + SHUTDOWN_WAIT
     while True:
@@ -88,7 +111,7 @@ def _wait_for_end(backend: Ec2Backend, handle: Mapping[str, Any]) -> Sight:
         backend.sleep(5.0)
 
 
-def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]") -> None:
+def _adopt(ledger: "Ledger", backend: CloudBackend, attempts: "Sequence[Attempt]") -> None:
     """Note the machines of attempts whose launcher died before it was told, and end those that have none."""
     plans = {one.id: plan for one in attempts if (plan := ledger.plan_of(one.id)) is not None}
     found = backend.find_all(list(plans.values()))
@@ -103,24 +126,25 @@ def _adopt(ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]")
             with ledger.transaction():
                 ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
         elif ledger.attempt(attempt.id).handle is None:
-            minutes = FORGOTTEN_AFTER.total_seconds() / 60
+            minutes = _SHOWN_AFTER.total_seconds() / 60
             ledger.explain_attempt(
                 attempt.id,
-                "its launcher ended while a machine was being started; EC2 shows none (yet): this is settled "
-                f"{minutes:.0f} minutes after the request",
+                f"its launcher ended while a machine was being started; {backend.service} shows none (yet): "
+                f"this is settled {minutes:.0f} minutes after the request",
             )
 
 
-def _forgotten(backend: Ec2Backend, attempt: "Attempt") -> Mapping[str, Any] | None:
-    """The handle of a machine that has ended so long ago that EC2 forgot it, by what its node uploaded.
+def _forgotten(backend: CloudBackend, attempt: "Attempt") -> Mapping[str, Any] | None:
+    """The handle of machines that ended so long ago that EC2 forgot them, by what their node uploaded.
 
-    None if it uploaded nothing. launched_at: when it was asked for.
+    None if it uploaded nothing, or names no instance. launched_at: when they were asked for.
     """
     handle = {
         "region": attempt.region,
         "token": attempt.token,
         "output": attempt.output,
         "launched_at": attempt.started_at,
+        "num_nodes": attempt.num_nodes,
     }
     try:
         synced = backend.sync(handle)
@@ -128,7 +152,9 @@ def _forgotten(backend: Ec2Backend, attempt: "Attempt") -> Mapping[str, Any] | N
         # Its bucket is there no more.
         return None
     instance_id = {**(synced.boot or {}), **(synced.status or {})}.get("instance_id")
-    return {**handle, "instance_id": instance_id} if isinstance(instance_id, str) else None
+    if not isinstance(instance_id, str):
+        return None
+    return {**handle, "instance_id": instance_id, "instance_ids": [instance_id]}
 
 
 def _start(ledger: "Ledger", attempt: "Attempt", handle: Any) -> None:
@@ -141,13 +167,16 @@ def _start(ledger: "Ledger", attempt: "Attempt", handle: Any) -> None:
 
 
 def _update(
-    ledger: "Ledger", backend: Ec2Backend, attempts: "Sequence[Attempt]", warn: Callable[[str], None]
+    ledger: "Ledger",
+    backend: CloudBackend,
+    settings: Settings,
+    attempts: "Sequence[Attempt]",
+    warn: Callable[[str], None],
 ) -> None:
     """Note the machines that are seen, and end the attempts whose machine has ended."""
     known = [(one, one.handle) for one in attempts if one.handle is not None and one.ended_at is None]
     sights = backend.see([handle for _, handle in known])
-    seen = [(attempt, sight.instance) for (attempt, _), sight in zip(known, sights, strict=True)]
-    note_machines(ledger, backend.aws, seen, backend.now().date())
+    _note(ledger, backend, settings, [(one, sight) for (one, _), sight in zip(known, sights, strict=True)])
     for (attempt, _), sight in zip(known, sights, strict=True):
         if not sight.has_ended:
             continue
@@ -157,19 +186,27 @@ def _update(
             warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
 
 
-def _settle_unheld(ledger: "Ledger") -> None:
+def _note(
+    ledger: "Ledger", backend: CloudBackend, settings: Settings, seen: "Sequence[tuple[Attempt, Sight]]"
+) -> None:
+    today = backend.now().date()
+    note_machines(ledger, backend.aws, seen, today, respec_in(ledger, settings, today))
+
+
+def _settle_unheld(ledger: "Ledger", backends: Collection[str]) -> None:
     """End the runs that no attempt holds and no launcher is about to start."""
     runs = ledger.fetch_comparable(["state=planned", "state=running"])
-    alone = [run for run in runs if run.backend == "ec2" and not launcher_lives(ledger, run)]
+    alone = [run for run in runs if run.backend in backends and not launcher_lives(ledger, run)]
     # Looked up after the launchers: one that has ended since may have left an attempt behind.
-    held = {run_id for one in ledger.unfinished_attempts("ec2") for run_id in one.run_ids}
+    unfinished = [one for name in backends for one in ledger.unfinished_attempts(name)]
+    held = {run_id for one in unfinished for run_id in one.run_ids}
     for run in alone:
         if run.id not in held:
             attempts = ledger.attempts_of(run.id)
             settle_run(ledger, run.id, (attempts[-1].reason if attempts else None) or NEVER_STARTED)
 
 
-def _attempt_to_stop(run: "Run", backend: Ec2Backend, ledger: "Ledger") -> "Attempt | None":
+def _attempt_to_stop(run: "Run", backend: CloudBackend, ledger: "Ledger") -> "Attempt | None":
     """The run's attempt that has a machine. Waits for one that is being started.
 
     None if there is none: the run has then ended, and its launcher starts nothing more for it.
@@ -225,4 +262,4 @@ def _has_ended(ledger: "Ledger", run_id: str) -> bool:
 
 
 def _is_old(attempt: "Attempt", now: datetime) -> bool:
-    return now - datetime.fromisoformat(attempt.started_at) > FORGOTTEN_AFTER
+    return now - datetime.fromisoformat(attempt.started_at) > _SHOWN_AFTER

@@ -1,6 +1,6 @@
 """What a run on AWS can go on with when its machine is gone: a checkpoint, minutes that are left, places."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -9,7 +9,8 @@ from fastlaunch import s3_sync
 from fastlaunch.attempt_cost import minutes_used
 from fastlaunch.aws import Aws
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.cloud_backend import CloudBackend, Place
+from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.cost_ceiling import MIN_MINUTES, CostCeiling, cost_ceiling
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
@@ -25,20 +26,24 @@ if TYPE_CHECKING:
 class Resumable:
     """A run that another attempt can go on with: where, as which job, and in how many minutes in all.
 
-    minutes_left: of `max_minutes`. checkpoint: name of the one it goes on from.
+    minutes_left: of `max_minutes`. checkpoint: name of the one it goes on from. num_nodes: machines that it
+    takes.
     """
 
-    sites: tuple[Site, ...]
-    jobs_at: Callable[[Site], Mapping[str, JobSpec]]
+    sites: tuple[Place, ...]
+    jobs_at: Callable[[Place], Mapping[str, JobSpec]]
+    num_nodes: int
     max_minutes: int
     minutes_left: int
     checkpoint: str
 
 
-def resumable(run: "Run", *, aws: Aws, ledger: "Ledger", now: datetime) -> Resumable:
+def resumable(
+    run: "Run", *, backends: Mapping[str, CloudBackend], aws: Aws, ledger: "Ledger", now: datetime
+) -> Resumable:
     """What it takes to go on with `run`. Raises UserError, with the reason, where that cannot be."""
-    if run.backend != "ec2" or run.spec is None:
-        raise UserError(f"run {run.id} ran on {run.backend}", "only runs on EC2 can be resumed")
+    if run.backend not in backends or run.spec is None:
+        raise UserError(f"run {run.id} ran on {run.backend}", "only runs on AWS can be resumed")
     if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
         raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
     if launcher_lives(ledger, run):
@@ -60,36 +65,56 @@ def resumable(run: "Run", *, aws: Aws, ledger: "Ledger", now: datetime) -> Resum
         )
     last = attempts[-1]
     stored = [site_from_json(data) for data in ledger.sites_of(run.submission_id)]
-    sites = tuple(site for site in stored if fits(site, last))
-    checkpoint = last_checkpoint(aws, run.id, last)
+    sites = tuple(own for site in stored if (own := site_to_go_on(site, last)))
+    checkpoint = last_checkpoint(aws, run.id, last, backends[run.backend])
     if checkpoint is None:
         raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
+    if not sites:
+        raise UserError(
+            f"no place of run {run.id}'s submission has {last.instance} and its bucket", "submit it again"
+        )
     return Resumable(
         sites=sites,
-        jobs_at=lambda site: {run.id: replace(spec, region=site.region, image=site.image)},
+        jobs_at=lambda site: {
+            run.id: replace(spec, instance=site.instance.name, region=site.region, image=site.image)
+        },
+        num_nodes=spec.num_nodes,
         max_minutes=limit,
         minutes_left=minutes,
         checkpoint=checkpoint,
     )
 
 
-def fits(site: Site, attempt: "Attempt") -> bool:
-    """Whether what the attempt began can go on there: on the same type, with the same bucket."""
+def site_to_go_on(site: Place, attempt: "Attempt") -> Place | None:
+    """The site, for what the attempt began to go on at: on the same type, with the same bucket. Else None."""
     place = f"s3://{site.bucket}/" + (f"{site.prefix}/" if site.prefix else "")
-    return site.instance.name == attempt.instance and (attempt.output or "").startswith(f"{place}runs/")
+    if not (attempt.output or "").startswith(f"{place}runs/"):
+        return None
+    if isinstance(site, TrainingSite):
+        # Of several types only the one that it got: a checkpoint is of so many ranks, a speed of one GPU.
+        got = next((one for one in (site.instance, *site.others) if one.name == attempt.instance), None)
+        return replace(site, instance=got, others=()) if got else None
+    return site if site.instance.name == attempt.instance else None
 
 
-def last_checkpoint(aws: Aws, run_id: str, attempt: "Attempt") -> str | None:
+def root_of(attempts: "Sequence[Attempt]") -> str | None:
+    """Id of the run under which the first of the attempts wrote; None if there is none yet.
+
+    attempts: at a run, oldest first. Their output is `<prefix>/runs/<run id>/<name of the attempt>`.
+    """
+    output = next((attempt.output for attempt in attempts if attempt.output), None)
+    return output.rsplit("/", 2)[1] if output else None
+
+
+def last_checkpoint(aws: Aws, run_id: str, attempt: "Attempt", backend: CloudBackend) -> str | None:
     """Name of the newest complete checkpoint of the run, such as `step-00000040.pt`; None if it has none."""
     assert attempt.region is not None and attempt.output is not None
-    bucket, prefix = s3_sync.split_uri(attempt.output)
-    # `<prefix>/runs/<first run id>/attempt-<n>`
-    runs = prefix.rsplit("/", 2)[0]
-    folder = f"{runs}/{run_id}/checkpoints/"
-    found = [one.key.rpartition("/")[2] for one in aws.list_objects(attempt.region, bucket, folder)]
+    bucket, prefix = s3_sync.split_uri(backend.checkpoint_folder(attempt.output, run_id))
+    stored = aws.list_objects(attempt.region, bucket, f"{prefix}/")
+    found = [one.key.rpartition("/")[2] for one in stored]
     return max((name for name in found if name.startswith("step-") and name.endswith(".pt")), default=None)
 
 
 def ceiling_of(found: Resumable) -> CostCeiling:
     """The most that going on can cost."""
-    return cost_ceiling(found.sites, num_nodes=1, max_minutes=found.minutes_left)
+    return cost_ceiling(found.sites, num_nodes=found.num_nodes, max_minutes=found.minutes_left)

@@ -11,7 +11,7 @@ from fastlaunch.runs_file import LedgerFile, damaged
 _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
     *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
-    *("billed_seconds", "billing", "num_nodes", "schedule"),
+    *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd", "idle_minutes"),
 )
 
 
@@ -25,7 +25,8 @@ class Attempt:
     the discount. launched_at: ISO 8601, of the machine. lived_s: from then to its end. billed_seconds: None
     while it lasts. billing: how they are known, one of `cloud_backend.BILLINGS`. usd_per_hour, lived_s and
     billed_seconds are of one machine, of num_nodes. schedule: in the account, which ends the machines of a
-    detached attempt: `{"name", "region", "state"}`; see `deadline_schedule`.
+    detached attempt: `{"name", "region", "state"}`; see `deadline_schedule`. sunk_usd: see `Plan`.
+    idle_minutes: for which a warm pool may be kept, and billed, after it.
     """
 
     id: int
@@ -50,6 +51,8 @@ class Attempt:
     billing: str | None = None
     num_nodes: int = 1
     schedule: dict[str, Any] | None = None
+    sunk_usd: float | None = None
+    idle_minutes: int = 0
 
 
 def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
@@ -80,6 +83,7 @@ def insert_attempt(
     row = file.one("SELECT backend FROM runs WHERE id = ?", (run_ids[0],))
     assert row is not None, run_ids[0]
     token = f"{run_ids[0]}-a{n}"
+    instance, num_nodes = machines_of(plan) if plan else (None, 1)
     columns = {
         "token": token,
         "n": n,
@@ -89,7 +93,10 @@ def insert_attempt(
         "started_at": now,
         "max_minutes": max_minutes,
         "usd_per_hour": usd_per_hour,
-        "instance": plan.request.get("InstanceType") if plan else None,
+        "instance": instance,
+        "num_nodes": num_nodes,
+        "sunk_usd": plan.sunk_usd if plan else None,
+        "idle_minutes": idle_minutes_of(plan) if plan else 0,
         "output": tag_of(plan, "fastlaunch:output") if plan else None,
         "plan": dumps(plan.to_json()) if plan else None,
     }
@@ -149,13 +156,28 @@ def update_attempt(file: LedgerFile, attempt_id: int, columns: Mapping[str, Any]
     )
 
 
+def machines_of(plan: Plan) -> tuple[str | None, int]:
+    """Type, as EC2 names it, and number of machines that the plan asks for; of several types the first."""
+    request = plan.request
+    # SageMaker's; EC2 has the type at the top.
+    wanted = request.get("ResourceConfig")
+    if wanted is None:
+        return request.get("InstanceType"), int(request.get("MaxCount", 1))
+    first = next(iter(wanted.get("InstancePreferences", ())), wanted)
+    number = first.get("InstanceCount", wanted.get("InstanceCount", 1))
+    return str(first["InstanceType"]).removeprefix("ml."), int(number)
+
+
+def idle_minutes_of(plan: Plan) -> int:
+    """For which the plan's machines may be kept after the job: SageMaker's warm pool."""
+    return int(plan.request.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0)) // 60
+
+
 def tag_of(plan: Plan, key: str) -> str | None:
     """The tag that the plan's request puts on what it creates; None if it puts none."""
-    for specification in plan.request.get("TagSpecifications", ()):
-        for tag in specification["Tags"]:
-            if tag["Key"] == key:
-                return str(tag["Value"])
-    return None
+    request = plan.request
+    lists = [request.get("Tags", ()), *(one["Tags"] for one in request.get("TagSpecifications", ()))]
+    return next((str(tag["Value"]) for tags in lists for tag in tags if tag["Key"] == key), None)
 
 
 def dumps(data: object) -> str:

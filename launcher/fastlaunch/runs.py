@@ -288,12 +288,23 @@ class Ledger:
             )
 
     def set_machine(
-        self, attempt_id: int, *, zone: str | None, launched_at: datetime, usd_per_hour: float | None = None
+        self,
+        attempt_id: int,
+        *,
+        zone: str | None,
+        launched_at: datetime,
+        usd_per_hour: float | None = None,
+        instance: str | None = None,
     ) -> None:
-        """Store which machine the attempt got, since when, and what an hour costs if that is known now."""
+        """Store which machine the attempt got, since when, and what an hour costs if that is known now.
+
+        instance: its type, where several had been asked for.
+        """
         columns: dict[str, Any] = {"zone": zone, "launched_at": _iso(launched_at)}
         if usd_per_hour is not None:
             columns["usd_per_hour"] = usd_per_hour
+        if instance is not None:
+            columns["instance"] = instance
         with self.transaction():
             update_attempt(self._file, attempt_id, columns)
 

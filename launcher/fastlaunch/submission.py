@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastlaunch import locks
 from fastlaunch.backends import Backend, Plan, RunState
+from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.errors import UserError
 from fastlaunch.follow import Display, RecordTail
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
 from fastlaunch.outcome import contradictions, outcome_of, read_records
+from fastlaunch.settings import Settings, load_settings
 from fastlaunch.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -176,17 +178,19 @@ def finish(
     return ledger.get(run.id).state
 
 
-def reconcile(ledger: "Ledger", backends: Mapping[str, Backend]) -> None:
+def reconcile(ledger: "Ledger", backends: Mapping[str, Backend], *, settings: Settings | None = None) -> None:
     """Bring the ledger up to what is true: end the runs that ended while their launcher was gone.
 
     A run whose launcher lives is left to it. What AWS does not answer stays as it is, with a warning.
+    settings: for prices; the user's own unless given.
     """
     runs = ledger.select(["state=planned", "state=running"])
-    if any(run.backend == "ec2" for run in runs) or ledger.unfinished_attempts("ec2"):
-        _reconcile_cloud(ledger, backends.get("ec2"))
+    if any(run.backend in CLOUD_BACKENDS for run in runs) or concerns_cloud(ledger):
+        _reconcile_cloud(ledger, backends, settings or load_settings())
     for run in runs:
         backend = backends.get(run.backend)
-        if run.backend == "ec2" or backend is None or run.plan is None or launcher_lives(ledger, run):
+        is_cloud = run.backend in CLOUD_BACKENDS
+        if is_cloud or backend is None or run.plan is None or launcher_lives(ledger, run):
             continue
         handle = handle_of(run, ledger=ledger, backend=backend)
         if handle is None:
@@ -198,16 +202,30 @@ def reconcile(ledger: "Ledger", backends: Mapping[str, Backend]) -> None:
             finish(run, handle, backend=backend, ledger=ledger)
 
 
+def concerns_cloud(ledger: "Ledger") -> bool:
+    """Whether something on AWS may be under way, or left, that the ledger knows of."""
+    return bool(any(map(ledger.unfinished_attempts, CLOUD_BACKENDS)) or ledger.scheduled_attempts())
+
+
 def cancel(
-    run: "Run", *, backend: Backend, ledger: "Ledger", sleep: Callable[[float], None] = time.sleep
+    run: "Run",
+    *,
+    backend: Backend,
+    ledger: "Ledger",
+    sleep: Callable[[float], None] = time.sleep,
+    settings: Settings | None = None,
 ) -> RunState:
-    """The final state of `run` after it was stopped, or was kept from starting."""
-    if run.backend == "ec2":
-        from fastlaunch.backends.ec2 import Ec2Backend
+    """The final state of `run` after it was stopped, or was kept from starting. settings: see `reconcile`."""
+    if run.backend in CLOUD_BACKENDS:
         from fastlaunch.cloud_reconcile import cancel_cloud
 
-        assert isinstance(backend, Ec2Backend)
-        return cancel_cloud(run, backend=backend, ledger=ledger, tell=tell)
+        return cancel_cloud(
+            run,
+            backend=cast(CloudBackend, backend),
+            ledger=ledger,
+            settings=settings or load_settings(),
+            tell=tell,
+        )
     if ledger.get(run.id).state is RunState.PLANNED:
         ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
     if ledger.get(run.id).state.is_final:
@@ -235,13 +253,17 @@ def tell(line: str) -> None:
         sys.stderr.flush()
 
 
-def _reconcile_cloud(ledger: "Ledger", backend: Backend | None) -> None:
-    # Imported late: they bring the modules that speak to AWS.
-    from fastlaunch.backends.ec2 import Ec2Backend
+def _reconcile_cloud(ledger: "Ledger", backends: Mapping[str, Backend], settings: Settings) -> None:
+    # Imported late: it brings the modules that speak to AWS.
     from fastlaunch.cloud_reconcile import reconcile_cloud
 
-    if isinstance(backend, Ec2Backend):
-        reconcile_cloud(ledger, backend, warn=lambda line: tell(f"warning: {line}"))
+    cloud = cloud_only(backends)
+    reconcile_cloud(ledger, cloud, settings=settings, warn=lambda line: tell(f"warning: {line}"))
+
+
+def cloud_only(backends: Mapping[str, Backend]) -> dict[str, CloudBackend]:
+    """Those of the backends whose plans cost money, by name."""
+    return {name: cast(CloudBackend, backends[name]) for name in CLOUD_BACKENDS if name in backends}
 
 
 def handle_of(run: "Run", *, ledger: "Ledger", backend: Backend) -> Mapping[str, Any] | None:

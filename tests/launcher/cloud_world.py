@@ -7,6 +7,7 @@ from pathlib import Path
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws
 
+from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.cloud import CloudLauncher, CloudSubmission
 from fastlaunch.follow import PlainLines
@@ -35,14 +36,15 @@ class World:
     discount: float = 0.0
 
     def launcher(self) -> CloudLauncher:
+        backend = Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
         return CloudLauncher(
+            backends={"ec2": backend},
             aws=self.aws,
             ledger=self.ledger,
             home=self.home,
             settings=Settings(home=self.home, discount=self.discount),
             display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
             stop=self.stop,
-            sleep=self.clock.sleep,
             now=self.clock.now,
             tell=self.told.append,
         )

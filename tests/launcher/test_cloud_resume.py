@@ -37,6 +37,10 @@ class World:
     aws: FakeAws
     ledger: Ledger
 
+    @property
+    def backend(self) -> Ec2Backend:
+        return Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
+
     def interrupted(self, *, after_min: float = 30, max_minutes: int = 120, saved: bool = True) -> Run:
         """A run whose node's watchdog stopped it so late, with a checkpoint at step 80."""
 
@@ -55,13 +59,13 @@ class World:
 
         self.aws.node = stop
         launcher = CloudLauncher(
+            backends={"ec2": self.backend},
             aws=self.aws,
             ledger=self.ledger,
             home=self.home,
             settings=Settings(home=self.home),
             display=PlainLines(clock=lambda: 0.0),
             stop=StopRequest(),
-            sleep=self.clock.sleep,
             now=self.clock.now,
             tell=lambda line: None,
         )
@@ -83,7 +87,7 @@ class World:
             machine=Machine(devices=(), num_cores=2, modules=frozenset()),
             backends={
                 "local": local,
-                "ec2": Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now),
+                "ec2": self.backend,
             },
             argv=arguments,
             sleep=self.clock.sleep,
@@ -204,7 +208,9 @@ def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:
     from fastlaunch.cloud_resume import resumable
 
     run = world.interrupted()
-    found = resumable(run, aws=world.aws, ledger=world.ledger, now=world.clock.now())
+    found = resumable(
+        run, backends={"ec2": world.backend}, aws=world.aws, ledger=world.ledger, now=world.clock.now()
+    )
     assert sites(found.sites) == [("us-east-1", "us-east-1a"), ("us-east-1", "us-east-1b")]
     assert found.jobs_at(B)[run.id] == replace(
         job(checkpoint_every=40, max_minutes=120), image=B.image, region="us-east-1"

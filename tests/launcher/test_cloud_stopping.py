@@ -132,7 +132,7 @@ def test_detached_it_returns_when_a_machine_was_started(world: World) -> None:
     (run,) = world.submit(detach=True)
     assert run.state is RunState.RUNNING
     (line,) = world.told
-    assert "only its own timer" in line and "within 120 min" in line
+    assert "only the node's own timer protects" in line and "within 120 min" in line
     assert f"fastlaunch logs -f {run.id}" in line and f"fastlaunch cancel {run.id}" in line
     assert world.clock.now() == Clock().now()
     assert world.aws.live() == ["i-0001"]

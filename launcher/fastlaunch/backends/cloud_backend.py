@@ -9,11 +9,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from fastlaunch.aws import Aws
 from fastlaunch.backends import Plan
 from fastlaunch.errors import CloudRefused
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
 from fastlaunch.s3_sync import Synced
+
+#: The backends whose plans cost money, by name.
+CLOUD_BACKENDS = ("ec2", "sagemaker")
 
 #: How billed seconds are known: from AWS's own times; from the node's last object; not at all, so that they
 #: are the limit; or free, because EC2 took a spot instance back within its first hour.
@@ -103,6 +107,7 @@ class CloudBackend(Protocol):
     name: str
     service: str
     boot_limit: timedelta | None
+    aws: Aws
     home: Path
     sleep: Callable[[float], None]
     now: Callable[[], datetime]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
 from fastlaunch.cli.follow import current_runs, open_reconciled
 from fastlaunch.cli.follow_cloud import fetch
 from fastlaunch.cli.listing import table
@@ -40,9 +41,9 @@ def collect(runs: tuple[str, ...], output: str) -> int:
     """
     with open_reconciled() as (around, ledger):
         chosen = ledger.select(runs) if runs else current_runs(ledger)
-        cloud = [run for run in chosen if run.backend == "ec2"]
+        cloud = [run for run in chosen if run.backend in CLOUD_BACKENDS]
         for run in chosen:
-            if run.backend != "ec2":
+            if run.backend not in CLOUD_BACKENDS:
                 click.echo(f"run {run.id} is here already: it ran on {run.backend}", err=True)
         refused = _fetch_all(around, ledger, cloud)
         reports = [_report(around, ledger, run.id, refused) for run in cloud]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.backends import RunState
+from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
 from fastlaunch.cli.follow_cloud import fetch_unfollowed, show_log
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command, table_or_json_option
@@ -57,7 +58,7 @@ def logs(run: str | None, follow: bool) -> None:
     """
     with open_reconciled() as (around, ledger):
         chosen = ledger.get(run) if run else _last_started(ledger)
-        show = show_log if chosen.backend == "ec2" else _show_local_log
+        show = show_log if chosen.backend in CLOUD_BACKENDS else _show_local_log
         show(around, ledger, chosen, follow=follow)
         completed = ledger.get(chosen.id).state is RunState.COMPLETED
         next_command("fastlaunch compare" if completed else "fastlaunch status")
@@ -81,7 +82,13 @@ def cancel(runs: tuple[str, ...]) -> None:
                 states.append(f"{run.id} was {run.state} already")
                 continue
             click.echo(f"stopping {run.id}", err=True)
-            state = cancel_run(run, backend=around.backends[run.backend], ledger=ledger, sleep=around.sleep)
+            state = cancel_run(
+                run,
+                backend=around.backends[run.backend],
+                ledger=ledger,
+                sleep=around.sleep,
+                settings=around.settings,
+            )
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")
     next_command("fastlaunch status")
@@ -101,7 +108,7 @@ def open_reconciled() -> "Iterator[tuple[Surroundings, Ledger]]":
 def _reconcile(around: Surroundings, ledger: "Ledger") -> None:
     from fastlaunch.submission import reconcile
 
-    reconcile(ledger, around.backends)
+    reconcile(ledger, around.backends, settings=around.settings)
 
 
 def current_runs(ledger: "Ledger") -> "list[Run]":
@@ -131,9 +138,9 @@ def _show_local_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follo
 def _last_started(ledger: "Ledger") -> "Run":
     started = [
         run
-        for run in ledger.select(["backend=local", "backend=ec2"])
+        for run in ledger.select([f"backend={name}" for name in ("local", *CLOUD_BACKENDS)])
         if (run.directory and (run.directory / LOG).is_file())
-        or (run.backend == "ec2" and ledger.attempts_of(run.id))
+        or (run.backend in CLOUD_BACKENDS and ledger.attempts_of(run.id))
     ]
     if not started:
         raise UserError("no run was started here yet", "type: fastlaunch submit --local")
@@ -141,7 +148,7 @@ def _last_started(ledger: "Ledger") -> "Run":
 
 
 def _note(around: Surroundings, ledger: "Ledger", run: "Run") -> str | None:
-    if run.backend == "ec2":
+    if run.backend in CLOUD_BACKENDS:
         from fastlaunch.cloud_view import cloud_note
 
         return cloud_note(run, ledger.attempts_of(run.id), home=around.settings.home, now=around.now())
@@ -152,7 +159,7 @@ def _note(around: Surroundings, ledger: "Ledger", run: "Run") -> str | None:
 
 
 def _as_json(around: Surroundings, ledger: "Ledger", run: "Run") -> dict[str, Any]:
-    if run.backend != "ec2":
+    if run.backend not in CLOUD_BACKENDS:
         return to_json(run)
     from fastlaunch.cloud_view import cloud_as_json
 

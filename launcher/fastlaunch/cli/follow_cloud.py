@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch import s3_sync
+from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.errors import UserError
 from fastlaunch.log_file import LOG
@@ -35,6 +36,7 @@ def fetch(around: Surroundings, attempts: Iterable["Attempt"]) -> dict[str, User
                 region=attempt.region,
                 output=attempt.output,
                 token=attempt.token,
+                num_nodes=attempt.num_nodes,
             )
         except UserError as error:
             refused[attempt.token] = error
@@ -47,7 +49,7 @@ def fetch_unfollowed(around: Surroundings, ledger: "Ledger", runs: Sequence["Run
 
     found: dict[str, Attempt] = {}
     for run in runs:
-        if run.backend != "ec2" or run.state.is_final or len(found) >= _MAX_FETCHED:
+        if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(found) >= _MAX_FETCHED:
             continue
         for attempt in ledger.attempts_of(run.id)[-1:]:
             if attempt.handle and not attempt.ended_at and not launcher_lives(ledger, run):
@@ -81,7 +83,7 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
         if has_ended or not follow:
             break
         around.sleep(FETCH_INTERVAL_S)
-        reconcile(ledger, around.backends)
+        reconcile(ledger, around.backends, settings=around.settings)
     if not shown:
         raise UserError(
             f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"

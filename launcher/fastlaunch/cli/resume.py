@@ -30,7 +30,8 @@ def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: boo
     """Go on with an interrupted run on AWS, from its last checkpoint.
 
     RUN is an id or a part of one. The new machine is of the type the run began on, and gets the minutes that
-    earlier ones left of its limit.
+    earlier ones left of its limit. SageMaker itself starts a spot job again that it took back; this is for
+    one that stopped or failed.
     """
     from fastlaunch.runs import open_ledger
     from fastlaunch.stop_request import StopRequest
@@ -38,7 +39,7 @@ def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: boo
 
     around = surroundings()
     with open_ledger(around.settings) as ledger, StopRequest() as stop:
-        reconcile(ledger, around.backends)
+        reconcile(ledger, around.backends, settings=around.settings)
         chosen = ledger.get(run)
         _ask(around, ledger, chosen, max_cost=max_cost, yes=yes)
         after = _launcher(around, ledger, stop).resume(chosen, detach=detach)
@@ -57,7 +58,7 @@ def _ask(around: Surroundings, ledger: "Ledger", run: "Run", *, max_cost: float 
     from fastlaunch.cloud_resume import ceiling_of, resumable
     from fastlaunch.cost_ceiling import check_budget
 
-    found = resumable(run, aws=around.aws, ledger=ledger, now=around.now())
+    found = resumable(run, backends=around.cloud_backends, aws=around.aws, ledger=ledger, now=around.now())
     ceiling = ceiling_of(found)
     check_budget(ceiling, max_cost)
     click.echo(f"from {found.checkpoint}, with {found.minutes_left} minutes left; {ceiling}", err=True)
@@ -69,12 +70,12 @@ def _launcher(around: Surroundings, ledger: "Ledger", stop: "StopRequest") -> "C
     from fastlaunch.follow import make_display
 
     return CloudLauncher(
+        backends=around.cloud_backends,
         aws=around.aws,
         ledger=ledger,
         home=around.settings.home.absolute(),
         settings=around.settings,
         display=make_display(sys.stderr, around.monotonic_s),
         stop=stop,
-        sleep=around.sleep,
         now=around.now,
     )

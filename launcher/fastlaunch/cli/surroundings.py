@@ -10,14 +10,16 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.aws import Aws
 from fastlaunch.backends import Backend
+from fastlaunch.backends.cloud_backend import CloudBackend
 from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.machine import Machine, this_machine
 from fastlaunch.settings import Settings, load_settings
 from fastlaunch.shipped import training_package
@@ -47,6 +49,18 @@ class Surroundings:
     aws: Aws = field(default_factory=Aws)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
+    @property
+    def cloud_backends(self) -> dict[str, CloudBackend]:
+        """Every backend whose plans cost money, by name, with this command's AWS and clock.
+
+        They are for what has to happen, such as starting and ending machines; `backends` look.
+        """
+        home = self.settings.home.absolute()
+        return {
+            name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now)
+            for name, make in CLOUD.items()
+        }
+
 
 def surroundings() -> Surroundings:
     """The current command's surroundings: those it was given, else looked up."""
@@ -66,12 +80,13 @@ def surroundings() -> Surroundings:
 
 def reconcile_here(ledger: "Ledger") -> None:
     """End the runs whose launcher was killed, so that none is shown as running that is not."""
-    unfinished = ledger.fetch_comparable(["state=planned", "state=running"])
-    if not unfinished and not ledger.unfinished_attempts("ec2"):
-        return
-    from fastlaunch.submission import reconcile
+    from fastlaunch.submission import concerns_cloud, reconcile
 
-    reconcile(ledger, surroundings().backends)
+    unfinished = ledger.fetch_comparable(["state=planned", "state=running"])
+    if not unfinished and not concerns_cloud(ledger):
+        return
+    around = surroundings()
+    reconcile(ledger, around.backends, settings=around.settings)
 
 
 def make_backends(settings: Settings, machine: Machine) -> dict[str, Backend]:
@@ -83,14 +98,24 @@ def _local(settings: Settings, machine: Machine) -> Backend:
     return LocalBackend(local_settings(settings.home, machine, os.environ))
 
 
-def _ec2(settings: Settings, machine: Machine) -> Backend:
-    # It serves looking at what is under way, which must not keep anyone waiting where there is no network;
-    # what has to happen, such as ending a machine, it asks for again by itself.
-    return Ec2Backend(aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=settings.home.absolute())
+def _looking(name: str) -> Callable[[Settings, Machine], Backend]:
+    def make(settings: Settings, machine: Machine) -> Backend:
+        # It serves looking at what is under way, which must not keep anyone waiting where there is no
+        # network; what has to happen, such as ending a machine, it asks for again by itself.
+        aws = Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S)
+        backend: Backend = CLOUD[name](aws=aws, home=settings.home.absolute())
+        return backend
+
+    return make
 
 
+#: The backends whose plans cost money.
+CLOUD: Mapping[str, Callable[..., Any]] = {"ec2": Ec2Backend, "sagemaker": SageMakerBackend}
 #: What `--backend` may name, and what makes it.
-BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {"local": _local, "ec2": _ec2}
+BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {
+    "local": _local,
+    **{name: _looking(name) for name in CLOUD},
+}
 
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
