@@ -16,6 +16,7 @@ from threading import RLock, Thread
 from typing import Any
 
 import moto_gaps
+from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
 
 from fastlaunch.settings import DEFAULT_AMI_PARAMETER, RegionSettings
@@ -69,6 +70,7 @@ class MotoServer:
     account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
     pending_describes, shutting_down_describes: how often an instance is seen so before it goes on.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
+    training_jobs: SageMaker's, see `moto_training_jobs`.
     """
 
     def __init__(self) -> None:
@@ -88,6 +90,7 @@ class MotoServer:
         self._tokens: dict[tuple[str, str], tuple[Parameters, bytes, list[str]]] = {}
         self._seen: Counter[str] = Counter()
         self.console: dict[str, str] = {}
+        self.training_jobs = TrainingJobs()
         self.quotas: dict[tuple[str, str], float] = {}
         self.default_quotas: dict[tuple[str, str], float] = {}
         self.spot_prices: dict[tuple[str, str, str], float] = {}
@@ -270,6 +273,8 @@ class MotoServer:
             if request.service in ("ec2", "ssm"):
                 self._furnish(request.region)
             own = moto_gaps.answer(self, request)
+            if own is None and request.service == "sagemaker":
+                own = self.training_jobs.answer(request)
             if own is not None:
                 return own
             if request.service == "ec2" and request.action in _EC2_ACTIONS:

@@ -1,0 +1,70 @@
+"""Sites and jobs on SageMaker for tests, with the shipped instance types and prices."""
+
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from ec2_builders import IMAGE, RUN_ID, catalogue
+from ec2_builders import job as ec2_job
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.sagemaker_plan import plan_sagemaker
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
+
+ROLE = "arn:aws:iam::123456789012:role/fastlaunch-job"
+DIGEST = "c0de" * 16
+TRAINING_PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/december"
+
+
+def training_site(*instances: str, **changes: Any) -> TrainingSite:
+    """A site in us-east-1 with everything looked up; price of the dearest type, $30 where none is known."""
+    types = tuple(catalogue().instance(name) for name in instances or ("p5.48xlarge",))
+    usd, as_of = max(_price(one.name) for one in types)
+    usual = TrainingSite(
+        instance=types[0],
+        others=types[1:],
+        region="us-east-1",
+        role=ROLE,
+        bucket="acme-training",
+        prefix="fastlaunch",
+        image=IMAGE,
+        code=CodeBundle.under("fastlaunch", sha256=DIGEST, commit="ab" * 20),
+        usd_per_hour=usd,
+        price_as_of=as_of,
+        volume_gib=200,
+    )
+    return replace(usual, **changes)
+
+
+def _price(instance: str) -> tuple[float, str]:
+    try:
+        price = catalogue().price(instance, service="sagemaker", on=date(2026, 11, 21))
+    except UserError:
+        return 30.0, "2026-11-21"
+    return price.usd_per_hour, price.as_of.isoformat()
+
+
+def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
+    """A job of 200 steps of vit-huge on one p5.48xlarge of SageMaker's."""
+    return replace(ec2_job(recipe, overrides), backend="sagemaker", **changes)
+
+
+def training_plan_of(
+    *jobs: JobSpec,
+    at: TrainingSite | None = None,
+    attempt: int = 1,
+    max_minutes: int = 120,
+    root: str | None = None,
+) -> Plan:
+    """The plan of these jobs, by default one."""
+    run_ids = [RUN_ID, *(f"20261121-09031{number}-k3f9" for number in range(3, 9))]
+    return plan_sagemaker(
+        dict(zip(run_ids, jobs or (training_job(),), strict=False)),
+        attempt=attempt,
+        site=at or training_site(),
+        max_minutes=max_minutes,
+        root=root,
+    )
