@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws
-from fastlaunch.backends.ec2_site import Site
 from fastlaunch.candidates import candidates
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.code_bundle import Bundle, make_bundle, upload_bundle
-from fastlaunch.images import find_base_image
+from fastlaunch.images import training_base
 from fastlaunch.preflight import Wanted, checks, usable
 from fastlaunch.preflight_check import Check
 from fastlaunch.prices import Catalogue
@@ -23,6 +22,7 @@ from fastlaunch.resolve import resolve
 from fastlaunch.settings import Settings
 
 if TYPE_CHECKING:
+    from fastlaunch.backends.cloud_backend import Place
     from fastlaunch.pinned_wheels import Pin
 
 
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 class Prepared:
     """sites: in the order in which they are tried. skipped: the candidates left out, as (name, why).
 
-    found: what was checked. bundle: the code to upload before a machine needs it, None if the image holds it.
+    request: as it will be carried out; told: what was changed of it, in words. found: what was checked.
+    bundle: the code to upload before a machine needs it, None if the image holds it.
     """
 
-    sites: tuple[Site, ...]
+    request: CloudRequest
+    told: tuple[str, ...]
+    sites: "tuple[Place, ...]"
     skipped: tuple[tuple[str, str], ...]
     found: tuple[Check, ...]
     bundle: Bundle | None
@@ -45,7 +48,7 @@ def prepare(
     aws: Aws,
     settings: Settings,
     catalogue: Catalogue,
-    today: datetime.date,
+    now: datetime.datetime,
     commit: str | None,
     max_cost_usd: float | None = None,
     pins: "Sequence[Pin] | None" = None,
@@ -54,10 +57,10 @@ def prepare(
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
-    ask = AskOnce()
+    ask, today = AskOnce(), now.date()
     # First: without credentials nothing else can be told, and fetching wheels takes a while.
     ask(aws.identity)
-    base = None if request.image else find_base_image(request.base_image, flavour="ec2", today=today)
+    base = None if request.image else training_base(request.base_image, today=today)
     bundle = None
     if base is not None:
         bundle = make_bundle(
@@ -98,7 +101,12 @@ def prepare(
     )
     left = usable(resolved.sites, found)
     return Prepared(
-        sites=left.sites, skipped=(*resolved.skipped, *left.skipped), found=tuple(found), bundle=bundle
+        request=request,
+        told=(),
+        sites=left.sites,
+        skipped=(*resolved.skipped, *left.skipped),
+        found=tuple(found),
+        bundle=bundle,
     )
 
 

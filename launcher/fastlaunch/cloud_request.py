@@ -3,24 +3,21 @@
 What is wrong with a request by itself is found here, before anything is asked of AWS.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fastlaunch.cost_ceiling import MIN_MINUTES, check_sold
+from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
+from fastlaunch.cost_ceiling import check_sold
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue
 from fastlaunch.request import MAX_REPEATS, Request, interleaved, known_workload, resolve_recipes
-from fastlaunch.settings import is_region
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workloads import WorkloadInfo
 
 DEFAULT_WORKLOAD = "vit-huge"
-MAX_MINUTES = 30 * 24 * 60
-_IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +27,9 @@ class CloudRequest:
     batch_size: None to let the entrypoint find the largest. instances, regions: in the order they are tried.
     max_price_usd: the most paid per hour of spot, None for the on-demand price. image: a container image by
     digest that holds the training code; None for AWS's own with a code bundle, of tag `base_image` if given.
+    allow_tcp: whether several nodes may do without EFA. reservation: of a capacity block; block_fee_usd: what
+    it cost up front, None to take its hourly price from the price file. keep_alive_minutes: for which
+    SageMaker keeps the machines, billed, for a next job. training_plan: ARN of SageMaker's.
     """
 
     recipes: tuple[Recipe, ...]
@@ -48,6 +48,13 @@ class CloudRequest:
     max_minutes: int
     image: str | None = None
     base_image: str | None = None
+    backend: str = "ec2"
+    num_nodes: int = 1
+    allow_tcp: bool = False
+    reservation: str | None = None
+    block_fee_usd: float | None = None
+    keep_alive_minutes: int = 0
+    training_plan: str | None = None
 
     @property
     def user_file(self) -> Path | None:
@@ -56,28 +63,17 @@ class CloudRequest:
         return Path(f"{path}.py") if separator else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CloudTerms:
-    """Where a job may run and how it is bought, as typed; see CloudRequest."""
-
-    instances: tuple[str, ...]
-    regions: tuple[str, ...]
-    purchase: str = "on-demand"
-    max_price_usd: float | None = None
-    max_minutes: int = 120
-    image: str | None = None
-    base_image: str | None = None
-
-
 def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catalogue) -> CloudRequest:
     """The checked request. Raises UserError for what does not exist, cannot be trained or is not sold."""
     recipes = resolve_recipes(request.recipes, request.overrides)
     workload = known_workload(request.workload or DEFAULT_WORKLOAD)
-    _check_terms(terms)
-    instances = [_instance(name, catalogue) for name in _once("instance type", terms.instances)]
+    check_terms(terms)
+    instances = [_instance(name, catalogue) for name in _once("instance type", _names(terms))]
     _check_training(request, workload, terms)
     for instance in instances:
-        check_sold(instance, terms.purchase, terms.max_price_usd)
+        if terms.backend == "ec2":
+            check_sold(instance, terms.purchase, terms.max_price_usd)
+        _check_nodes(instance, terms, catalogue)
         for recipe in recipes:
             _check_recipe(recipe, instance, catalogue)
     batch_size = workload.batch_size if request.batch_size is None else request.batch_size
@@ -98,6 +94,13 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
         max_minutes=terms.max_minutes,
         image=terms.image,
         base_image=terms.base_image,
+        backend=terms.backend,
+        num_nodes=terms.num_nodes,
+        allow_tcp=terms.allow_tcp and terms.num_nodes > 1,
+        reservation=terms.reservation,
+        block_fee_usd=terms.block_fee_usd,
+        keep_alive_minutes=terms.keep_alive_minutes,
+        training_plan=terms.training_plan,
     )
 
 
@@ -114,18 +117,23 @@ def jobs_at(
             recipe=recipe,
             batch_size=request.batch_size,
             steps=request.steps,
-            num_gpus=instance.num_accelerators,
+            num_gpus=instance.num_accelerators * request.num_nodes,
             seed=request.seed,
             data=request.data,
             num_workers=request.num_workers,
             checkpoint_every=request.checkpoint_every,
-            backend="ec2",
+            backend=request.backend,
             instance=instance.name,
+            num_nodes=request.num_nodes,
             purchase=request.purchase,
             region=region,
             max_minutes=request.max_minutes,
             max_price_usd=request.max_price_usd,
             image=image,
+            reservation=request.reservation,
+            training_plan=request.training_plan,
+            keep_alive_minutes=request.keep_alive_minutes,
+            allow_tcp=request.allow_tcp,
         )
         for recipe in request.recipes
     ]
@@ -139,6 +147,13 @@ def _instance(name: str, catalogue: Catalogue) -> InstanceType:
     return catalogue.instance(name)
 
 
+def _names(terms: CloudTerms) -> tuple[str, ...]:
+    """The instance types as EC2 names them."""
+    if terms.backend != "sagemaker":
+        return terms.instances
+    return tuple(name.removeprefix(ML) for name in terms.instances)
+
+
 def _once(kind: str, names: Sequence[str]) -> Sequence[str]:
     if not names:
         raise UserError(f"no {kind} is named", f"give at least one {kind}")
@@ -148,32 +163,22 @@ def _once(kind: str, names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _check_terms(terms: CloudTerms) -> None:
-    if terms.purchase == "capacity-block":
-        raise UserError(
-            "buying a capacity block comes with the next release", "give --purchase on-demand or spot"
-        )
-    if terms.purchase not in ("on-demand", "spot"):
-        raise UnknownName("purchase option", terms.purchase, ("on-demand", "spot"))
-    if terms.max_price_usd is not None and terms.purchase != "spot":
-        raise UserError("--max-price is the most that is paid for spot", "add --purchase spot")
-    if terms.max_price_usd is not None and terms.max_price_usd < 0.001:
-        raise UserError(f"--max-price is {terms.max_price_usd:g}", "EC2 takes $0.001 per hour or more")
-    if not MIN_MINUTES <= terms.max_minutes <= MAX_MINUTES:
-        raise UserError(
-            f"--max-hours is {terms.max_minutes} min",
-            f"give {MIN_MINUTES}min (booting, pulling the image, saving) to 30d",
-        )
-    for region in terms.regions:
-        if not is_region(region):
-            raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
-    if terms.image and terms.base_image:
-        raise UserError("--image and --base-image name two images", "give one of the two")
-    if terms.image and not _IMAGE.fullmatch(terms.image):
-        raise UserError(
-            f"{terms.image!r} is not an image by its digest",
-            "give REGISTRY/REPOSITORY@sha256:..., as `fastlaunch build --push` ends with",
-        )
+def _check_nodes(instance: InstanceType, terms: CloudTerms, catalogue: Catalogue) -> None:
+    if terms.num_nodes == 1 or instance.num_efa_interfaces or terms.allow_tcp:
+        return
+    raise UserError(
+        f"{instance.name} has no EFA, by which {terms.num_nodes} nodes would talk",
+        f"add --allow-tcp to do without, or choose a type with EFA: {_types_with_efa(catalogue)}",
+    )
+
+
+def _types_with_efa(catalogue: Catalogue) -> str:
+    """The larger ones, by name."""
+    return ", ".join(
+        name
+        for name, instance in catalogue.instances.items()
+        if instance.num_efa_interfaces > 1 and catalogue.accelerators[instance.accelerator].compute_capability
+    )
 
 
 def _check_training(request: Request, workload: WorkloadInfo, terms: CloudTerms) -> None:
@@ -181,7 +186,7 @@ def _check_training(request: Request, workload: WorkloadInfo, terms: CloudTerms)
         raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
     if request.nproc is not None:
         raise UserError(
-            "--nproc is for training on this machine", "leave it out: EC2 trains one process per GPU"
+            "--nproc is for training on this machine", "leave it out: on AWS it is one process per GPU"
         )
     if request.data.partition(":")[0] == "folder":
         raise UserError(

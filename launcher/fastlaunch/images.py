@@ -98,6 +98,15 @@ def find_base_image(
     raise UnknownName("base image", tag, [image.tag for image in of_flavour], hint)
 
 
+def training_base(tag: str | None, *, today: datetime.date) -> BaseImage:
+    """The base image that jobs on AWS train in, on EC2 and on SageMaker; see `find_base_image`.
+
+    It is the ec2 flavour on both: SageMaker's differs by its toolkit and the entrypoint that starts it, which
+    a job goes round, and runs of the same digest can be compared between the two.
+    """
+    return find_base_image(tag, flavour="ec2", today=today)
+
+
 def registry(region: str) -> Registry:
     """Where AWS's own images are for a region. Raises UserError for a region without."""
     registries = shipped_base_images().registries

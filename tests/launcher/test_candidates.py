@@ -4,7 +4,13 @@ from pathlib import Path
 
 from ec2_builders import catalogue
 
-from fastlaunch.candidates import candidates
+from fastlaunch.candidates import (
+    UNKNOWN_SUBNET,
+    Candidate,
+    candidates,
+    training_candidates,
+    unresolved,
+)
 from fastlaunch.settings import RegionSettings, Settings
 
 SETTINGS = Settings(
@@ -35,3 +41,45 @@ def test_all_zones_then_the_next_region_then_the_next_type() -> None:
 def test_a_region_that_is_not_configured_leaves_the_zone_to_ec2() -> None:
     (candidate,) = candidates([catalogue().instance("g5.xlarge")], ["eu-west-1"], SETTINGS)
     assert (candidate.region, candidate.zone, candidate.subnet) == ("eu-west-1", None, None)
+
+
+def found(*instances: str, regions: tuple[str, ...] = ("us-east-1",)) -> tuple[Candidate, ...]:
+    return candidates([catalogue().instance(name) for name in instances], regions, SETTINGS)
+
+
+def test_one_of_several_subnets_is_in_a_blocks_zone_and_only_aws_tells_which() -> None:
+    (one,) = unresolved(found("p5.48xlarge"), num_nodes=1, reservation="cr-1")
+    assert (one.zone, one.subnet) == (None, UNKNOWN_SUBNET)
+    (only,) = found("p5.48xlarge")[:1]
+    assert unresolved([only], num_nodes=1, reservation="cr-1") == (only,)
+
+
+def test_several_interfaces_need_a_subnet_that_is_named() -> None:
+    bare = found("p5.48xlarge", "g5.xlarge", regions=("us-west-2",))
+    assert [one.subnet for one in unresolved(bare, num_nodes=2, reservation=None)] == [UNKNOWN_SUBNET, None]
+    assert unresolved(bare, num_nodes=1, reservation=None) == bare
+    assert unresolved(found("p5.48xlarge"), num_nodes=2, reservation=None) == found("p5.48xlarge")
+
+
+def grouped(*instances: str, purchase: str = "on-demand") -> list[str]:
+    types = [catalogue().instance(name) for name in instances]
+    groups = training_candidates(types, ("us-east-1", "us-east-2"), purchase=purchase)
+    return [f"{'+'.join(one.name for one in group.instances)} {group.region}" for group in groups]
+
+
+def test_sagemaker_chooses_among_types_with_as_many_gpus() -> None:
+    assert grouped("p5.48xlarge", "g5.xlarge", "p4d.24xlarge") == [
+        *("p5.48xlarge+p4d.24xlarge us-east-1", "p5.48xlarge+p4d.24xlarge us-east-2"),
+        *("g5.xlarge us-east-1", "g5.xlarge us-east-2"),
+    ]
+
+
+def test_managed_spot_excludes_that_choice() -> None:
+    assert [name.split()[0] for name in grouped("p5.48xlarge", "p4d.24xlarge", purchase="spot")[::2]] == [
+        *("p5.48xlarge", "p4d.24xlarge"),
+    ]
+
+
+def test_of_more_than_five_types_the_sixth_is_another_job() -> None:
+    types = ("p5.48xlarge", "p5en.48xlarge", "p4d.24xlarge", "p4de.24xlarge", "g5.48xlarge", "g6.48xlarge")
+    assert grouped(*types)[2] == "g6.48xlarge us-east-1"

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2_rules import broken_rules
 from fastlaunch.cli import run
 from fastlaunch.cloud_prepare import prepare, upload_code
-from fastlaunch.cloud_request import CloudTerms, build_cloud_request
-from fastlaunch.images import find_base_image
+from fastlaunch.cloud_request import build_cloud_request
+from fastlaunch.cloud_terms import CloudTerms
+from fastlaunch.images import training_base
 from fastlaunch.request import Request
 from fastlaunch.runs import open_ledger
 from fastlaunch.settings import load_settings
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
-TODAY = date(2026, 11, 21)
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 #: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.
 SUBMIT = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--steps", "20", "--detach")
 #: For all tests, since making a client takes most of their time.
@@ -102,7 +103,7 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert [run.id.rpartition("-")[2] in sent.user_data() for run in stored] == [True] * 4
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.18 of instance time: (2 h + 10 min) x $1.006/h, g5.xlarge; price as of" in err
-    assert "--detach: nobody will follow it; only the machine's own timer" in err
+    assert "--detach: nobody will follow it; only timers end what hangs" in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
     assert re.search(rf"^{stored[0].id} +bf16 +running", out, re.MULTILINE)
     assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"
@@ -213,7 +214,7 @@ def test_without_credentials_that_is_told_first(
 
 
 def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: MotoServer) -> None:
-    base = find_base_image(None, flavour="ec2", today=TODAY)
+    base = training_base(None, today=NOW.date())
     digest = "sha256:" + "5" * 64
     region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
     request = build_cloud_request(
@@ -224,7 +225,7 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
         aws=AWS,
         settings=load_settings(),
         catalogue=catalogue(),
-        today=TODAY,
+        now=NOW,
         commit="c0ffee",
         pins=(),
     )

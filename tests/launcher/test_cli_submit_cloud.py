@@ -176,7 +176,7 @@ def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFix
         (["--instance", "p4d.24xlarge", "--recipe", "te-fp8"], "instance types with FP8: p5,"),
         (["--instance", "p5e.48xlarge"], "give --purchase spot --max-price USD"),
         (["--purchase", "spot"], "add --checkpoint-every 50"),
-        (["--purchase", "capacity-block"], "comes with the next release"),
+        (["--purchase", "capacity-block"], "does not say which capacity block"),
         (["--region", "us-east"], "is not the name of a region"),
         (["--region", "eu-north-1"], "price of p5.48xlarge in eu-north-1 is known"),
         (["--max-cost", "100"], "above --max-cost 100\n  give --max-cost 120, or --max-hours 99min"),

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 from ec2_builders import IMAGE, catalogue
 
-from fastlaunch.cloud_request import CloudRequest, CloudTerms, build_cloud_request, jobs_at
+from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.cloud_terms import CloudTerms, backend_of
 from fastlaunch.errors import UserError
 from fastlaunch.request import Request
 
 TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
+PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
+#: What makes a request one for a SageMaker job, or for a capacity block.
+TRAINED: dict[str, Any] = {"backend": "sagemaker"}
+BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": "cr-0a1b2c3d4e5f67890"}
 
 
 def build(terms: dict[str, Any] | None = None, **request: Any) -> CloudRequest:
@@ -67,7 +72,59 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({"regions": ("us-east-1a",)}, {}, "'us-east-1a' is not the name of a region", "us-east-1"),
         ({"instances": ("trn1.32xlarge",)}, {}, "Trainium1", "NVIDIA GPUs: p4d, p4de, p5"),
         ({"purchase": "reserved"}, {}, "unknown purchase option", "spot"),
-        ({"purchase": "capacity-block"}, {}, "comes with the next release", "--purchase on-demand or spot"),
+        ({"backend": "batch"}, {}, "unknown backend", "sagemaker"),
+        ({"num_nodes": 0}, {}, "--num-nodes is 0", "1 or more"),
+        ({"num_nodes": 2, "instances": ("g5.xlarge",)}, {}, "g5.xlarge has no EFA", "--allow-tcp"),
+        ({**TRAINED, "num_nodes": 2, "instances": ("ml.g5.xlarge",)}, {}, "g5.xlarge has no EFA", "p4d.24x"),
+        # Capacity blocks.
+        ({"purchase": "capacity-block"}, {}, "does not say which capacity block", "--reservation cr-"),
+        ({**BLOCK, "reservation": "r-1"}, {}, "'r-1' is not the id of a reservation", "cr-0a1b2c3d"),
+        ({**BLOCK, "purchase": "spot"}, {"checkpoint_every": 1}, "--reservation is for a", "capacity-block"),
+        ({"block_fee_usd": 9.0}, {}, "--block-fee is for a capacity block", "--purchase capacity-block"),
+        ({**BLOCK, "instances": ("p5.48xlarge", "p5en.48xlarge")}, {}, "of one instance type", "name one"),
+        ({**BLOCK, "regions": ("us-east-1", "us-east-2")}, {}, "of one region", "name one"),
+        ({**BLOCK, "instances": ("g5.xlarge",)}, {}, "has no capacity-block price", "--purchase spot"),
+        ({**BLOCK, "max_price_usd": 20.0}, {}, "--max-price is the most that is paid for spot", "spot"),
+        # SageMaker.
+        ({**TRAINED, **BLOCK}, {}, "SageMaker does not take EC2's capacity blocks", "--training-plan ARN"),
+        ({**TRAINED, "reservation": "cr-0a1b2c3d"}, {}, "--reservation is for", "leave it out"),
+        ({**TRAINED, "max_price_usd": 9.0}, {}, "--max-price is for EC2", "--max-cost"),
+        ({**TRAINED, "keep_alive_minutes": 361}, {}, "--keep-alive is 361 min", "1 to 360"),
+        (
+            {**TRAINED, "keep_alive_minutes": 9, "purchase": "spot"},
+            {"checkpoint_every": 1},
+            "keeps no warm pool of spot instances",
+            "leave out --keep-alive",
+        ),
+        ({**TRAINED, "max_minutes": 40_321}, {}, "ends every job after 28 days", "28d"),
+        ({**TRAINED, "training_plan": "march"}, {}, "'march' is not an ARN", "list-training-plans"),
+        (
+            {**TRAINED, "training_plan": PLAN, "purchase": "spot"},
+            {"checkpoint_every": 1},
+            "which spot does not use",
+            "one of both",
+        ),
+        (
+            {**TRAINED, "training_plan": PLAN, "instances": ("p5.48xlarge", "p4d.24xlarge")},
+            {},
+            "a training plan is of one instance type",
+            "name one",
+        ),
+        (
+            {**TRAINED, "training_plan": PLAN, "regions": ("us-east-2",)},
+            {},
+            "is of us-east-1",
+            "--region us-",
+        ),
+        ({"keep_alive_minutes": 9}, {}, "--keep-alive is for SageMaker's warm pools", "--backend sagemaker"),
+        ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
+        ({"instances": ("ml.p5.48xlarge",)}, {}, "unknown instance 'ml.p5.48xlarge'", "p5.48xlarge"),
+        (
+            {**TRAINED, "instances": ("ml.p5.48xlarge", "p5.48xlarge")},
+            {},
+            "p5.48xlarge is given twice",
+            "once",
+        ),
         ({"max_price_usd": 20.0}, {}, "--max-price is the most that is paid for spot", "--purchase spot"),
         ({"purchase": "spot", "max_price_usd": 0.0001}, {"checkpoint_every": 1}, "0.0001", "$0.001"),
         ({"purchase": "spot"}, {}, "spot without checkpoints", "--checkpoint-every 50"),
@@ -102,6 +159,57 @@ def test_what_cannot_be_is_refused(
         build(terms, **request_)
     assert message in caught.value.message
     assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("instances", "named", "backend"),
+    [
+        (("p5.48xlarge",), None, "ec2"),
+        (("ml.p5.48xlarge", "ml.p4d.24xlarge"), None, "sagemaker"),
+        (("p5.48xlarge", "ml.p4d.24xlarge"), "sagemaker", "sagemaker"),
+        (("p5.48xlarge",), "sagemaker", "sagemaker"),
+        (("p5.48xlarge",), "ec2", "ec2"),
+    ],
+)
+def test_the_instance_types_say_which_service(
+    instances: tuple[str, ...], named: str | None, backend: str
+) -> None:
+    assert backend_of(instances, named) == backend
+
+
+def test_names_of_both_services_are_refused_together() -> None:
+    with pytest.raises(UserError, match=r"ml.p5.48xlarge is SageMaker's name of a type, and g5.xlarge EC2's"):
+        backend_of(("g5.xlarge", "ml.p5.48xlarge"), None)
+    with pytest.raises(UserError, match="and the backend is ec2") as caught:
+        backend_of(("ml.p5.48xlarge",), "ec2")
+    assert "--instance p5.48xlarge" in str(caught.value.hint)
+
+
+def test_several_nodes_have_a_rank_for_each_gpu_of_all() -> None:
+    request = build({"num_nodes": 4, "allow_tcp": True, "instances": ("p5.48xlarge", "g5.xlarge")})
+    large, small = (jobs_at(request, one, "us-east-1")[0] for one in request.instances)
+    assert (large.num_nodes, large.num_gpus, large.allow_tcp) == (4, 32, True)
+    assert (small.num_nodes, small.num_gpus) == (4, 4)
+    # One node has nobody to talk to, over whatever.
+    assert not build({"allow_tcp": True}).allow_tcp
+
+
+def test_a_job_knows_its_block() -> None:
+    request = build({**BLOCK, "block_fee_usd": 944.0})
+    (job,) = jobs_at(request, request.instances[0], "us-east-1")
+    assert (job.purchase, job.reservation, job.backend) == ("capacity-block", BLOCK["reservation"], "ec2")
+    assert request.block_fee_usd == 944.0
+
+
+def test_a_training_job_knows_its_plan_and_its_warm_pool() -> None:
+    terms = {**TRAINED, "instances": ("ml.p5.48xlarge",), "training_plan": PLAN, "keep_alive_minutes": 30}
+    request = build(terms)
+    (job,) = jobs_at(request, request.instances[0], "us-east-1")
+    # EC2's name: the hardware is the same, and so are prices' names.
+    assert (job.backend, job.instance, job.num_gpus) == ("sagemaker", "p5.48xlarge", 8)
+    assert (job.training_plan, job.keep_alive_minutes) == (PLAN, 30)
+    # What EC2 sells only as spot SageMaker may have: its own price decides.
+    assert build({**TRAINED, "instances": ("p5e.48xlarge",)}).instances[0].name == "p5e.48xlarge"
 
 
 @pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge"])

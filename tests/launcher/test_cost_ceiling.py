@@ -1,11 +1,14 @@
 """The most that a job can cost: known answers, and what is refused for want of a bound."""
 
+from dataclasses import replace
 from datetime import date
 
 import pytest
-from ec2_builders import catalogue, site
+from ec2_builders import IMAGE, catalogue, site
 
-from fastlaunch.cost_ceiling import check_budget, cost_ceiling, dearest_rate
+from fastlaunch.backends.ec2_site import CapacityBlock
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.cost_ceiling import check_budget, cost_ceiling, dearest_rate, max_cost_usd
 from fastlaunch.errors import UserError
 
 TODAY = date(2026, 11, 21)
@@ -82,3 +85,64 @@ def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
     with pytest.raises(UserError) as caught:
         check_budget(ceiling, 5)
     assert caught.value.hint == "give --max-cost 120"
+
+
+TRAINING = TrainingSite(
+    instance=catalogue().instance("p5.48xlarge"),
+    others=(catalogue().instance("p4d.24xlarge"),),
+    region="us-east-1",
+    role="arn:aws:iam::123456789012:role/training",
+    bucket="acme",
+    prefix="",
+    image=IMAGE,
+    code=None,
+    usd_per_hour=63.296,
+    price_as_of="2026-09-01",
+    volume_gib=200,
+    keep_alive_minutes=30,
+)
+BLOCK = CapacityBlock(
+    reservation="cr-1", ends_at="2026-11-22T11:30:00+00:00", fee_usd=1887.84, hours=24.0, num_instances=2
+)
+
+
+def test_machines_that_are_kept_are_billed() -> None:
+    # Known answer: 2 nodes, (120 + 10 + 30) min at $63.296.
+    assert max_cost_usd(num_nodes=2, max_minutes=120, usd_per_hour=63.296, idle_minutes=30) == pytest.approx(
+        337.578667
+    )
+    ceiling = cost_ceiling([TRAINING], num_nodes=2, max_minutes=120)
+    assert str(ceiling) == (
+        "at most $337.58 of SageMaker instance time: 2 x (2 h + 10 min + 30 min kept alive) x $63.296/h, "
+        "the dearest of ml.p5.48xlarge, ml.p4d.24xlarge; price as of 2026-09-01"
+    )
+    # Known answer: $300 buy 142.19 min of two nodes, 40 of which are not the job's.
+    with pytest.raises(UserError) as caught:
+        check_budget(ceiling, 300)
+    assert caught.value.hint == "give --max-cost 338, or --max-hours 102min"
+
+
+def test_a_block_costs_two_ways_and_never_nothing() -> None:
+    place = site(block=BLOCK, usd_per_hour=BLOCK.usd_per_hour)
+    # Known answer: $1,887.84 over 48 instance hours are $39.33; twice 130 min of it.
+    ceiling = cost_ceiling([place], num_nodes=2, max_minutes=120)
+    assert ceiling.usd == pytest.approx(170.43)
+    assert str(ceiling) == (
+        "effectively at most $170.43: 2 x (2 h + 10 min) x $39.33/h, p5.48xlarge, of the capacity block's "
+        "fee of $1,887.84, which is spent already (2 for 24 h)"
+    )
+    # It cannot use more of the fee than all.
+    assert cost_ceiling([place], num_nodes=2, max_minutes=60 * 25).usd == 1887.84
+    unknown = replace(place, block=replace(BLOCK, ends_at="<block-end>"))
+    assert "fee, which is spent already; which part of it" in str(
+        cost_ceiling([unknown], num_nodes=1, max_minutes=120)
+    )
+
+
+def test_sagemaker_has_prices_of_its_own() -> None:
+    assert rate("p5.48xlarge", service="sagemaker") == (63.296, "2026-09-01")
+    # Billable time holds the discount of spot already: what bounds it is the on-demand price.
+    assert rate("p5.48xlarge", service="sagemaker", purchase="spot") == (63.296, "2026-09-01")
+    with pytest.raises(UserError, match=r"no sagemaker on-demand price of p5e\.48xlarge") as caught:
+        rate("p5e.48xlarge", service="sagemaker")
+    assert "service sagemaker" in str(caught.value.hint)

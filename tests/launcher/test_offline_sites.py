@@ -1,5 +1,6 @@
 """Sites without asking AWS: what settings say, a placeholder for the rest, the unpriced skipped by name."""
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import ec2_builders
 import pytest
 from ec2_builders import IMAGE, catalogue
 
-from fastlaunch.cloud_request import CloudTerms, build_cloud_request
+from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.cloud_terms import CloudTerms
 from fastlaunch.errors import UserError
-from fastlaunch.offline_sites import OfflineSites, check_plan, offline_sites
+from fastlaunch.offline_sites import Offline, OfflineSites, check_plan, offline_sites, plan_at
 from fastlaunch.request import Request
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -23,22 +27,42 @@ OURS = RegionSettings(
 )
 
 
-def sites(
-    aws: dict[str, RegionSettings] | None = None, purchase: str = "on-demand", **terms: Any
-) -> OfflineSites:
-    asked = {"instances": ("p5.48xlarge",), "regions": ("us-east-1",), "purchase": purchase, **terms}
+def request(**terms: Any) -> CloudRequest:
+    asked = {"instances": ("p5.48xlarge",), "regions": ("us-east-1",), **terms}
+    return build_cloud_request(Request(checkpoint_every=9), CloudTerms(**asked), catalogue=catalogue())
+
+
+def found(aws: dict[str, RegionSettings] | None = None, **terms: Any) -> OfflineSites:
     return offline_sites(
-        build_cloud_request(Request(checkpoint_every=9), CloudTerms(**asked), catalogue=catalogue()),
-        settings=Settings(home=Path("home"), aws=aws or {}),
-        catalogue=catalogue(),
-        today=date(2026, 11, 21),
-        image_at=lambda region: terms.get("image") or f"{region}.example/x@<image-digest>",
-        commit="c0ffee",
+        Offline(
+            request=request(**terms),
+            settings=Settings(home=Path("home"), aws=aws or {}),
+            catalogue=catalogue(),
+            today=date(2026, 11, 21),
+            image_at=lambda region: (
+                terms.get("image") or f"763104351884.dkr.ecr.{region}.amazonaws.com/x@<image-digest>"
+            ),
+            commit="c0ffee",
+        )
     )
 
 
+def sites(aws: dict[str, RegionSettings] | None = None, **terms: Any) -> tuple[Site, ...]:
+    """The sites, of EC2."""
+    places = found(aws, **terms).sites
+    assert all(isinstance(place, Site) for place in places)
+    return tuple(place for place in places if isinstance(place, Site))
+
+
+def training_sites(aws: dict[str, RegionSettings] | None = None, **terms: Any) -> tuple[TrainingSite, ...]:
+    """The sites, of SageMaker."""
+    places = found(aws, backend="sagemaker", **terms).sites
+    assert all(isinstance(place, TrainingSite) for place in places)
+    return tuple(place for place in places if isinstance(place, TrainingSite))
+
+
 def test_without_settings_everything_is_to_be_looked_up() -> None:
-    (site,) = sites().sites
+    (site,) = sites()
     assert site.placeholders == (
         *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "root-device"),
     )
@@ -49,7 +73,7 @@ def test_without_settings_everything_is_to_be_looked_up() -> None:
 
 
 def test_settings_fill_the_placeholders() -> None:
-    (site,) = sites({"us-east-1": OURS}).sites
+    (site,) = sites({"us-east-1": OURS})
     assert site.placeholders == ("ami-id", "code-sha256", "image-digest", "root-device")
     assert (site.bucket, site.prefix, site.instance_profile) == ("acme", "a/b", "node")
     assert (site.zone, site.subnet, site.security_groups) == ("us-east-1a", "subnet-a", ("sg-1",))
@@ -57,15 +81,15 @@ def test_settings_fill_the_placeholders() -> None:
 
 
 def test_an_image_built_here_brings_the_code() -> None:
-    (site,) = sites(image=IMAGE).sites
+    (site,) = sites(image=IMAGE)
     assert site.code is None and site.image == IMAGE
     assert "code-sha256" not in site.placeholders
 
 
 def test_where_no_price_is_known_is_skipped_by_name() -> None:
-    found = sites(regions=("eu-north-1", "us-east-1"))
-    assert [site.name for site in found.sites] == ["p5.48xlarge in us-east-1"]
-    ((name, why),) = found.skipped
+    both = found(regions=("eu-north-1", "us-east-1"))
+    assert [site.name for site in both.sites] == ["p5.48xlarge in us-east-1"]
+    ((name, why),) = both.skipped
     assert name == "p5.48xlarge in eu-north-1"
     assert why == "no ec2 on-demand price of p5.48xlarge in eu-north-1 is known"
     with pytest.raises(UserError, match="in eu-north-1 is known"):
@@ -73,8 +97,7 @@ def test_where_no_price_is_known_is_skipped_by_name() -> None:
 
 
 def test_a_limit_for_spot_is_a_price_anywhere() -> None:
-    found = sites(regions=("eu-north-1",), purchase="spot", max_price_usd=20.0)
-    (site,) = found.sites
+    (site,) = sites(regions=("eu-north-1",), purchase="spot", max_price_usd=20.0)
     assert (site.usd_per_hour, site.max_price_usd, site.price_as_of) == (20.0, 20.0, "2026-11-21")
 
 
@@ -87,3 +110,67 @@ def test_a_plan_that_ec2_would_refuse_is_refused_before() -> None:
         check_plan(site, [ec2_builders.job()], max_minutes=120)
     with pytest.raises(UserError, match="900 runs has"):
         check_plan(ec2_builders.site(), [ec2_builders.job()] * 900, max_minutes=120)
+
+
+def test_several_nodes_stand_in_the_zones_group() -> None:
+    here = replace(OURS, placement_groups={"us-east-1a": "close"})
+    assert sites({"us-east-1": here}, num_nodes=2)[0].placement_group == "close"
+    assert sites({"us-east-1": here})[0].placement_group is None
+    block = {"purchase": "capacity-block", "reservation": "cr-0a1b2c3d", "block_fee_usd": 944.0}
+    assert sites({"us-east-1": here}, num_nodes=2, **block)[0].placement_group is None
+
+
+def test_several_interfaces_name_what_must_be_given() -> None:
+    (site,) = sites(num_nodes=2)
+    assert {"subnet-id", "security-group-id"} <= set(site.placeholders)
+    check_plan(site, jobs_at(request(num_nodes=2), site.instance, site.region), max_minutes=120)
+
+
+def test_a_block_of_which_little_is_known_is_dear_and_never_free() -> None:
+    block = {"purchase": "capacity-block", "reservation": "cr-0a1b2c3d"}
+    (site,) = sites({"us-east-1": OURS}, **block, block_fee_usd=944.0)
+    assert site.block is not None
+    # Known answer: of a day, the shortest there is; $944 over 24 h.
+    assert (site.usd_per_hour, site.block.fee_usd) == (pytest.approx(39.3333333), 944.0)
+    assert "block-end" in site.placeholders and site.zone == "us-east-1a"
+    with pytest.raises(UserError, match=r"what the capacity block of .* cost is not known") as caught:
+        sites({"us-east-1": OURS}, **block)
+    assert "--block-fee USD" in str(caught.value.hint) and "UpfrontFee" in str(caught.value.hint)
+    asked = request(**block, block_fee_usd=944.0)
+    plan = plan_at(
+        {"<run-id>": jobs_at(asked, site.instance, site.region)[0]}, site, attempt=1, max_minutes=120
+    )
+    assert plan.sunk_usd == 944.0 and plan.max_cost_usd == pytest.approx(85.222222)
+    assert "block-end" in plan.placeholders
+
+
+def test_a_training_site_is_a_region() -> None:
+    (site,) = training_sites({"us-east-1": replace(OURS, role="arn:aws:iam::123456789012:role/t")})
+    assert (site.instance.name, site.others, site.name) == ("p5.48xlarge", (), "ml.p5.48xlarge in us-east-1")
+    assert (site.role, site.bucket, site.prefix) == ("arn:aws:iam::123456789012:role/t", "acme", "a/b")
+    # SageMaker's price, not EC2's.
+    assert (site.usd_per_hour, site.price_as_of) == (63.296, "2026-09-01")
+    check_plan(site, jobs_at(request(backend="sagemaker"), site.instance, site.region), max_minutes=120)
+
+
+def test_types_that_sagemaker_may_choose_among_cost_the_dearest() -> None:
+    types = ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5e.48xlarge")
+    both = found(backend="sagemaker", instances=types, keep_alive_minutes=15)
+    (site,) = both.sites
+    assert site.name == "ml.p4d.24xlarge or ml.p5.48xlarge in us-east-1"
+    assert (site.usd_per_hour, site.idle_minutes) == (63.296, 15)
+    assert both.skipped == (
+        (
+            "ml.p5e.48xlarge in us-east-1",
+            "no sagemaker on-demand price of p5e.48xlarge in us-east-1 is known",
+        ),
+    )
+    with pytest.raises(UserError, match="no sagemaker on-demand price of p5e"):
+        training_sites(instances=("ml.p5e.48xlarge",))
+
+
+def test_a_training_job_that_sagemaker_would_refuse_is_refused_before() -> None:
+    (site,) = training_sites(instances=("ml.g5.xlarge",))
+    jobs = jobs_at(request(backend="sagemaker", instances=("ml.g5.xlarge",)), site.instance, site.region)
+    with pytest.raises(UserError, match=r"SageMaker would refuse the request at ml\.g5\.xlarge"):
+        check_plan(replace(site, prefix="p" * 1000), jobs, max_minutes=120)

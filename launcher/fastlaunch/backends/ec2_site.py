@@ -86,6 +86,7 @@ class Site:
         values: list[Any] = [getattr(self, entry.name) for entry in fields(self)]
         values += [part for value in values if isinstance(value, tuple) for part in value]
         values += [self.code.key, self.code.sha256] if self.code else []
+        values += [self.block.ends_at] if self.block else []
         found = {part for value in values if isinstance(value, str) for part in _brackets(value)}
         return tuple(sorted(found))
 

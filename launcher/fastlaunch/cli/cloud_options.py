@@ -1,13 +1,13 @@
-"""The options of `submit` that hold on AWS only, and what they make of the settings."""
+"""The options of `submit` that hold on AWS only, and what they make of terms and settings."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
-from fastlaunch.cli.options import MINUTES, USD, Command
-from fastlaunch.cloud_request import CloudTerms
+from fastlaunch.cli.options import MINUTES, MINUTES_ALONE, POSITIVE_COUNT, USD, Command
+from fastlaunch.cloud_terms import CloudTerms
 from fastlaunch.errors import UserError
 from fastlaunch.settings import RegionSettings, Settings, misfit
 
@@ -19,9 +19,22 @@ _OPTIONS = (
         default="on-demand",
         show_default=True,
         metavar="OPTION",
-        help="on-demand, or spot, which AWS may take back at two minutes' notice.",
+        help="on-demand; spot, which AWS may take back at two minutes' notice; or capacity-block.",
     ),
-    click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of spot."),
+    click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of EC2's spot."),
+    click.option(
+        "--reservation", metavar="cr-ID", help="The capacity block to run in; it has to be bought before."
+    ),
+    click.option(
+        "--block-fee",
+        type=USD,
+        metavar="USD",
+        help="What that block cost up front.  [default: the price file's]",
+    ),
+    click.option(
+        "--num-nodes", type=POSITIVE_COUNT, default=1, show_default=True, help="Machines that train together."
+    ),
+    click.option("--allow-tcp", is_flag=True, help="Let several nodes do without EFA; it is recorded."),
     click.option(
         "--max-hours",
         type=MINUTES,
@@ -31,11 +44,12 @@ _OPTIONS = (
         help="The machine turns itself off after so long; also 90min.",
     ),
     click.option("--max-cost", type=USD, metavar="USD", help="Refuse what may cost more than this."),
-    click.option("--detach", is_flag=True, help="Do not follow; only the machine's own timer then stops it."),
+    click.option("--detach", is_flag=True, help="Do not follow; timers end what hangs or is forgotten."),
     click.option(
         "--bucket", metavar="NAME", help="For code, records and checkpoints.  [default: the config's]"
     ),
     click.option("--instance-profile", metavar="NAME", help="Of the machine.  [default: the config's]"),
+    click.option("--role", metavar="ARN", help="By which a SageMaker job runs.  [default: the config's]"),
     click.option(
         "--subnet",
         "subnets",
@@ -50,15 +64,53 @@ _OPTIONS = (
         metavar="ID",
         help="Of the machine; may be repeated.  [default: the config's, else the VPC's]",
     ),
+    click.option(
+        "--placement-group",
+        "placement_groups",
+        multiple=True,
+        metavar="ZONE=NAME",
+        help="In which several nodes stand close together.  [default: the config's]",
+    ),
+    click.option(
+        "--keep-alive",
+        type=MINUTES_ALONE,
+        default=0,
+        metavar="MIN",
+        help="Keep SageMaker's machines, billed, so long for a next job.",
+    ),
+    click.option("--training-plan", metavar="ARN", help="SageMaker's reserved capacity to run in."),
     click.option("--base-image", metavar="TAG", help="AWS's container image.  [default: the newest]"),
     click.option("--image", metavar="URI@sha256:...", help="A container image made by `fastlaunch build`."),
 )
 _NAMES = (
-    *("purchase", "max_price", "max_hours", "max_cost", "detach", "bucket", "instance_profile"),
-    *("subnets", "security_groups", "base_image", "image"),
+    *("purchase", "max_price", "reservation", "block_fee", "num_nodes", "allow_tcp", "max_hours", "max_cost"),
+    *("detach", "bucket", "instance_profile", "role", "subnets", "security_groups", "placement_groups"),
+    *("keep_alive", "training_plan", "base_image", "image"),
 )
 #: What the parameters are that have a default.
-_DEFAULTS = {"purchase": "on-demand", "max_hours": DEFAULT_MAX_MINUTES}
+_DEFAULTS = {"purchase": "on-demand", "max_hours": DEFAULT_MAX_MINUTES, "num_nodes": 1}
+#: Parameters that mean nothing to the other backend, and what is to be done there instead.
+_EC2_ONLY = {
+    "instance_profile": "give --role ARN",
+    "subnets": "leave it out: SageMaker's own network is used",
+    "security_groups": "leave it out: SageMaker's own network is used",
+    "placement_groups": "leave it out: SageMaker places the nodes of a job by itself",
+}
+_SAGEMAKER_ONLY = {"role": "give --instance-profile NAME, or --backend sagemaker"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where to train, as typed. instance, region: one or several, with commas."""
+
+    backend: str
+    instance: str
+    region: str
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions, in order."""
+        return split_names(self.region)
 
 
 def cloud_options(command: Command) -> Command:
@@ -88,11 +140,19 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def terms_of(typed: Mapping[str, Any], *, instance: str, region: str) -> CloudTerms:
-    """Where a job may run and how it is bought. instance, region: one or several, with commas."""
+def terms_of(typed: Mapping[str, Any], where: Where) -> CloudTerms:
+    """Where a job may run and how it is bought. Raises UserError for an option that means nothing there."""
+    _check_backend(typed, where.backend)
     return CloudTerms(
-        instances=split_names(instance),
-        regions=split_names(region),
+        instances=split_names(where.instance),
+        regions=where.regions,
+        backend=where.backend,
+        num_nodes=typed["num_nodes"],
+        allow_tcp=typed["allow_tcp"],
+        reservation=typed["reservation"],
+        block_fee_usd=typed["block_fee"],
+        keep_alive_minutes=typed["keep_alive"],
+        training_plan=typed["training_plan"],
         purchase=typed["purchase"],
         max_price_usd=typed["max_price"],
         max_minutes=typed["max_hours"],
@@ -101,20 +161,41 @@ def terms_of(typed: Mapping[str, Any], *, instance: str, region: str) -> CloudTe
     )
 
 
+def _check_backend(typed: Mapping[str, Any], backend: str) -> None:
+    service, refused = ("EC2", _EC2_ONLY) if backend == "sagemaker" else ("SageMaker", _SAGEMAKER_ONLY)
+    for name, instead in refused.items():
+        if typed[name]:
+            raise UserError(f"{_option(name)} is for {service}", instead)
+    if not typed["placement_groups"]:
+        return
+    if typed["purchase"] == "capacity-block":
+        raise UserError(
+            "a capacity block's instances stand together by themselves, and take no placement group",
+            "leave out --placement-group",
+        )
+    if typed["num_nodes"] == 1:
+        raise UserError("--placement-group is for several nodes", "add --num-nodes, or leave it out")
+
+
 def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[str, ...]) -> Settings:
     """The settings with what was typed put over the config's for these regions.
 
-    Bucket, subnets and security groups belong to one region. Raises UserError where several are allowed.
+    Bucket, subnets, security and placement groups belong to one region. Raises UserError where several are
+    allowed.
     """
-    subnets = _subnets(typed["subnets"], regions)
-    regional = {"bucket": typed["bucket"], "subnets": subnets, "security_groups": typed["security_groups"]}
+    regional = {
+        "bucket": typed["bucket"],
+        "subnets": _by_zone("subnets", typed["subnets"], regions),
+        "security_groups": typed["security_groups"],
+        "placement_groups": _by_zone("placement_groups", typed["placement_groups"], regions),
+    }
     if len(regions) > 1 and any(regional.values()):
         option = next(_option(name) for name, value in regional.items() if value)
         raise UserError(
             f"{option} belongs to one region, and {len(regions)} are allowed",
             "give one --region, or say it for each region under `aws` in the config file",
         )
-    changes = {**regional, "instance_profile": typed["instance_profile"]}
+    changes = {**regional, "instance_profile": typed["instance_profile"], "role": typed["role"]}
     changes = {name: value for name, value in changes.items() if value}
     if not changes:
         return settings
@@ -127,21 +208,27 @@ def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[s
 
 def _option(name: str) -> str:
     """The option that gives this parameter."""
-    repeated = {"subnets": "subnet", "security_groups": "security-group"}
-    return f"--{repeated.get(name) or name.replace('_', '-')}"
+    return f"--{_REPEATED.get(name) or name.replace('_', '-')}"
 
 
-def _subnets(given: tuple[str, ...], regions: tuple[str, ...]) -> dict[str, str]:
-    subnets: dict[str, str] = {}
+#: Options that may be repeated, by their parameters; and an example of what those by zone take.
+_REPEATED = {"subnets": "subnet", "security_groups": "security-group", "placement_groups": "placement-group"}
+_EXAMPLES = {"subnets": ("ID", "subnet-0a1b2c"), "placement_groups": ("NAME", "fastlaunch-us-east-1a")}
+
+
+def _by_zone(name: str, given: tuple[str, ...], regions: tuple[str, ...]) -> dict[str, str]:
+    option, (kind, example) = _option(name), _EXAMPLES[name]
+    found: dict[str, str] = {}
     for text in given:
-        zone, separator, subnet = (part.strip() for part in text.partition("="))
-        if not (zone and separator and subnet):
-            raise UserError(f"--subnet {text!r} is not ZONE=ID", "give one such as us-east-1a=subnet-0a1b2c")
+        zone, separator, value = (part.strip() for part in text.partition("="))
+        if not (zone and separator and value):
+            raise UserError(f"{option} {text!r} is not ZONE={kind}", f"give one such as us-east-1a={example}")
         if not any(zone.startswith(region) and zone != region for region in regions):
             raise UserError(
-                f"--subnet: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
+                f"{option}: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
             )
-        if zone in subnets:
-            raise UserError(f"--subnet: {zone} is given twice", "give one subnet per zone")
-        subnets[zone] = subnet
-    return subnets
+        if zone in found:
+            what = option.removeprefix("--").replace("-", " ")
+            raise UserError(f"{option}: {zone} is given twice", f"give one {what} per zone")
+        found[zone] = value
+    return found

@@ -67,6 +67,11 @@ def _parse_minutes(text: str) -> int:
     return int(seconds // 60)
 
 
+def _parse_minutes_alone(text: str) -> int:
+    """Whole minutes of `30`, `90min` or `1h30m`."""
+    return int(text) if text.strip().isdecimal() else _parse_minutes(text)
+
+
 def _parse_usd(text: str) -> float:
     try:
         value = float(text.strip().removeprefix("$"))
@@ -78,13 +83,14 @@ def _parse_usd(text: str) -> float:
 
 
 #: `10k` steps, 0 allowed; the same above 0; seconds of `48h`; bytes of `2GiB`; a date; minutes of `2`
-#: hours or `90min`; USD.
+#: hours or `90min`; minutes of `30` or `90min`; USD.
 COUNT = _Quantity("count", parse_count)
 POSITIVE_COUNT = _Quantity("count", _positive(parse_count))
 DURATION = _Quantity("duration", _positive(parse_duration_s))
 SIZE = _Quantity("size", _positive(parse_bytes))
 DATE = _Quantity("date", _parse_date)
 MINUTES = _Quantity("time", _positive(_parse_minutes))
+MINUTES_ALONE = _Quantity("time", _positive(_parse_minutes_alone))
 USD = _Quantity("usd", _positive(_parse_usd))
 
 #: `--output table|json|csv`, as parameter `output`.

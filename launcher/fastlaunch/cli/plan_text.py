@@ -1,17 +1,26 @@
-"""An EC2 plan for people: what it does in words, and the request as YAML, its user data readable."""
+"""A plan for AWS, for people: what it does in words, and the request as YAML, its user data readable."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_site import Site
-from fastlaunch.cost_ceiling import CostCeiling
+from fastlaunch.cost_ceiling import CostCeiling, block_of, type_names
 from fastlaunch.job import JobSpec
 
+if TYPE_CHECKING:
+    from fastlaunch.backends.cloud_backend import Place
+
 #: Placeholders of what AWS cannot be asked for, and the options that give it.
-_TO_BE_GIVEN = {"bucket": "--bucket", "instance-profile": "--instance-profile"}
+_TO_BE_GIVEN = {
+    "bucket": "--bucket",
+    "instance-profile": "--instance-profile",
+    "role": "--role",
+    "subnet-id": "--subnet",
+    "security-group-id": "--security-group",
+}
 #: What YAML reads as text without quotes, whatever stands around it.
 _PLAIN = re.compile(r"[A-Za-z/<][\w./:@<>=-]*(?: [\w./@<>=-]+)*")
 #: Several lines that a block can hold as they are: it takes its indentation from the first one.
@@ -23,7 +32,7 @@ def plan_text(
     plan: Plan,
     jobs: Sequence[JobSpec],
     *,
-    sites: Sequence[Site],
+    sites: "Sequence[Place]",
     skipped: Sequence[tuple[str, str]],
     ceiling: CostCeiling,
 ) -> str:
@@ -82,7 +91,7 @@ def _scalar(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
+def in_words(jobs: Sequence[JobSpec], site: "Place") -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     job = jobs[0]
     recipes = []
@@ -90,10 +99,40 @@ def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
         times = sum(one.recipe == recipe for one in jobs)
         recipes.append(f"{recipe.label}, {times} times" if times > 1 else recipe.label)
     batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
-    where = f"one {site.instance.name} ({site.instance.num_accelerators} x {site.instance.accelerator})"
     after = ", one run after another" if len(jobs) > 1 else ""
-    zone = site.zone or f"{site.region}, in a zone of EC2's choice"
     return (
-        f"{'; '.join(recipes)}: {job.workload} at {batch} for {job.steps:,} steps{after}, on {where} "
-        f"in {zone}, {job.purchase}."
+        f"{'; '.join(recipes)}: {job.workload} at {batch} for {job.steps:,} steps{after}, on "
+        f"{_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
     )
+
+
+def _machines(job: JobSpec, site: "Place") -> str:
+    """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`, or first choices in order."""
+    instance, (first, *others) = site.instance, type_names(site)
+    count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
+    each = " each" if job.num_nodes > 1 else ""
+    named = f"{count} {first} ({instance.num_accelerators} x {instance.accelerator}{each})"
+    instead = f", else {' or '.join(others)}," if others else ""
+    return f"{named}{instead}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
+
+
+def _where(job: JobSpec, site: "Place") -> str:
+    if site.backend == "sagemaker":
+        return f"of SageMaker in {site.region}"
+    if site.zone:
+        return f"in {site.zone}"
+    if job.purchase == "capacity-block":
+        return f"in {site.region}, in the block's zone"
+    # A subnet is named, though not yet known, where there has to be one.
+    if isinstance(site, Site) and site.subnet:
+        return f"in {site.region}, in a subnet of yours"
+    return f"in {site.region}, in a zone of EC2's choice"
+
+
+def _bought(job: JobSpec, site: "Place") -> str:
+    """`on-demand`, `capacity block cr-0a1b`, `kept alive for 30 min after`."""
+    block = block_of(site)
+    bought = job.purchase if block is None else f"capacity block {block.reservation}"
+    if job.training_plan:
+        bought = f"training plan {job.training_plan.rpartition('/')[2]}"
+    return f"{bought}, kept for {site.idle_minutes} min after it" if site.idle_minutes else bought

@@ -9,10 +9,17 @@ from typing import Any
 import click
 
 from fastlaunch.backends import Backend, Plan
-from fastlaunch.cli.cloud_options import check_local, cloud_options, split_names, take_cloud_options
+from fastlaunch.cli.cloud_options import (
+    Where,
+    check_local,
+    cloud_options,
+    split_names,
+    take_cloud_options,
+)
 from fastlaunch.cli.options import COUNT, table_or_json_option, workload_option, yes_option
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings, surroundings
+from fastlaunch.cloud_terms import BACKENDS, ML, backend_of
 from fastlaunch.errors import EXIT_DONE, UnknownName, UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.quantities import parse_count
@@ -24,11 +31,15 @@ _RUN_ID = "<run-id>"
 
 @click.command(short_help="Train a workload with a recipe: here, or on AWS.")
 @click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
-@click.option("--backend", metavar="NAME", help="Where to train: local, or ec2, which --instance implies.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Where to train: local, ec2 or sagemaker; --instance implies ec2, or sagemaker with ml. before it.",
+)
 @click.option(
     "--instance",
     metavar="TYPE[,TYPE]",
-    help="Train on this EC2 instance type, else on the next. With --local: rehearse for it here.",
+    help="Train on this instance type, else on the next. With --local: rehearse for it here.",
 )
 @click.option("--region", metavar="REGION[,REGION]", help="Where to buy it.  [default: yours, or us-east-1]")
 @click.option(
@@ -84,18 +95,18 @@ def submit(
       fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --recipe te-fp8 --dry-run
+      fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --recipe te-fp8 --dry-run
     """
     around = surroundings()
     typed = take_cloud_options(options)
     name = _backend_name(around, local=local, named=backend, instance=options["instance"])
     region = region or around.settings.region
-    if name == "ec2":
-        from fastlaunch.cli.submit_cloud import submit_to_ec2
+    if name in BACKENDS:
+        from fastlaunch.cli.submit_cloud import submit_to_cloud
 
-        instance, request = options.pop("instance"), _request(region, options)
-        return submit_to_ec2(
-            around, request, typed, instance=instance, region=region, dry_run=dry_run, output=output, yes=yes
-        )
+        where = Where(backend=name, instance=options.pop("instance"), region=region)
+        request = _request(region, options)
+        return submit_to_cloud(around, request, typed, where, dry_run=dry_run, output=output, yes=yes)
     if options["instance"] is None:
         check_local(typed)
     jobs = _jobs(around, region, options)
@@ -111,18 +122,19 @@ def submit(
 def _backend_name(around: Surroundings, *, local: bool, named: str | None, instance: str | None) -> str:
     if local and named not in (None, "local"):
         raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
-    name = "local" if local else named or (None if instance is None else "ec2")
+    if local:
+        return "local"
     typed = shlex.join(["fastlaunch", *around.argv])
-    if name is None:
+    if named is None and instance is None:
         raise UserError(
             "it does not say where to train",
             f"on this machine, type: {typed} --local\n  on AWS: {typed} --instance p5.48xlarge",
         )
-    if name not in (*around.backends, "ec2"):
-        raise UnknownName("backend", name, (*around.backends, "ec2"))
-    if name == "ec2" and instance is None:
+    if named not in (None, *around.backends, *BACKENDS):
+        raise UnknownName("backend", str(named), (*around.backends, *BACKENDS))
+    if named in BACKENDS and instance is None:
         raise UserError("it does not say on which instance type", f"type: {typed} --instance p5.48xlarge")
-    return name
+    return named if named == "local" else backend_of(split_names(instance or ""), named)
 
 
 def _request(region: str, options: dict[str, Any]) -> Request:
@@ -141,7 +153,7 @@ def _request(region: str, options: dict[str, Any]) -> Request:
 def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
     if options["instance"] is not None:
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
-        options["instance"] = next(iter(split_names(options["instance"])), "")
+        options["instance"] = next(iter(split_names(options["instance"])), "").removeprefix(ML)
     request = _request(next(iter(split_names(region)), ""), options)
     catalogue = None
     if request.instance is not None:
