@@ -1,6 +1,7 @@
 """The training code as one object: what a container needs beside an image of AWS's, named by its hash.
 
     run_train.sh           the entrypoint
+    run_sagemaker.sh       what a training job's container starts instead
     train/fastlaunch_train the installed training package
     site/                  the pinned pure-Python wheels, unpacked
     user/                  the user's own workload file, if there is one; the container's working directory
@@ -26,7 +27,7 @@ from fastlaunch.shipped import shipped, training_package
 if TYPE_CHECKING:
     from fastlaunch.aws import Aws
 
-ENTRYPOINT = "run_train.sh"
+PROGRAMS = ("run_train.sh", "run_sagemaker.sh")
 #: 1980-01-01, the first day that a wheel can name. tar warns of 0.
 _MTIME_S = 315532800
 #: Three times faster than zlib's default, for 5% more bytes.
@@ -80,9 +81,9 @@ def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bun
 
 
 def code_files() -> dict[str, bytes]:
-    """The entrypoint and the installed training package: bytes by path in the bundle."""
+    """The container's programs and the installed training package: bytes by path in the bundle."""
     package = training_package()
-    files = {ENTRYPOINT: shipped(f"containers/{ENTRYPOINT}").read_bytes()}
+    files = {name: shipped(f"containers/{name}").read_bytes() for name in PROGRAMS}
     for path in sorted(package.rglob("*")):
         inside = path.relative_to(package)
         if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in inside.parts):
@@ -108,7 +109,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
         # There even without a file in it: the container starts in this folder.
         archive.addfile(_member("user", tarfile.DIRTYPE, 0o755))
         for name in sorted(files):
-            member = _member(name, tarfile.REGTYPE, 0o755 if name == ENTRYPOINT else 0o644)
+            member = _member(name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644)
             member.size = len(files[name])
             archive.addfile(member, BytesIO(files[name]))
     compressed = BytesIO()

@@ -89,7 +89,7 @@ def check_repository(name: str) -> None:
 
 
 def context_files(wheels: Path) -> dict[str, bytes] | None:
-    """The build context: Dockerfile, run_train.sh, train/, site/. None if a wheel has to be fetched first."""
+    """The build context: Dockerfile, the programs, train/, site/. None if a wheel has to be fetched first."""
     site = site_files(wheels, wanted_pins())
     return None if site is None else {**context_without_wheels(), **site}
 

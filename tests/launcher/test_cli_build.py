@@ -74,8 +74,9 @@ def test_a_dry_run_needs_nothing_and_says_everything(
     assert build("--push", "--dry-run") == 0
     told = capsys.readouterr()
     out = told.out.splitlines()
-    assert [line.split()[0] for line in out[1:5]] == ["Dockerfile", "run_train.sh", "train/", "site/"]
-    assert out[4].endswith("timm 1.0.31, not fetched yet")
+    context = ["Dockerfile", "run_sagemaker.sh", "run_train.sh", "train/", "site/"]
+    assert [line.split()[0] for line in out[1:6]] == context
+    assert out[5].endswith("timm 1.0.31, not fetched yet")
     commands = [line.strip() for line in out[out.index("commands:") + 1 :]]
     name = f"{OWN.replace('123456789012', '<account>')}/fastlaunch:2.13.0-ec2-<content>"
     assert commands == [

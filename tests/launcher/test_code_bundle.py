@@ -48,7 +48,9 @@ def test_a_bundle_holds_what_the_container_needs_and_nothing_else(tmp_path: Path
     found = members(bundle.data)
     assert bundle.sha256 == hashlib.sha256(bundle.data).hexdigest()
     assert bundle.commit == "c0ffee"
-    assert {name.partition("/")[0] for name in found} == {"run_train.sh", "train", "site", "user"}
+    assert {name.partition("/")[0] for name in found} == {
+        *("run_train.sh", "run_sagemaker.sh", "train", "site", "user")
+    }
     package = training_package()
     sources = {f"train/fastlaunch_train/{path.relative_to(package)}" for path in package.rglob("*.py")}
     assert {name for name in found if name.startswith("train/")} == sources
@@ -87,7 +89,7 @@ def test_equal_files_make_equal_bytes_in_another_process_and_order(tmp_path: Pat
 
 
 def test_a_bundle_tells_neither_who_made_it_nor_when() -> None:
-    data = pack({"run_train.sh": b"", "a": b""})
+    data = pack({"run_train.sh": b"", "run_sagemaker.sh": b"", "a": b""})
     assert data[3:8] == b"\0\0\0\0\0", "gzip: no name, no time"
     told = {
         (name, member.mode, member.uid, member.gid, member.uname, member.gname, member.mtime)
@@ -97,6 +99,7 @@ def test_a_bundle_tells_neither_who_made_it_nor_when() -> None:
     assert told == {
         ("user", 0o755, 0, 0, "", "", day),
         ("run_train.sh", 0o755, 0, 0, "", "", day),
+        ("run_sagemaker.sh", 0o755, 0, 0, "", "", day),
         ("a", 0o644, 0, 0, "", "", day),
     }
 

@@ -146,6 +146,7 @@ def test_a_real_image_is_schema_2_with_its_labels(
         found = {member.name: member for member in archive}
     assert {name for name in build.layers if f"fastlaunch/{name}" not in found} == set()
     assert found["fastlaunch/run_train.sh"].mode & 0o111
+    assert found["fastlaunch/run_sagemaker.sh"].mode & 0o111
 
 
 def manifest_of(daemon: DockerDaemon, repository: str, tag: str) -> tuple[str, dict[str, Any]]:

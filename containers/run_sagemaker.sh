@@ -1,0 +1,34 @@
+#!/bin/bash
+# The program of every container of a SageMaker training job: finds a Python and becomes fastlaunch_train.sagemaker,
+# which does the job's runs one after another, each through run_train.sh.
+#
+# The code lies beside this file, as run_train.sh says. FASTLAUNCH_SYSTEM_ROOT: where /opt is looked for (tests).
+# Exit codes: 127 the image has no Python, 2 the code is not whole, else the program's.
+set -u -o pipefail
+# Until it becomes Python: as process 1 of a container, bash would ignore it.
+trap 'exit 143' TERM
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+system=${FASTLAUNCH_SYSTEM_ROOT:-}
+
+refuse() { # EXIT-CODE WORDS...: SageMaker shows them as the job's FailureReason
+  echo "error: ${*:2}" >&2
+  mkdir -p "$system/opt/ml/output" && echo "${*:2}" >"$system/opt/ml/output/failure"
+  exit "$1"
+}
+find_python() {
+  local candidate
+  for candidate in python "$system/opt/venv/bin/python" "$system/opt/conda/bin/python" python3; do
+    candidate=$(type -P "$candidate") &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$candidate" && return
+  done
+  return 1
+}
+
+for file in run_train.sh train/fastlaunch_train/sagemaker/__main__.py; do
+  [ -f "$here/$file" ] || refuse 2 "the training code is not whole: $here/$file is missing"
+done
+python=$(find_python) || refuse 127 "no Python from 3.10 in this image"
+# The code may lie where nothing can be written.
+export PYTHONPATH=$here/train${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+exec "$python" -m fastlaunch_train.sagemaker "$here/run_train.sh"

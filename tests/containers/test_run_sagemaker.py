@@ -1,0 +1,335 @@
+"""The program of a training job's container: a tree stands for /opt, a script for training."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "20261121-090312-aaaa-a1"
+FIRST, SECOND = "20261121-090312-aaaa", "20261121-090312-bbbb"
+#: Training in bash: does what its first argument says, with the output folder as `$out`.
+TRAINING = """#!/bin/bash
+out=${@: -1}
+[ "$out" != --resume ] || out=${@: -2:1}
+echo "training $FASTLAUNCH_RUN_ID: $*"
+eval "$1"
+"""
+
+
+@dataclass
+class Container:
+    """A container's /opt, and its program's process. start: of a job with these runs' arguments."""
+
+    root: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def shelf(self) -> Path:
+        return self.root / "opt/ml/checkpoints"
+
+    @property
+    def node(self) -> Path:
+        return self.shelf / TOKEN / "node-0"
+
+    @property
+    def failure(self) -> str:
+        path = self.root / "opt/ml/output/failure"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.node / "status.json").read_text())
+        return found
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        for name, text in zip((FIRST, SECOND), arguments, strict=False):
+            assert "'" not in text, name
+        runs = zip((FIRST, SECOND), arguments, strict=False)
+        told = {f"run-{at:03d}": f"{run} '{text}' --steps 5" for at, (run, text) in enumerate(runs, 1)}
+        self.write("hyperparameters.json", json.dumps(told))
+        config = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.g5.xlarge"}
+        self.write("resourceconfig.json", json.dumps(config))
+        return self.enter(**environment)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / "opt/ml/input/config" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def enter(self, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["/bin/bash", str(self.root / "code/run_sagemaker.sh")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "FASTLAUNCH_SYSTEM_ROOT": str(self.root),
+                "FASTLAUNCH_TOKEN": TOKEN,
+                "FASTLAUNCH_SHIP_EVERY_S": "0.1",
+                **environment,
+            },
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        return self.end(self.start(*arguments, **environment))
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        out, _ = process.communicate(timeout=60)
+        return process.returncode, out
+
+    def wait_for(self, pattern: str) -> Path:
+        end = time.monotonic() + 60
+        while not (found := sorted(self.shelf.glob(pattern))):
+            assert time.monotonic() < end, sorted(self.shelf.rglob("*"))
+            time.sleep(0.02)
+        return found[0]
+
+    def files(self) -> dict[str, str]:
+        """What lies there in segments, joined; each has to begin where the one before it ends."""
+        found: dict[str, str] = {}
+        for path in sorted(self.shelf.rglob("*")):
+            match = re.fullmatch(r"(.+)\.(\d{12})", str(path.relative_to(self.shelf)))
+            if match:
+                before = found.setdefault(match[1], "")
+                assert len(before.encode()) == int(match[2])
+                found[match[1]] = before + path.read_text()
+        return found
+
+    def states(self) -> list[tuple[str, int | None]]:
+        return [(run["state"], run["exit_code"]) for run in self.status["runs"]]
+
+    def another(self, root: Path) -> "Container":
+        """Another container of the same job: it has what SageMaker brought back from S3."""
+        other = furnished(root)
+        shutil.copytree(self.shelf, other.shelf)
+        return other
+
+
+def furnished(root: Path) -> Container:
+    code = root / "code"
+    (code / "train").mkdir(parents=True)
+    (code / "train/fastlaunch_train").symlink_to(ROOT / "train/fastlaunch_train")
+    shutil.copy(ROOT / "containers/run_sagemaker.sh", code)
+    (code / "run_train.sh").write_text(TRAINING)
+    return Container(root=root)
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    container = furnished(tmp_path / "1")
+    yield container
+    for process in container.processes:
+        process.kill()
+        process.wait()
+
+
+RECORD = "rank-00000-attempt-${FASTLAUNCH_ATTEMPT}.jsonl"
+
+
+def test_runs_are_done_in_order_and_all_that_they_write_is_left_in_segments(container: Container) -> None:
+    code, out = container.run(
+        f'echo 1 >$out/{RECORD}; echo "{"x" * 40}"; echo 2 >$out/nccl-node-0.txt', "true"
+    )
+    assert code == 0, out
+    told = f"training {FIRST}:"
+    assert told in out and out.index(told) < out.index(f"training {SECOND}")
+    boot = json.loads((container.shelf / TOKEN / "boot.json").read_text())
+    assert boot == {
+        **{"schema": 1, "token": TOKEN, "node": 0, "instance_id": None, "host": "algo-1"},
+        **{"instance_type": "g5.xlarge", "zone": None, "lifecycle": None, "booted_at": boot["booted_at"]},
+    }
+    status = container.status
+    assert (status["outcome"], status["reason"], status["node"]) == ("completed", None, 0)
+    assert container.states() == [("completed", 0), ("completed", 0)]
+    first = status["runs"][0]
+    assert list(first) == ["run_id", "state", "exit_code", "started_s", "ended_s"]
+    assert 0 <= first["started_s"] <= first["ended_s"] <= status["uptime_s"]
+    files = container.files()
+    assert files[f"{TOKEN}/node-0/{FIRST}/rank-00000-attempt-1.jsonl"] == "1\n"
+    assert files[f"{TOKEN}/node-0/{FIRST}/nccl-node-0.txt"] == "2\n"
+    assert "x" * 40 in files[f"{TOKEN}/node-0/{FIRST}/log.txt"]
+    assert "completed" in files[f"{TOKEN}/node-0/log.txt"]
+    assert not container.failure
+
+
+def test_a_run_is_told_what_it_is(container: Container) -> None:
+    code, _ = container.run('env >$out/rank-00000-attempt-1.jsonl; echo "$@"', FASTLAUNCH_NPROC="3")
+    assert code == 0
+    files = container.files()
+    environment = files[f"{TOKEN}/node-0/{FIRST}/rank-00000-attempt-1.jsonl"].splitlines()
+    given = (f"RUN_ID={FIRST}", "ATTEMPT=1", "INSTANCE=g5.xlarge", "NPROC=3")
+    assert {f"FASTLAUNCH_{entry}" for entry in given} < set(environment)
+    log = files[f"{TOKEN}/node-0/{FIRST}/log.txt"]
+    assert re.search(r" --steps 5 --output \S+$", log, re.MULTILINE) and "--resume" not in log
+    assert str(container.shelf) not in log
+
+
+def test_a_run_that_fails_does_not_stop_the_next_one_and_its_cause_is_told_first(
+    container: Container,
+) -> None:
+    traceback = "traceback-rank-00000-attempt-1.txt"
+    code, _ = container.run(
+        f'printf "Traceback:\\n  File x\\nValueError: no such thing\\n" >$out/{traceback}; exit 1', "true"
+    )
+    assert code == 1
+    assert container.failure.startswith(f"ValueError: no such thing (run {FIRST} on algo-1, exit code 1)\n")
+    status = container.status
+    assert (status["outcome"], status["reason"]) == ("failed", f"run {FIRST}: exit code 1")
+    assert container.states() == [("failed", 1), ("completed", 0)]
+    assert "File x" in container.files()[f"{TOKEN}/node-0/{FIRST}/{traceback}"]
+
+
+def test_a_cause_without_an_end_keeps_to_what_sagemaker_shows(container: Container) -> None:
+    code, _ = container.run(f"echo {'x' * 3000}; exit 1", f"echo {'y' * 3000}; exit 1")
+    assert code == 1
+    assert len(container.failure) <= 1024 and container.failure.startswith("xxx")
+
+
+@pytest.mark.parametrize(("exit_code", "reason"), [(127, "container: exit code 127"), (78, "fabric")])
+def test_what_would_end_every_run_ends_the_job(exit_code: int, reason: str, container: Container) -> None:
+    code, _ = container.run(f"exit {exit_code}", "true")
+    assert code == 2
+    assert (container.status["outcome"], container.status["reason"]) == ("configuration", reason)
+    assert container.states() == [("failed", exit_code), ("not-started", None)]
+    assert container.failure
+
+
+def test_sigterm_reaches_the_training_and_what_it_saves_then_is_kept(container: Container) -> None:
+    save = "mkdir -p $out/checkpoints; echo saved >$out/checkpoints/step-00000007.pt; exit 130"
+    process = container.start(f'trap "{save}" TERM; echo up; sleep 60 & wait', "true")
+    container.wait_for(f"{TOKEN}/node-0/{FIRST}/log.txt.*")
+    process.send_signal(signal.SIGTERM)
+    code, _ = container.end(process)
+    assert code == 143
+    assert (container.status["outcome"], container.status["reason"]) == ("interrupted", "stop")
+    assert container.states() == [("interrupted", 130), ("not-started", None)]
+    assert (container.shelf / FIRST / "checkpoints/step-00000007.pt").read_text() == "saved\n"
+    assert not container.failure
+
+
+@pytest.mark.slow
+def test_a_training_that_does_not_hear_is_killed_with_all_that_it_started(
+    container: Container, tmp_path: Path
+) -> None:
+    deaf = f'trap "" TERM; setsid sleep 300 & echo $! >{tmp_path}/pid; echo up; while :; do sleep 300; done'
+    process = container.start(deaf, FASTLAUNCH_STOP_GRACE_S="0.1")
+    container.wait_for(f"{TOKEN}/node-0/{FIRST}/log.txt.*")
+    stopped = stop_quickly(process, container)
+    assert stopped == 143
+    assert container.states() == [("interrupted", 137)]
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def stop_quickly(process: subprocess.Popen[str], container: Container) -> int:
+    process.send_signal(signal.SIGTERM)
+    return container.end(process)[0]
+
+
+def test_a_later_container_of_the_job_goes_on_and_truncates_nothing(
+    container: Container, tmp_path: Path
+) -> None:
+    last = r"echo 4 >\$out/checkpoints/step-00000004.pt; exit 130"
+    first = f'mkdir $out/checkpoints; echo a >$out/{RECORD}; trap "{last}" TERM; '
+    first += "echo 3 >$out/checkpoints/step-00000003.pt"
+    process = container.start("true", f"{first}; sleep 60 & wait")
+    container.wait_for(f"{SECOND}/checkpoints/step-00000003.pt")
+    stop_quickly(process, container)
+    assert container.states() == [("completed", 0), ("interrupted", 130)]
+    before = container.files()
+    # As SageMaker's own marks beside what it copied.
+    (container.shelf / SECOND / "checkpoints/step-00000099.pt.sagemaker-uploaded").touch()
+    (container.shelf / TOKEN / f"node-0/{SECOND}/log.txt.000000009999.sagemaker-uploaded").touch()
+
+    again = container.another(tmp_path / "2")
+    code, out = again.run("false", f'echo b >$out/{RECORD}; echo "from $(ls $out/checkpoints)"; echo "$@"')
+    assert code == 0, out
+    assert again.states() == [("completed", 0), ("completed", 0)]
+    after = again.files()
+    assert all(after[name].startswith(text) for name, text in before.items())
+    assert f"training {FIRST}" not in out
+    assert "from step-00000004.pt" in out and re.search(r"--output \S+ --resume$", out, re.MULTILINE)
+    assert after[f"{TOKEN}/node-0/{SECOND}/rank-00000-attempt-1.jsonl"] == "a\n"
+    assert after[f"{TOKEN}/node-0/{SECOND}/rank-00000-attempt-2.jsonl"] == "b\n"
+    assert before[f"{TOKEN}/node-0/{SECOND}/log.txt"] != after[f"{TOKEN}/node-0/{SECOND}/log.txt"]
+    boots = [json.loads((one.shelf / TOKEN / "boot.json").read_text()) for one in (container, again)]
+    assert boots[0] == boots[1]
+
+
+def test_records_of_an_earlier_job_are_counted_too(container: Container) -> None:
+    earlier = container.shelf / "20261121-090312-aaaa-a1x/node-3" / FIRST
+    earlier.mkdir(parents=True)
+    (earlier / "rank-00007-attempt-4.jsonl.000000000000").touch()
+    code, _ = container.run(f"echo 1 >$out/{RECORD}", FASTLAUNCH_ATTEMPT="2")
+    assert code == 0
+    assert f"{TOKEN}/node-0/{FIRST}/rank-00000-attempt-5.jsonl" in container.files()
+
+
+def test_only_the_newest_checkpoints_stay_on_the_disk(container: Container) -> None:
+    old = container.shelf / FIRST / "checkpoints"
+    old.mkdir(parents=True)
+    for step in (1, 2, 3):
+        (old / f"step-0000000{step}.pt").write_text(str(step))
+    save = "echo $n >$out/checkpoints/part; mv $out/checkpoints/part $out/checkpoints/step-0000000$n.pt"
+    code, _ = container.run(f"ls $out/checkpoints; for n in 4 5 6; do {save}; sleep 0.4; done")
+    assert code == 0
+    assert [path.name for path in sorted(old.iterdir())] == ["step-00000006.pt"]
+    assert container.files()[f"{TOKEN}/node-0/{FIRST}/log.txt"].count("step-00000003.pt") == 1
+
+
+def test_checkpoints_are_there_while_the_run_goes_on(container: Container) -> None:
+    process = container.start("mkdir $out/checkpoints; echo 1 >$out/checkpoints/step-00000001.pt; sleep 60")
+    assert container.wait_for(f"{FIRST}/checkpoints/step-*").read_text() == "1\n"
+    stop_quickly(process, container)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        ("hyperparameters.json", "{", "hyperparameters.json cannot be read"),
+        ("hyperparameters.json", "{}", "names no run"),
+        ("hyperparameters.json", '{"run-001": "a-run \'--steps"}', "run-001 is not"),
+        ("hyperparameters.json", '{"run-001": "../x"}', "no run id"),
+        ("hyperparameters.json", '{"run-001": 7}', "run-001 is not"),
+        ("resourceconfig.json", '{"hosts": ["algo-1"], "current_host": "algo-2"}', "which of which hosts"),
+        ("resourceconfig.json", "[]", "no JSON object"),
+    ],
+)
+def test_a_damaged_request_is_a_clear_failure(name: str, text: str, cause: str, container: Container) -> None:
+    container.write("hyperparameters.json", json.dumps({"run-001": f"{FIRST} true"}))
+    container.write("resourceconfig.json", json.dumps({"hosts": ["algo-1"], "current_host": "algo-1"}))
+    container.write(name, text)
+    code, out = container.end(container.enter())
+    assert code == 2
+    assert cause in container.failure and cause in out and "Traceback" not in out
+
+
+def test_code_that_is_not_whole_is_a_clear_failure(container: Container) -> None:
+    (container.root / "code/run_train.sh").unlink()
+    code, _ = container.run("true")
+    assert code == 2
+    assert container.failure.endswith("run_train.sh is missing\n")
+
+
+def test_an_image_without_python_is_a_clear_failure(container: Container, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "dirname", "mkdir"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / "bin" / tool).symlink_to(found)
+    code, _ = container.run("true", PATH=str(tmp_path / "bin"))
+    assert code == 127
+    assert container.failure == "no Python from 3.10 in this image\n"

@@ -1,0 +1,94 @@
+"""The folder that SageMaker copies to S3 while a job runs: files appear there whole, under their last name.
+
+A file is written elsewhere on the same file system and renamed. Where the folder is a mount of its own there
+is no elsewhere, and a hidden folder in it has to do: nobody reads what SageMaker copies of that.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+#: Kept free, for what is to be said at the end of a disk that is full.
+RESERVE_BYTES = 32 * 2**20
+_HIDDEN = ".fastlaunch"
+
+
+class Shelf:
+    """root: the folder that is copied. work: where to write otherwise, empty at first."""
+
+    def __init__(self, root: Path, opt_ml: Path, scratch: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(root / _HIDDEN, ignore_errors=True)
+        beside = opt_ml / "fastlaunch"
+        # A checkpoint that need not be copied from there is there at once, and takes its room once.
+        is_beside = _can_rename(beside, root)
+        self.work = beside if is_beside else scratch / "fastlaunch"
+        _empty(self.work)
+        self._staging = (self.work if is_beside else root / _HIDDEN) / "staged"
+        self._staging.mkdir(parents=True)
+        self._reserve = self._staging / "reserve"
+        with suppress(OSError), self._reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, whole. Raises OSError where the disk refuses; then nothing has changed."""
+        staged = self._staging / name.replace("/", "+")
+        try:
+            staged.write_bytes(data)
+            self._place(staged, name)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise
+
+    def put_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """`put` of one JSON object."""
+        self.put(name, json.dumps(data).encode() + b"\n")
+
+    def move(self, file: Path, name: str) -> None:
+        """Take a complete file in, which is then no longer where it was. Raises as `put` does."""
+        try:
+            self._place(file, name)
+            return
+        except OSError:
+            if not file.exists():
+                raise
+        staged = self._staging / name.replace("/", "+")
+        try:
+            shutil.copyfile(file, staged)
+            self._place(staged, name)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise
+        file.unlink(missing_ok=True)
+
+    def release_reserve(self) -> None:
+        """Give back what was kept free."""
+        self._reserve.unlink(missing_ok=True)
+
+    def _place(self, file: Path, name: str) -> None:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+
+
+def _can_rename(source: Path, target: Path) -> bool:
+    probe = source / "probe"
+    try:
+        _empty(source)
+        probe.touch()
+        probe.replace(target / f"{_HIDDEN}-probe")
+        (target / f"{_HIDDEN}-probe").unlink()
+    except OSError:
+        shutil.rmtree(source, ignore_errors=True)
+        return False
+    return True
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
