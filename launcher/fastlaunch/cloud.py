@@ -15,10 +15,10 @@ from fastlaunch.cloud_finish import settle_run
 from fastlaunch.cloud_follow import Follower
 from fastlaunch.cloud_placing import Placing
 from fastlaunch.cloud_resume import resumable, root_of, site_to_go_on
-from fastlaunch.cloud_words import ends_by_itself, machine_of, taken_back
+from fastlaunch.cloud_words import ends_by_itself, machine_of
 from fastlaunch.cost_ceiling import MIN_MINUTES
 from fastlaunch.deadline_schedule import arm
-from fastlaunch.errors import UserError
+from fastlaunch.errors import NoCapacity, UserError
 from fastlaunch.follow import Display
 from fastlaunch.job import JobSpec
 from fastlaunch.settings import RegionSettings, Settings
@@ -144,16 +144,15 @@ class CloudLauncher:
                 attempt = placed.attempt
                 if detach and self._leave(attempt):
                     return
-                follower = self._follower(attempt, run_ids)
-                left = follower.follow()
+                done = self._follower(attempt, run_ids).follow()
+                left = done.left
                 followed.add(attempt.id)
-                if left and follower.no_capacity:
-                    placing.refuse(placed.site, follower.no_capacity)
+                if left and done.end.try_next:
+                    placing.refuse(placed.site, NoCapacity(done.end.reason or "it got no machines"))
                 elif left:
                     # From the start again: there may be capacity by now.
                     placing = self._placing(detach)
-                    told = taken_back(attempt, self._backend(attempt))
-                    self.tell(f"{told}: going on, on another, from the last checkpoint")
+                    self.tell(f"{done.end.reason}: going on, on another, from the last checkpoint")
                 sites = self._sites_to_go_on(sites, attempt)
         except UserError as error:
             why = error.message

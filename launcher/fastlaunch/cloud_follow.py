@@ -15,7 +15,7 @@ from fastlaunch.cloud_finish import STOPPED_BY, Finished, finish_attempt
 from fastlaunch.cloud_words import how_to_stop, machine_of
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.deadline_schedule import disarm
-from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
+from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.settings import Settings
 from fastlaunch.stop_request import StopRequest
 
@@ -37,10 +37,7 @@ _PAUSE_S = 1.0
 
 @dataclass(kw_only=True)
 class Follower:
-    """Follows `attempt`, which has a handle. tell: a line for the user.
-
-    no_capacity: after it ended, why nothing of it began, so that another place may be tried.
-    """
+    """Follows `attempt`, which has a handle. tell: a line for the user."""
 
     attempt: "Attempt"
     backend: CloudBackend
@@ -49,7 +46,6 @@ class Follower:
     shown: AttemptDisplay
     stop: StopRequest
     tell: Callable[[str], None]
-    no_capacity: NoCapacity | None = None
     _why: str | None = None
     _told: set[str] = field(default_factory=set)
     _is_stopping: bool = False
@@ -62,8 +58,8 @@ class Follower:
         default_factory=lambda: s3_sync.Synced(boot=None, status=None, is_complete=False)
     )
 
-    def follow(self) -> tuple[str, ...]:
-        """Ids of the runs that are left for another attempt, after the attempt ended; see `finish_attempt`.
+    def follow(self) -> Finished:
+        """How the attempt ended, and the runs that are left for another one; see `finish_attempt`.
 
         The first signal stops the machine, and lets it write its end. A second one, or a bug here, ends it at
         once. Raises CloudRefused's kinds, or UserError, where AWS or the disk does not let it be followed;
@@ -81,17 +77,14 @@ class Follower:
             self._kill()
             raise
         done = self._finish(sight)
-        left = done.left
         if self.ledger.attempt(self.attempt.id).ended_at is not None:
             disarm(self.ledger, self.backend.aws, self.attempt)
-        if left and done.end.try_next:
-            self.no_capacity = NoCapacity(done.end.reason or "it found no capacity")
         run_id = self.shown.current.id
-        if run_id in left:
-            self.shown.finish("no capacity" if self.no_capacity else str(RunState.INTERRUPTED))
+        if run_id in done.left:
+            self.shown.finish("no capacity" if done.end.try_next else str(RunState.INTERRUPTED))
         elif self.ledger.existing([run_id]):
             self.shown.finish(str(self.ledger.get(run_id).state))
-        return left
+        return done
 
     def _finish(self, sight: Sight) -> Finished:
         """What `finish_attempt` returns, with patience for a network that fails for a while."""

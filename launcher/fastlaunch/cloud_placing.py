@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 UNKNOWN_LIMIT = timedelta(minutes=5)
 _FIRST_WAIT_S = 2.0
 _LONGEST_WAIT_S = 30.0
-#: AWS's names of the errors that say that the very request was carried out before: for a token whose instance
-#: was started, and has ended since; and for a training job's name, which takes the place of a token.
-_STARTED_BEFORE = ("IdempotentInstanceTerminated", "ResourceInUse")
-#: Waits between looks for what AWS says is there, and may not show yet.
-_LOOK_WAITS_S = (0.0, 2.0, 8.0)
+#: AWS's name of the error for a token whose instance was started, and has ended since.
+_STARTED_BEFORE = "IdempotentInstanceTerminated"
+#: And of the one for a training job's name that another request has used: what is found by it is not ours.
+_NAME_IN_USE = "ResourceInUse"
 #: What the ledger says of an attempt whose launcher has not come to making a schedule for it.
 NO_SCHEDULE = "nobody follows it, and no schedule in the account was made: only its own timer ends it"
 
@@ -167,20 +166,19 @@ class Placing:
                     unknown = True
                     self.ledger.explain_attempt(attempt_id, unanswered(plan))
                 if self.stop.by or backend.now() >= deadline:
-                    found = _find(plan, backend)[0] if unknown else None
+                    found = _find(plan, backend) if unknown else None
                     if found is not None:
                         return found
                     raise Unreachable(error.message) if unknown else error from None
                 self.tell(f"{error.message}; the same request is sent again")
             except CloudRefused as error:
                 # It refuses this one; one that was not answered may have been carried out before.
-                was_started = error.code in _STARTED_BEFORE
-                if not unknown and not was_started:
+                if error.code == _NAME_IN_USE or (not unknown and error.code != _STARTED_BEFORE):
                     raise
-                found, is_told = _look_for(plan, backend) if was_started else _find(plan, backend)
+                found = _find(plan, backend)
                 if found is not None:
                     return found
-                if isinstance(error, NotAuthorised) or (was_started and not is_told):
+                if isinstance(error, NotAuthorised):
                     raise Unreachable(error.message) from None
                 raise
             backend.sleep(wait_s)
@@ -226,23 +224,10 @@ def unanswered(plan: Plan) -> str:
     return f"no answer to {plan.operation}: whether a machine was started is not known"
 
 
-def _find(plan: Plan, backend: CloudBackend) -> tuple[Mapping[str, Any] | None, bool]:
-    """The handle of the plan's machines, None if AWS shows none; and whether AWS told."""
-    try:
-        return backend.find(plan), True
-    except (Throttled, Unreachable, NotAuthorised):
-        return None, False
-
-
-def _look_for(plan: Plan, backend: CloudBackend) -> tuple[Mapping[str, Any] | None, bool]:
-    """As `_find`, with patience: AWS may not show yet what it says is there."""
-    found: tuple[Mapping[str, Any] | None, bool] = None, False
-    for wait_s in _LOOK_WAITS_S:
-        backend.sleep(wait_s)
-        found = _find(plan, backend)
-        if found[0] is not None:
-            break
-    return found
+def _find(plan: Plan, backend: CloudBackend) -> Mapping[str, Any] | None:
+    with suppress(Throttled, Unreachable, NotAuthorised):
+        return backend.find(plan)
+    return None
 
 
 def _shares_quota(site: Place, refused: Place) -> bool:

@@ -28,9 +28,3 @@ def how_to_stop(attempt: "Attempt", backend: CloudBackend) -> str:
         f"{ends_by_itself(attempt, backend)}; to stop it: fastlaunch cancel {attempt.run_ids[0]}   "
         f"(or: fastlaunch reap --region {attempt.region})"
     )
-
-
-def taken_back(attempt: "Attempt", backend: CloudBackend) -> str:
-    """What became of a spot attempt that another one goes on with."""
-    machine = "instance" if attempt.num_nodes == 1 else f"{attempt.num_nodes} instances, or one of them,"
-    return f"{backend.service} took the spot {machine} back"

@@ -18,6 +18,8 @@ from fastlaunch.s3_sync import Synced
 
 #: The backends whose plans cost money, by name.
 CLOUD_BACKENDS = ("ec2", "sagemaker")
+#: AWS's services as the user knows them, by the backend that uses them.
+SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 
 #: How billed seconds are known: from AWS's own times; from the node's last object; not at all, so that they
 #: are the limit; or free, because EC2 took a spot instance back within its first hour.

@@ -71,7 +71,7 @@ def _report(
     attempts = ledger.attempts_of(run.id)
     own = {token: error for token, error in refused.items() if token in {one.token for one in attempts}}
     try:
-        stored = None if own else checkpoints(around.aws, run, attempts)
+        stored = None if own else checkpoints(around.aws, run, attempts, around.cloud_backends)
     except CloudRefused as error:
         stored, own = None, {"checkpoints": error}
     return as_json(
@@ -119,10 +119,12 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is known of the run's machines, image and files, as name and text."""
     facts = []
     for one in report["attempts"]:
-        if one["instance_id"] is None:
+        machine = ", ".join(one["instance_ids"]) or one["job_name"]
+        if machine is None:
             continue
         billed = "" if one["billed_seconds"] is None else f", billed {one['billed_seconds']:.0f} s"
-        place = f"{one['instance']} {one['instance_id']} in {one['zone'] or one['region']}"
+        nodes = f"{one['num_nodes']} x " if one["num_nodes"] > 1 else ""
+        place = f"{nodes}{one['instance']} {machine} in {one['zone'] or one['region']}"
         shared = f" ({one['lifecycle']})" if one["lifecycle"] else ""
         facts.append((f"attempt {one['n']}", f"{place}{shared}{billed}: {one['cost']}"))
     if report["list_price"]:

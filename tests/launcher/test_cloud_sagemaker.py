@@ -1,0 +1,387 @@
+"""A submission on SageMaker: jobs that are asked for, waited for, followed, stopped and gone on with."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cloud import Clock
+from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
+from sagemaker_builders import training_job, training_site
+
+from fastlaunch.attempt_cost import attempt_cost, minutes_used
+from fastlaunch.backends import RunState
+from fastlaunch.backends.cloud_backend import CloudBackend
+from fastlaunch.backends.sagemaker import SageMakerBackend
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.cloud import CloudLauncher, CloudSubmission
+from fastlaunch.cloud_resume import resumable
+from fastlaunch.errors import BadConfiguration, NoCapacity, QuotaExceeded, Unreachable
+from fastlaunch.follow import PlainLines
+from fastlaunch.job import JobSpec
+from fastlaunch.runs import Ledger, Run
+from fastlaunch.settings import Settings
+from fastlaunch.stop_request import StopRequest
+from fastlaunch.submission import cancel, reconcile
+
+EAST = training_site()
+WEST = training_site(region="us-west-2", bucket="acme-west")
+EITHER = training_site("p5.48xlarge", "p5en.48xlarge")
+
+
+@dataclass
+class World:
+    home: Path
+    clock: Clock
+    aws: FakeTrainingAws
+    ledger: Ledger
+    stop: StopRequest
+    told: list[str]
+    shown: io.StringIO
+
+    @property
+    def backends(self) -> dict[str, CloudBackend]:
+        backend = SageMakerBackend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
+        return {"sagemaker": backend}
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(home=self.home)
+
+    def launcher(self) -> CloudLauncher:
+        return CloudLauncher(
+            backends=self.backends,
+            aws=self.aws,
+            ledger=self.ledger,
+            home=self.home,
+            settings=self.settings,
+            display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
+            stop=self.stop,
+            now=self.clock.now,
+            tell=self.told.append,
+        )
+
+    def submit(
+        self, *sites: TrainingSite, jobs: tuple[JobSpec, ...] = (training_job(),), **how: Any
+    ) -> list[Run]:
+        submission = CloudSubmission(
+            sites=sites or (EAST,),
+            jobs_at=lambda at: tuple(
+                replace(one, instance=at.instance.name, region=at.region) for one in jobs
+            ),
+            max_minutes=120,
+            **how,
+        )
+        return self.launcher().submit(submission, command="fastlaunch submit")
+
+    def reconcile(self) -> None:
+        reconcile(self.ledger, dict(self.backends), settings=self.settings)  # type: ignore[arg-type]
+
+    def names(self) -> list[tuple[str, str]]:
+        return [(region, request["TrainingJobName"]) for region, request in self.aws.requests]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    clock = Clock()
+    with Ledger(tmp_path / "ledger.sqlite", clock=clock.now) as ledger:
+        yield World(
+            home=tmp_path,
+            clock=clock,
+            aws=FakeTrainingAws(clock),
+            ledger=ledger,
+            stop=StopRequest(),
+            told=[],
+            shown=io.StringIO(),
+        )
+
+
+def test_a_plain_run(world: World) -> None:
+    (run,) = world.submit()
+    assert (run.state, run.reason, run.backend) == (RunState.COMPLETED, None, "sagemaker")
+    assert run.price is not None
+    assert (run.price.service, run.price.usd_per_hour) == ("sagemaker", EAST.usd_per_hour)
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.token == f"{run.id}-a1" == world.names()[0][1]
+    assert (attempt.backend, attempt.instance, attempt.num_nodes) == ("sagemaker", "p5.48xlarge", 1)
+    assert attempt.output == f"s3://acme-training/fastlaunch/runs/{run.id}/{attempt.token}"
+    # It had machines from 120 s on, and ended 460 s after it was asked for: waiting is not billed.
+    assert (attempt.billed_seconds, attempt.billing) == (340.0, "times")
+    cost = attempt_cost(attempt, world.clock.now())
+    assert cost.usd == pytest.approx(340 / 3600 * EAST.usd_per_hour)
+    assert world.aws.running() == []
+
+
+def test_sagemakers_own_words_are_shown(world: World) -> None:
+    world.submit()
+    shown = world.shown.getvalue()
+    assert "p5.48xlarge in us-east-1: waiting for capacity" in shown
+    assert "p5.48xlarge in us-east-1: downloading the image" in shown
+    assert f"training job {world.names()[0][1]} in us-east-1: booting" in shown
+    assert shown.rstrip().endswith("bf16: completed")
+
+
+def test_waiting_for_hours_ends_nothing(world: World) -> None:
+    def wait_long(job: FakeJob) -> None:
+        job.move(30, "Pending")
+        world.clock.at(4 * 3600, job.train)
+
+    world.aws.job = wait_long
+    (run,) = world.submit()
+    assert run.state is RunState.COMPLETED
+    assert world.aws.calls["StopTrainingJob"] == 0
+
+
+# Asking
+
+
+def test_a_lost_answer_is_asked_again_and_found_to_be_ours(world: World) -> None:
+    world.aws.answers = ["lost"]
+    (run,) = world.submit(EAST, WEST)
+    assert run.state is RunState.COMPLETED
+    # The second request met the first one's job.
+    assert world.names() == [("us-east-1", f"{run.id}-a1")] * 2
+    assert len(world.aws.jobs.jobs) == 1
+
+
+def test_a_name_that_another_request_has_used_is_a_definite_error(world: World) -> None:
+    def take_name(answer: Any = None) -> None:
+        (attempt,) = world.ledger.unfinished_attempts("sagemaker")
+        plan = world.ledger.plan_of(attempt.id)
+        assert plan is not None
+        others = {**plan.request, "HyperParameters": {"run-001": "somebody else's"}}
+        other = world.aws.job
+        world.aws.job = lambda job: None
+        world.aws._answer(_asked("us-east-1"), others)
+        world.aws.job = other
+
+    world.aws.refusals["CreateTrainingJob"] = [Unreachable("no answer")]
+    world.clock.at(1, take_name)
+    with pytest.raises(BadConfiguration, match="must be unique"):
+        world.submit(EAST, WEST)
+    (run,) = world.ledger.select()
+    assert run.state is RunState.FAILED
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.handle is None and attempt.ended_at is not None
+    assert [job.name for job in world.aws.jobs.live()] == [attempt.token]
+
+
+def _asked(region: str) -> Any:
+    from fastlaunch.aws_errors import Asked
+
+    return Asked(service="sagemaker", action="CreateTrainingJob", region=region)
+
+
+def test_what_stays_unknown_is_told_by_the_jobs_name(world: World) -> None:
+    world.aws.answers = [Unreachable("no answer")] * 200
+    with pytest.raises(Unreachable) as raised:
+        world.submit(EAST, WEST)
+    (run,) = world.ledger.select()
+    assert "no answer to CreateTrainingJob" in raised.value.message
+    assert f"with name {run.id}-a1" in raised.value.message
+    assert run.state is RunState.RUNNING
+    assert {name for _, name in world.names()} == {f"{run.id}-a1"}
+
+
+def test_a_quota_leads_to_the_next_region(world: World) -> None:
+    world.aws.answers = [QuotaExceeded("ResourceLimitExceeded: ml.p5.48xlarge for training job usage: 0")]
+    same = replace(EAST, others=EITHER.others)
+    (run,) = world.submit(EAST, same, WEST)
+    # The quota is the type's in the region, whatever else might be taken instead.
+    assert [region for region, _ in world.names()] == ["us-east-1", "us-west-2"]
+    assert run.state is RunState.COMPLETED
+
+
+def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) -> None:
+    def first_none(job: FakeJob) -> None:
+        if len(world.aws.jobs.jobs) == 1:
+            job.find_no_capacity(after_s=3000)
+        else:
+            job.train()
+
+    world.aws.job = first_none
+    (run,) = world.submit(EAST, WEST)
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    assert world.names() == [("us-east-1", f"{run.id}-a1"), ("us-west-2", f"{run.id}-a2")]
+    one, two = world.ledger.attempts_of(run.id)
+    assert (one.state, one.billed_seconds, one.lived_s) == (RunState.FAILED, 0.0, 0.0)
+    # Waiting for capacity cost nothing, neither money nor minutes.
+    assert minutes_used([one], world.clock.now()) == 0 and two.max_minutes == 120
+    assert run.spec is not None and run.spec["region"] == "us-west-2"
+    assert any("CapacityError" in line for line in world.told)
+    # Both write under one folder, so that the second would find what the first had saved.
+    folders = [request["CheckpointConfig"]["S3Uri"] for _, request in world.aws.requests]
+    assert [uri.rpartition("/")[2] for uri in folders] == [run.id, run.id]
+
+
+def test_no_capacity_in_any_region_fails_it(world: World) -> None:
+    world.aws.job = FakeJob.find_no_capacity
+    with pytest.raises(NoCapacity, match="none of 2 places took it"):
+        world.submit(EAST, WEST)
+    (run,) = world.ledger.select()
+    assert run.state is RunState.FAILED and "none of 2 places" in (run.reason or "")
+    assert world.ledger.unfinished_attempts("sagemaker") == [] and world.aws.running() == []
+
+
+# Which type it got
+
+
+def test_the_type_that_it_got_is_noted_and_paid_for(world: World) -> None:
+    def get_second(job: FakeJob) -> None:
+        world.aws.jobs.select(job.token, "ml.p5en.48xlarge")
+        job.train(how=lambda run_id: {"instance": "p5en.48xlarge"})
+
+    world.aws.job = get_second
+    (run,) = world.submit(EITHER)
+    (attempt,) = world.ledger.attempts_of(run.id)
+    dearer = training_site("p5en.48xlarge").usd_per_hour
+    assert run.state is RunState.COMPLETED, run.reason
+    assert (run.instance, attempt.instance) == ("p5en.48xlarge", "p5en.48xlarge")
+    assert run.spec is not None and (run.spec["instance"], run.spec["num_gpus"]) == ("p5en.48xlarge", 8)
+    assert run.price is not None
+    assert (run.price.instance, run.price.usd_per_hour) == ("p5en.48xlarge", dearer)
+    assert attempt.usd_per_hour == dearer
+
+
+# Stopping
+
+
+def test_ctrl_c_lets_the_container_write_its_end(world: World) -> None:
+    def interrupt(job: FakeJob) -> None:
+        job.train(upto=1, how=lambda run_id: {"steps": 80, "header": {"steps": 200}, "status": "interrupted"})
+        world.clock.at(TRAINING_S + 200, lambda: setattr(world.stop, "by", "Ctrl-C"))
+
+    world.aws.jobs.stopping_describes = None
+    world.aws.job = interrupt
+    (run,) = world.submit()
+    assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C")
+    assert run.summary is not None and run.summary.num_steps == 80
+    assert world.aws.running() == []
+    assert any("stopping training job" in line for line in world.told)
+
+
+def test_ctrl_c_while_it_waits_for_capacity_ends_it(world: World) -> None:
+    def wait(job: FakeJob) -> None:
+        job.move(30, "Pending")
+        world.clock.at(60, lambda: setattr(world.stop, "by", "Ctrl-C"))
+
+    world.aws.job = wait
+    (run,) = world.submit(EAST, WEST)
+    assert (run.state, run.reason) == (RunState.CANCELLED, "stopped by Ctrl-C before it started")
+    assert world.aws.running() == [] and len(world.aws.requests) == 1
+    assert world.ledger.attempts_of(run.id)[0].billed_seconds == 0
+
+
+def test_detached_it_needs_no_timer_in_the_account(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    assert run.state is RunState.RUNNING
+    (line,) = world.told
+    assert "SageMaker ends it 120 min after it began to train" in line
+    assert "timer in the account" not in line
+    (attempt,) = world.ledger.unfinished_attempts("sagemaker")
+    assert attempt.schedule is None and attempt.reason is None
+
+
+# By other commands
+
+
+def test_a_detached_job_is_seen_and_then_ended(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    world.clock.sleep(150)
+    world.reconcile()
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.launched_at is not None and world.ledger.get(run.id).state is RunState.RUNNING
+    world.clock.sleep(600)
+    world.reconcile()
+    assert world.ledger.get(run.id).state is RunState.COMPLETED
+    assert world.ledger.unfinished_attempts("sagemaker") == []
+
+
+def test_a_job_that_nobody_noted_is_adopted(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    with world.ledger.transaction():
+        world.ledger._file.write("UPDATE attempts SET handle = NULL, state = 'planned'")
+        world.ledger._file.write("UPDATE runs SET state = 'planned'")
+    world.reconcile()
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.handle is not None and attempt.handle["job_name"] == attempt.token
+    assert world.ledger.get(run.id).state is RunState.RUNNING
+
+
+def test_cancel_stops_the_job_with_all_its_runs(world: World) -> None:
+    world.aws.job = lambda job: job.train(upto=0)
+    first, second = world.submit(jobs=(training_job(), training_job("fp32")), detach=True)
+    world.clock.sleep(TRAINING_S + 90)
+    (backend,) = world.backends.values()
+    state = cancel(first, backend=backend, ledger=world.ledger, settings=world.settings)  # type: ignore[arg-type]
+    assert state is RunState.CANCELLED
+    assert world.ledger.get(second.id).state is RunState.CANCELLED
+    assert world.aws.running() == []
+
+
+def test_a_detached_job_that_found_no_capacity_has_failed(world: World) -> None:
+    world.aws.job = FakeJob.find_no_capacity
+    (run,) = world.submit(EAST, WEST, detach=True)
+    world.clock.sleep(4000)
+    world.reconcile()
+    found = world.ledger.get(run.id)
+    assert found.state is RunState.FAILED and "CapacityError" in (found.reason or "")
+
+
+# Going on
+
+
+def interrupted(world: World, *sites: TrainingSite, got: str | None = None) -> Run:
+    """The second run of a job that failed, with a checkpoint at step 80."""
+
+    def fail(job: FakeJob) -> None:
+        if got:
+            world.aws.jobs.select(job.token, f"ml.{got}")
+        first, second = job.run_ids()
+        job.get_machines()
+        world.clock.at(TRAINING_S + 60, job.boot)
+
+        def end() -> None:
+            job.upload_records(first, steps=200, batch_size=64, world_size=8, instance=got)
+            how = {"steps": 80, "header": {"steps": 200}, "status": "interrupted", "instance": got}
+            job.upload_records(second, batch_size=64, world_size=8, recipe="fp32", **how)
+            world.aws.objects["acme-training", f"{root}/{second}/checkpoints/step-00000080.pt"] = b"w"
+            job.say_last("interrupted", {first: "completed", second: "interrupted"}, reason="watchdog")
+            job.end("Stopped", secondary="MaxRuntimeExceeded")
+
+        root = f"fastlaunch/runs/{first}"
+        world.clock.at(TRAINING_S + 1800, end)
+
+    world.aws.job = fail
+    _, second = world.submit(*sites, jobs=(training_job(), training_job("fp32", checkpoint_every=40)))
+    assert second.state is RunState.INTERRUPTED, second.reason
+    return second
+
+
+def test_resume_goes_on_under_the_first_attempts_folder(world: World) -> None:
+    run = interrupted(world)
+    world.aws.job = lambda job: job.train(
+        how=lambda run_id: {"steps": 120, "first_step": 81, "recipe": "fp32"}
+    )
+    first = world.ledger.select()[0]
+    after = world.launcher().resume(run)
+    assert after.state is RunState.COMPLETED, after.reason
+    assert after.summary is not None and after.summary.num_steps == 200
+    one, two = (request["CheckpointConfig"]["S3Uri"] for _, request in world.aws.requests)
+    assert one == two == f"s3://acme-training/fastlaunch/runs/{first.id}"
+    (_, attempt) = world.ledger.attempts_of(run.id)
+    assert attempt.output == f"{one}/{run.id}-a2" and attempt.run_ids == (run.id,)
+    # What its machines took is not there any more; what it waited for them is.
+    assert attempt.max_minutes == 120 - round((TRAINING_S + 1800 - 120) / 60)
+
+
+def test_resume_takes_only_the_type_that_it_got(world: World) -> None:
+    run = interrupted(world, EITHER, WEST, got="p5en.48xlarge")
+    found = resumable(run, backends=world.backends, aws=world.aws, ledger=world.ledger, now=world.clock.now())
+    (site,) = found.sites
+    assert isinstance(site, TrainingSite)
+    assert (site.instance.name, site.others, site.region) == ("p5en.48xlarge", (), "us-east-1")
+    assert found.jobs_at(site)[run.id].instance == "p5en.48xlarge"
+    assert found.checkpoint == "step-00000080.pt"
