@@ -1,6 +1,7 @@
 """What SageMaker says of a training job, made into how it stands, what went wrong, what is billed. Pure."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -141,16 +142,16 @@ def _told(job: TrainingJob) -> str:
 
 
 def _last_said_s(status: Mapping[str, Any] | None, started_at: datetime) -> float | None:
-    """How long the container lived by its own word; the machines are a little older than it."""
-    uptime_s = (status or {}).get("uptime_s")
-    if isinstance(uptime_s, int | float) and not isinstance(uptime_s, bool):
-        return float(uptime_s)
-    try:
-        until = datetime.fromisoformat(str((status or {}).get("billed_until")))
-    except ValueError:
-        return None
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return (until - started_at).total_seconds() if until >= started_at else None
+    """How long the job lasted by its container's last word, which is a little older than its machines."""
+    told = status or {}
+    with suppress(ValueError):
+        until = datetime.fromisoformat(str(told.get("billed_until")))
+        until = until if until.tzinfo else until.replace(tzinfo=UTC)
+        if until >= started_at:
+            return (until - started_at).total_seconds()
+    uptime_s = told.get("uptime_s")
+    is_number = isinstance(uptime_s, int | float) and not isinstance(uptime_s, bool)
+    return float(told["uptime_s"]) if is_number else None
 
 
 def _made(

@@ -1,0 +1,363 @@
+"""The CreateTrainingJob request: golden plans, valid for botocore's own model, and what stands in them.
+
+To write the golden plans anew after a change that is meant: python tests/launcher/test_sagemaker_plan.py
+"""
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import tarfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.serialize import create_serializer
+from botocore.validate import ParamValidator
+from ec2_builders import IMAGE, RUN_ID, catalogue
+from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_plan_of, training_site
+
+from fastlaunch.backends import Plan
+from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
+from fastlaunch.backends.sagemaker_plan import MAX_PENDING_S, SPOT_WAIT_S, is_accelerated, plan_sagemaker
+from fastlaunch.backends.sagemaker_rules import broken_training_rules
+from fastlaunch.errors import UserError
+from fastlaunch.job import JobSpec
+
+GOLDEN = Path(__file__).parents[1] / "plans"
+SPOT = {"purchase": "spot", "checkpoint_every": 50}
+#: One without EFA; with EFA, three generations.
+FAMILIES = ("g5.xlarge", "p4d.24xlarge", "p5.48xlarge", "p6-b200.48xlarge")
+NODES = ("p4d.24xlarge", "p5.48xlarge")
+
+
+def of(instance: str, num_nodes: int = 1, **changes: Any) -> JobSpec:
+    """A job on so many of them, a rank per GPU."""
+    num_gpus = num_nodes * catalogue().instance(instance).num_accelerators
+    return training_job(instance=instance, num_nodes=num_nodes, num_gpus=num_gpus, **changes)
+
+
+def golden_plans() -> dict[str, Plan]:
+    """The plans that are kept, by the name of their file."""
+    plan, site = training_plan_of, training_site
+    either = ("p5.48xlarge", "p5en.48xlarge", "p4d.24xlarge")
+    own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine@sha256:" + "f" * 64
+    return {
+        **{f"sagemaker-{name}-on-demand": plan(of(name), at=site(name)) for name in FAMILIES},
+        **{f"sagemaker-{name}-spot": plan(of(name, **SPOT), at=site(name)) for name in FAMILIES},
+        **{f"sagemaker-2-{name}-on-demand": plan(of(name, 2), at=site(name)) for name in NODES},
+        **{f"sagemaker-2-{name}-spot": plan(of(name, 2, **SPOT), at=site(name)) for name in NODES},
+        "sagemaker-2-g5.xlarge-tcp": plan(of("g5.xlarge", 2, allow_tcp=True), at=site("g5.xlarge")),
+        "sagemaker-preferences": plan(of("p5.48xlarge"), at=site(*either)),
+        "sagemaker-2-preferences": plan(of("p5.48xlarge", 2), at=site(*either)),
+        "sagemaker-warm-pool": plan(
+            of("p5.48xlarge", keep_alive_minutes=30), at=site(keep_alive_minutes=30), max_minutes=60
+        ),
+        "sagemaker-training-plan": plan(
+            of("p5.48xlarge", 2, training_plan=TRAINING_PLAN), at=site(training_plan=TRAINING_PLAN)
+        ),
+        "sagemaker-built-image": plan(
+            training_job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
+            at=site(code=None, image=own),
+        ),
+        "sagemaker-third-attempt": plan(
+            of("p5.48xlarge", **SPOT), attempt=3, max_minutes=47, root="20261121-085959-root"
+        ),
+        "sagemaker-4-runs": plan(
+            *(training_job(recipe=recipe) for recipe in ("bf16", "te-fp8", "te-fp8", "bf16")), max_minutes=90
+        ),
+    }
+
+
+PLANS = golden_plans()
+
+
+def written(plan: Plan) -> str:
+    """The plan as it is kept."""
+    return json.dumps(plan.to_json(), indent=2) + "\n"
+
+
+def read(name: str) -> Plan:
+    """The plan that was kept under this name."""
+    return Plan.from_json(json.loads((GOLDEN / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_is_the_golden_one(name: str) -> None:
+    assert read(name) == PLANS[name]
+
+
+def test_no_golden_plan_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("sagemaker-*.json")} == set(PLANS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_golden_plan_is_valid_for_botocore_and_for_sagemaker(name: str) -> None:
+    check(read(name))
+
+
+def check(plan: Plan) -> None:
+    """Fails unless botocore's model and SageMaker's rules take the plan's request."""
+    operation = create_training_job()
+    assert plan.operation == operation.name
+    report = ParamValidator().validate(plan.request, operation.input_shape)
+    assert not report.has_errors(), report.generate_report()
+    assert list(not_in_enum(operation.input_shape, plan.request)) == []
+    # What goes over the wire is what was planned: no parameter is lost between the two.
+    body = create_serializer("json").serialize_to_request(dict(plan.request), operation)["body"]
+    assert json.loads(body) == plan.request
+    assert broken_training_rules(plan) == []
+
+
+@cache
+def create_training_job() -> Any:
+    """botocore's model of the operation."""
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    return model.operation_model("CreateTrainingJob")
+
+
+def not_in_enum(shape: Any, value: Any) -> Any:
+    """Texts that the model's enumerations do not have, which botocore does not look at."""
+    if shape.type_name == "structure":
+        for name, each in value.items():
+            yield from not_in_enum(shape.members[name], each)
+    elif shape.type_name == "list":
+        for each in value:
+            yield from not_in_enum(shape.member, each)
+    elif getattr(shape, "enum", None) and value not in shape.enum:
+        yield value
+
+
+def test_planning_is_pure() -> None:
+    assert training_plan_of() == training_plan_of()
+    assert Plan.from_json(json.loads(json.dumps(training_plan_of().to_json()))) == training_plan_of()
+
+
+def test_the_ceiling_is_the_time_limit_ten_minutes_and_the_warm_pool() -> None:
+    # Known answers: (120 + 10) min at SageMaker's $63.296 per hour; of two nodes; 30 min more.
+    assert training_plan_of().max_cost_usd == pytest.approx(137.141333)
+    assert training_plan_of(of("p5.48xlarge", 2)).max_cost_usd == pytest.approx(274.282667)
+    pool = training_plan_of(at=training_site(keep_alive_minutes=30))
+    assert pool.max_cost_usd == pytest.approx(168.789333)
+    assert (pool.usd_per_hour, pool.region, pool.backend) == (63.296, "us-east-1", "sagemaker")
+    assert pool.price_as_of == "2026-09-01"
+
+
+def test_the_ceiling_is_the_dearest_types() -> None:
+    dear = training_plan_of(of("p5.48xlarge"), at=training_site("p5.48xlarge", "p4d.24xlarge"))
+    assert dear.usd_per_hour == 63.296
+
+
+def test_everything_of_an_attempt_lies_under_its_root() -> None:
+    runs = "s3://acme-training/fastlaunch/runs"
+    first = training_plan_of().request
+    assert first["TrainingJobName"] == first["Environment"]["FASTLAUNCH_TOKEN"] == f"{RUN_ID}-a1"
+    assert first["CheckpointConfig"] == {"S3Uri": f"{runs}/{RUN_ID}", "LocalPath": "/opt/ml/checkpoints"}
+    assert tags(first) == {
+        "fastlaunch:run": RUN_ID,
+        "fastlaunch:attempt": "1",
+        "fastlaunch:max-minutes": "120",
+        "fastlaunch:output": f"{runs}/{RUN_ID}/{RUN_ID}-a1",
+    }
+    later = training_plan_of(attempt=2, root="older").request
+    assert later["CheckpointConfig"]["S3Uri"] == f"{runs}/older"
+    assert tags(later)["fastlaunch:output"] == f"{runs}/older/{RUN_ID}-a2"
+    assert later["Environment"]["FASTLAUNCH_ATTEMPT"] == "2"
+    # Not fetched again with the checkpoints.
+    assert not first["OutputDataConfig"]["S3OutputPath"].startswith(f"{runs}/{RUN_ID}")
+    assert first["OutputDataConfig"]["S3OutputPath"].startswith(f"{runs}/")
+
+
+def tags(request: Any) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+
+
+def test_without_a_prefix_the_runs_lie_at_the_top_of_the_bucket() -> None:
+    request = training_plan_of(at=training_site(prefix="")).request
+    assert request["CheckpointConfig"]["S3Uri"] == f"s3://acme-training/runs/{RUN_ID}"
+
+
+def test_the_runs_are_hyperparameters_in_order() -> None:
+    jobs = [training_job(), training_job(recipe="te-fp8", overrides=("optimizer_impl=fused",))]
+    values = training_plan_of(*jobs).request["HyperParameters"]
+    assert list(values) == ["run-001", "run-002"]
+    assert [shlex.split(value) for value in values.values()] == [
+        [RUN_ID, *entrypoint_arguments(jobs[0])],
+        ["20261121-090313-k3f9", *entrypoint_arguments(jobs[1])],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "allow_tcp", "fabric"),
+    [(1, False, None), (1, True, None), (2, False, "efa"), (2, True, "any")],
+)
+def test_several_nodes_say_what_joins_them(num_nodes: int, allow_tcp: bool, fabric: str | None) -> None:
+    request = training_plan_of(of("p5.48xlarge", num_nodes, allow_tcp=allow_tcp)).request
+    assert request["Environment"].get("FASTLAUNCH_FABRIC") == fabric
+    assert request["Environment"]["FASTLAUNCH_NPROC"] == "8"
+    assert request["ResourceConfig"]["InstanceCount"] == num_nodes
+
+
+def test_the_containers_environment() -> None:
+    environment = training_plan_of().request["Environment"]
+    assert environment["FASTLAUNCH_IMAGE_DIGEST"] == IMAGE.partition("@")[2]
+    assert environment["FASTLAUNCH_COMMIT"] == "ab" * 20
+    assert environment["FASTLAUNCH_PRINT_METRICS"] == "1"
+    assert int(environment["FASTLAUNCH_STOP_GRACE_S"]) < 120
+    # Nobody knows it before, with several types to choose from.
+    assert "FASTLAUNCH_INSTANCE" not in environment
+    assert "FASTLAUNCH_COMMIT" not in training_plan_of(at=training_site(code=None)).request["Environment"]
+
+
+def test_spot_waits_an_hour_longer_than_it_may_run() -> None:
+    request = training_plan_of(training_job(**SPOT), max_minutes=60).request
+    assert request["EnableManagedSpotTraining"] is True
+    assert request["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 3600,
+        "MaxWaitTimeInSeconds": 3600 + SPOT_WAIT_S,
+    }
+    on_demand = training_plan_of(max_minutes=60).request
+    assert "EnableManagedSpotTraining" not in on_demand
+    assert on_demand["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 3600,
+        "MaxPendingTimeInSeconds": MAX_PENDING_S,
+    }
+
+
+def test_accelerated_types_can_wait_for_machines() -> None:
+    accelerated = ("ml.p5.48xlarge", "ml.p6-b200.48xlarge", "ml.g6e.xlarge", "ml.trn1.32xlarge")
+    others = ("ml.c5.xlarge", "ml.m7g.large", "ml.t3.large", "ml.r7gd.large")
+    assert [is_accelerated(name) for name in (*accelerated, *others)] == [True] * 4 + [False] * 4
+
+
+def test_types_to_choose_from_are_preferences_with_one_count() -> None:
+    resources = training_plan_of(of("p5.48xlarge", 2), at=training_site("p5.48xlarge", "p5en.48xlarge"))
+    assert resources.request["ResourceConfig"] == {
+        "InstancePreferences": [{"InstanceType": "ml.p5.48xlarge"}, {"InstanceType": "ml.p5en.48xlarge"}],
+        "InstanceCount": 2,
+        "VolumeSizeInGB": 200,
+    }
+
+
+def test_the_metrics_find_their_numbers_in_what_is_printed() -> None:
+    metrics = training_plan_of().request["AlgorithmSpecification"]["MetricDefinitions"]
+    line = "fastlaunch: step=40 loss=2.314500 step_time_s=0.103400 samples_per_s=652.10"
+    assert {one["Name"]: found(one["Regex"], line) for one in metrics} == {
+        "loss": "2.314500",
+        "step_time_s": "0.103400",
+        "samples_per_s": "652.10",
+    }
+    small = "fastlaunch: step=40 loss=-1.5e-07 step_time_s=1e+02 samples_per_s=0"
+    assert [found(one["Regex"], small) for one in metrics] == ["-1.5e-07", "1e+02", "0"]
+    lost = "fastlaunch: step=40 loss=nan step_time_s=0.1 samples_per_s=1"
+    assert [found(one["Regex"], lost) for one in metrics] == [None, "0.1", "1"]
+    assert [found(one["Regex"], "step 40 loss=2.3 step_time_s=3") for one in metrics] == [None] * 3
+
+
+def found(regex: str, line: str) -> str | None:
+    match = re.search(regex, line)
+    return match[1] if match else None
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_containers_arguments_unpack_the_code_and_become_its_program(tmp_path: Path, sound: bool) -> None:
+    program = b"#!/bin/bash\necho started\n"
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        member = tarfile.TarInfo("run_sagemaker.sh")
+        member.size = len(program)
+        archive.addfile(member, io.BytesIO(program))
+    digest = hashlib.sha256(stream.getvalue()).hexdigest()
+    for folder in ("in", "code"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "in" / f"{digest}.tar.gz").write_bytes(stream.getvalue() if sound else b"damaged")
+    algorithm = training_plan_of().request["AlgorithmSpecification"]
+    assert algorithm["ContainerArguments"][3] == DIGEST
+    moved = {
+        "/opt/ml/input/data/code": f"{tmp_path}/in",
+        "/opt/ml/output/": f"{tmp_path}/",
+        "/fastlaunch": f"{tmp_path}/code",
+        DIGEST: digest,
+    }
+    argv = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
+    for there, here in moved.items():
+        argv = [part.replace(there, here) if part != "fastlaunch" else part for part in argv]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    if sound:
+        assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "started")
+        assert not (tmp_path / "failure").exists()
+    else:
+        assert ran.returncode == 1
+        assert (tmp_path / "failure").read_text() == "code bundle not usable\n"
+
+
+def test_a_built_image_holds_the_program() -> None:
+    request = training_plan_of(at=training_site(code=None)).request
+    assert request["AlgorithmSpecification"]["ContainerArguments"] == ["/fastlaunch/run_sagemaker.sh"]
+    assert "InputDataConfig" not in request
+    (channel,) = training_plan_of().request["InputDataConfig"]
+    source = channel["DataSource"]["S3DataSource"]
+    assert (channel["ChannelName"], source["S3Uri"]) == (
+        "code",
+        f"s3://acme-training/fastlaunch/code/{DIGEST}.tar.gz",
+    )
+
+
+def test_placeholders_are_those_that_the_request_holds() -> None:
+    assert training_plan_of().placeholders == ()
+    at = training_site(role="<role>", bucket="<bucket>", image="host.example/x@<image-digest>")
+    jobs = {"<run-id>": training_job(), "<run-id-2>": training_job()}
+    open_plan = plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)
+    assert open_plan.placeholders == ("bucket", "image-digest", "role", "run-id", "run-id-2")
+    # Where only placeholders are in the way, nothing is refused.
+    at = training_site(role="<role>", bucket="<bucket>", image="<image-digest>")
+    assert broken_training_rules(plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)) == []
+
+
+def several(*names: str, **changes: Any) -> Any:
+    return training_site(*(names or ("p5.48xlarge", "p5en.48xlarge")), **changes)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "at", "told", "hint"),
+    [
+        (
+            [of("p5.48xlarge", purchase="capacity-block")],
+            training_site(),
+            "capacity block",
+            "--training-plan",
+        ),
+        ([training_job(**SPOT)], several(), "several instance types for spot", "--instance"),
+        ([training_job(**SPOT)], training_site(keep_alive_minutes=5), "keeps no spot", "--keep-alive"),
+        ([training_job(**SPOT)], training_site(training_plan=TRAINING_PLAN), "not spot", "--training-plan"),
+        ([training_job()], several(training_plan=TRAINING_PLAN), "one instance type", "--instance"),
+        ([training_job(max_price_usd=5, **SPOT)], training_site(), "no limit for its price", "--max-price"),
+        ([of("g5.xlarge", 2)], training_site("g5.xlarge"), "g5.xlarge has no EFA", "--allow-tcp"),
+        ([training_job()], several(*["p5.48xlarge"] * 6), "5 instance types at most, not 6", "fewer"),
+        ([training_job(data="folder:/" + "x" * 2500)], training_site(), "SageMaker takes 2,500", "fewer"),
+    ],
+)
+def test_what_cannot_be_asked_of_sagemaker(jobs: list[JobSpec], at: Any, told: str, hint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)) as error:
+        training_plan_of(*jobs, at=at)
+    assert error.value.hint is not None and hint in error.value.hint
+
+
+def test_a_job_takes_a_hundred_runs() -> None:
+    def plan(number: int) -> Plan:
+        jobs = {f"20261121-090312-{n:04d}": training_job() for n in range(number)}
+        return plan_sagemaker(jobs, attempt=1, site=training_site(), max_minutes=600)
+
+    check(plan(100))
+    with pytest.raises(UserError, match="101 runs in one job, and SageMaker takes 100") as error:
+        plan(101)
+    assert error.value.hint == "submit fewer recipes or repeats at a time"
+
+
+if __name__ == "__main__":
+    for stem, one in PLANS.items():
+        (GOLDEN / f"{stem}.json").write_text(written(one))
