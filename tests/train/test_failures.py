@@ -5,7 +5,7 @@ import errno
 import pytest
 import torch
 
-from fastlaunch_train.failures import InterruptedRun, NanLossError, classify
+from fastlaunch_train.failures import FabricError, InterruptedRun, NanLossError, classify
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from fastlaunch_train.failures import InterruptedRun, NanLossError, classify
         (OSError(errno.ENOENT, "No such file"), "failed", 1),
         (ValueError("anything else"), "failed", 1),
         (KeyboardInterrupt(), "failed", 1),
+        (FabricError("NCCL on node 1 selected NET/Socket", "check the security group"), "failed", 78),
     ],
 )
 def test_an_error_has_its_status_and_exit_code(error: BaseException, status: str, code: int) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from entrypoint import NO_GPU, ROOT, TINY, arguments, record, run
 
-from fastlaunch_train.torchrun import SignalRelay, attach
+from fastlaunch_train.torchrun import SignalRelay, attach, own_code
 
 #: A relay with one child that says when it is there and what signal it got.
 PROGRAM = """
@@ -192,9 +192,19 @@ def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path)
     assert "resume with world_size 2" in output
 
 
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([78, -15], 78), ([1, 78], 78), ([130, -15, 130], 130), ([130, 1], None), ([1], None), ([-15], None)],
+)
+def test_ranks_have_two_exit_codes_that_say_more(codes: list[int], code: int | None) -> None:
+    assert own_code(codes) == code
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 1)])
-def test_exit_codes_are_torchruns(script: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 1), ("exit 78", 78), ("exit 130", 130)]
+)
+def test_exit_codes_are_torchruns_but_for_two(script: str, code: int) -> None:
     process = torchrun("--nproc-per-node=1", "--no-python", "sh", "-c", script)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output

@@ -5,7 +5,9 @@ newest `step-*.pt` is always usable. The two newest are kept.
 """
 
 import contextlib
+import errno
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,15 @@ def latest_checkpoint(directory: Path) -> Path | None:
 def _complete(directory: Path) -> list[Path]:
     """The complete checkpoints, oldest first; other files of a user's own are none."""
     return sorted(path for path in directory.glob("step-*.pt") if path.stem.removeprefix("step-").isdigit())
+
+
+def check_space(directory: Path, model: nn.Module) -> None:
+    """OSError if the disk cannot hold three checkpoints: fp32 weights and one optimizer state each."""
+    needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
+    free = shutil.disk_usage(directory.parent).free
+    if free < needed:
+        told = f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+        raise OSError(errno.ENOSPC, told, str(directory))
 
 
 def save_checkpoint(

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss": 33, "failed": 1}
-EXIT_BAD_REQUEST = 2
-EXIT_DISK_FULL = 28
+from fastlaunch_train.exit_codes import EXIT_CODES, EXIT_CONFIGURATION, EXIT_DISK_FULL
 
 _OUT_OF_MEMORY = (
     *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
@@ -24,6 +22,15 @@ class NanLossError(RuntimeError):
 
 class InterruptedRun(Exception):
     """The run was asked to stop, and has stopped between two steps."""
+
+
+class FabricError(RuntimeError):
+    """The ranks do not talk to each other over the network that they have to use. hint: what to check."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,8 @@ def classify(error: BaseException) -> Failure:
         status, message = "interrupted", _first_line(error)
     elif isinstance(error, NanLossError):
         status, message = "nan_loss", _first_line(error)
+    elif isinstance(error, FabricError):
+        message, code = error.message, EXIT_CONFIGURATION
     elif is_out_of_memory(error):
         status = "out_of_memory"
     elif is_disk_full(error):

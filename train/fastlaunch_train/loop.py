@@ -43,6 +43,7 @@ class Training:
     writer: RecordWriter
     interrupts: Interrupts
     num_compiles: Callable[[], int]
+    print_metrics: bool = False
 
 
 def train_step(training: Training, batch: Batch) -> torch.Tensor:
@@ -201,6 +202,15 @@ def _report(training: Training, closed: ClosedBlock, step: int) -> None:
         samples_per_s,
         training.workload.sample_unit,
     )
+    if training.print_metrics:
+        # For programs, such as SageMaker's metric definitions: the words and their order stay.
+        log.info(
+            "fastlaunch: step=%d loss=%.6f step_time_s=%.6f samples_per_s=%.2f",
+            step,
+            closed.losses[-1],
+            step_time_s,
+            samples_per_s,
+        )
 
 
 class PhaseClock:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train import attention, compile, environment, precision
+from fastlaunch_train import attention, compile, environment, fabric, precision
+from fastlaunch_train.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.build import build_model, build_optimizer, largest_batch_that_fits, probe_request
 from fastlaunch_train.checkpoint import (
     Identity,
+    check_space,
     checkpoint_path,
     latest_checkpoint,
     load_checkpoint,
@@ -27,7 +29,8 @@ from fastlaunch_train.checkpoint import (
     save_checkpoint,
     step_of,
 )
-from fastlaunch_train.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, Failure, classify
+from fastlaunch_train.exit_codes import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL
+from fastlaunch_train.failures import FabricError, Failure, classify
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.launched import Launched
 from fastlaunch_train.loop import PhaseClock, Training, compile_ahead, train
@@ -36,6 +39,7 @@ from fastlaunch_train.parallel import Process, agree, broadcast, start_process, 
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.records import End, RecordWriter, record_path
+from fastlaunch_train.tracebacks import TracebackFile, leave_traceback, traceback_path
 from fastlaunch_train.workload import DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
@@ -56,6 +60,8 @@ class Session:
     options: Options
     process: Process
     writer: RecordWriter
+    traceback: TracebackFile
+    launched: Launched
     attempt: int
     started_at: str
     workload: Workload | None = None
@@ -119,21 +125,31 @@ class Session:
 def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
     try:
+        fabric.watch(options.output)
         process = start_process()
         session = _open_session(options, process, launched)
     except (RecipeError, OSError) as error:
         _tell(error)
         return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
+    except Exception as error:
+        leave_traceback(options.output, launched.attempt, error)
+        raise
     interrupts.on_stuck = lambda message: session.end("interrupted", message)
     try:
         session.last_done = _train(session, interrupts)
         failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
     except (RecipeError, WorkloadError) as error:
         _tell(error)
+        session.traceback.write(error)
         failure = Failure(status="failed", message=error.message, exit_code=EXIT_BAD_REQUEST)
     except BaseException as error:
         failure = classify(error)
-        if failure.exit_code == EXIT_CODES["failed"]:
+        if failure.status != "interrupted":
+            session.traceback.write(error)
+        if isinstance(error, FabricError):
+            if process.local_rank == 0:
+                _tell(error)
+        elif failure.exit_code == EXIT_CODES["failed"]:
             log.exception("rank %d failed", process.rank)
         else:
             log.error("%s: %s", failure.status, failure.message)
@@ -142,6 +158,7 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     if not session.end(failure.status, failure.message or None) and exit_code == 0:
         exit_code = EXIT_DISK_FULL
     session.writer.close()
+    session.traceback.close()
     if exit_code == 0:
         stop_process()
     elif process.world_size > 1:
@@ -180,6 +197,8 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
         options=options,
         process=process,
         writer=RecordWriter(record_path(options.output, rank=process.rank, attempt=attempt)),
+        traceback=TracebackFile(traceback_path(options.output, rank=process.rank, attempt=attempt)),
+        launched=launched,
         attempt=attempt,
         started_at=started_at,
     )
@@ -193,6 +212,8 @@ def _train(session: Session, interrupts: Interrupts) -> int:
     session.warnings += [warning] if warning else []
     workload = session.workload = load_workload(options.workload)
     arithmetic = precision.setup_precision(recipe, process.device)
+    if process.num_nodes > 1:
+        phase("all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launched))
 
     if options.batch_size is None:
         phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
@@ -231,7 +252,8 @@ def _train(session: Session, interrupts: Interrupts) -> int:
         world_size=process.world_size,
     )
     checkpoints = options.output / "checkpoints"
-    _check_space(checkpoints, model, options)
+    if options.checkpoint_every:
+        check_space(checkpoints, model)
     if options.resume:
         phase("resume", lambda: _resume(session, checkpoints, identity, model, optimizer, arithmetic.scaler))
     batches = workload.batches(_data_request(session))
@@ -268,6 +290,7 @@ def _train(session: Session, interrupts: Interrupts) -> int:
         writer=session.writer,
         interrupts=interrupts,
         num_compiles=compile.num_compiles,
+        print_metrics=session.launched.print_metrics,
     )
     if recipe.compile_mode != "none" and session.first_step <= options.steps:
         first = next_batch(workload, batches)
@@ -301,17 +324,6 @@ def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision
         budget_bytes=session.options.memory_budget,
     )
     return f"the largest batch that fits is {session.batch_size}"
-
-
-def _check_space(checkpoints: Path, model: nn.Module, options: Options) -> None:
-    """OSError if the disk cannot hold three checkpoints: fp32 weights and one optimizer state each."""
-    if not options.checkpoint_every:
-        return
-    needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
-    free = shutil.disk_usage(checkpoints.parent).free
-    if free < needed:
-        told = f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
-        raise OSError(errno.ENOSPC, told, str(checkpoints))
 
 
 def _resume(
@@ -379,7 +391,7 @@ def _save(
 
 
 def _tell(error: BaseException) -> None:
-    if isinstance(error, RecipeError | WorkloadError):
+    if isinstance(error, RecipeError | WorkloadError | FabricError):
         log.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
     else:
         log.error("error: %s", error)

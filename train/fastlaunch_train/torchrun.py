@@ -2,8 +2,9 @@
 
 Asked to stop by SIGTERM or SIGINT, torchrun asks its ranks and kills them 30 s later, in the midst of a
 checkpoint if need be. Here every such signal is passed on to the ranks, which end by themselves; they are
-killed only if one still runs FASTLAUNCH_STOP_GRACE_S and a little more after the first. Arguments, exit code
-and everything else are torchrun's.
+killed only if one still runs FASTLAUNCH_STOP_GRACE_S and a little more after the first. Arguments and all
+else are torchrun's, and so is the exit code, 1 if a rank fails, except that 78 (the machines cannot do what
+was asked for) and 130 (asked to stop, on this node or another) are the ranks' own.
 
 It rests on two public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start` and `pids`
 (torch 1.9 to 2.13). Where they are missing torchrun's own behaviour stays, and a warning says so.
@@ -12,11 +13,12 @@ It rests on two public methods of torch.distributed.elastic.multiprocessing.api.
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from fastlaunch_train.exit_codes import EXIT_CODES, EXIT_CONFIGURATION
 from fastlaunch_train.launched import Launched, read_launched
 from fastlaunch_train.recipes import RecipeError
 
@@ -129,7 +131,26 @@ def main(arguments: list[str]) -> None:
     problem = attach(relay, api)
     if problem:
         _fall_back(launched, problem)
-    run.main(arguments)
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.main(arguments)
+    except ChildFailedError as error:
+        code = own_code([failure.exitcode for failure in error.failures.values()])
+        if code is None:
+            raise
+        raise SystemExit(code) from None
+
+
+def own_code(codes: Sequence[int]) -> int | None:
+    """The exit code that says more than that a rank failed, by the exit codes of all; None if none does.
+
+    Negative: killed by that signal, as the ranks are that torchrun ends after the first.
+    """
+    if EXIT_CONFIGURATION in codes:
+        return EXIT_CONFIGURATION
+    interrupted = EXIT_CODES["interrupted"]
+    return interrupted if interrupted in codes and all(c == interrupted or c < 0 for c in codes) else None
 
 
 def _fall_back(launched: Launched, problem: str) -> None:

@@ -1,0 +1,149 @@
+"""Which network NCCL says it takes: logs made after public examples of NCCL and its plugin, old and new."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fastlaunch_train.fabric import (
+    Fabric,
+    fabric_error,
+    found_fabric,
+    log_path,
+    node_rank,
+    read_fabric,
+    watch,
+)
+
+#: aws-ofi-nccl 1.16 on p4d, NCCL 2.27.
+EFA_2025 = """\
+ip-10-0-0-5:188:188 [0] NCCL INFO NET/Plugin: Plugin name set by env to libnccl-net.so
+ip-10-0-0-5:188:585 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.16.2
+ip-10-0-0-5:188:585 [0] NCCL INFO NET/OFI Setting provider_filter to efa
+ip-10-0-0-5:188:585 [0] NCCL INFO NET/OFI Using transport protocol SENDRECV (platform set)
+ip-10-0-0-5:188:585 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)
+ip-10-0-0-5:188:585 [0] NCCL INFO Assigned NET plugin Libfabric to comm
+ip-10-0-0-5:188:585 [0] NCCL INFO Using network Libfabric
+ip-10-0-0-5:188:709 [0] NCCL INFO Channel 00/0 : 3[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA
+"""
+#: aws-ofi-nccl 1.21 on p6-b200.
+EFA_2026 = EFA_2025.replace("fabric is efa (found 4", "fabric is efa-direct (found 8")
+#: aws-ofi-nccl 1.7 on p4d.
+EFA_2023 = """\
+ip-10-1-14-81:6158:9214 [2] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.7.3-aws
+ip-10-1-14-81:6158:9214 [2] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
+ip-10-1-14-81:6158:9214 [2] NCCL INFO Using network AWS Libfabric
+"""
+#: Before NCCL 2.6 there was no line for what it uses.
+EFA_2020 = "host:45:92 [2] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n"
+#: The plugin is there, an EFA is not, and FI_PROVIDER lets libfabric go over TCP.
+LIBFABRIC_TCP = """\
+ip-172-31-32-9:70:71 [0] NCCL INFO NET/OFI No eligible providers were found
+ip-172-31-32-9:70:71 [0] NCCL INFO NET/OFI Selected provider is tcp, fabric is 172.31.32.0/20 (found 1 nics)
+ip-172-31-32-9:70:71 [0] NCCL INFO NET/OFI Need to force simple protocol: GDR not supported
+ip-172-31-32-9:70:71 [0] NCCL INFO Using network AWS Libfabric
+"""
+#: No plugin in the image.
+SOCKET = """\
+ip-10-0-0-5:79:79 [0] NCCL INFO Bootstrap : Using ens5:10.0.0.5<0>
+ip-10-0-0-5:79:79 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so), using internal implementation
+ip-10-0-0-5:79:85 [0] NCCL INFO NET/IB : No device found.
+ip-10-0-0-5:79:85 [0] NCCL INFO NET/Socket : Using [0]ens5:10.0.0.5<0>
+ip-10-0-0-5:79:85 [0] NCCL INFO Using network Socket
+"""
+#: The plugin finds EFA, and whoever started it told NCCL to take TCP.
+FORCED_SOCKET = EFA_2025.replace("Using network Libfabric", "Using network Socket")
+INFINIBAND = """\
+node:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB ib0:10.0.0.5<0>
+node:1:2 [0] NCCL INFO Using network IB
+"""
+OLD_SOCKET = "host:45:45 [0] NCCL INFO NET/Socket : Using [0]ens3:172.31.12.210<0>\n"
+EMPTY_LIST = """\
+libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list
+ip-10-36-29-253:79:85 [0] NCCL INFO Using network Socket
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "told"),
+    [
+        (EFA_2026, "efa", "NET/OFI with provider efa"),
+        (EFA_2025, "efa", "NET/OFI with provider efa"),
+        (EFA_2023, "efa", "NET/OFI with provider efa"),
+        (EFA_2020, "efa", "NET/OFI with provider efa"),
+        (
+            LIBFABRIC_TCP,
+            "libfabric-tcp",
+            "NET/OFI with provider tcp (NET/OFI No eligible providers were found)",
+        ),
+        (
+            SOCKET,
+            "socket",
+            "NET/Socket (NET/Plugin : No plugin found (libnccl-net.so), using internal implementation)",
+        ),
+        (FORCED_SOCKET, "socket", "NET/Socket"),
+        (INFINIBAND, "ib", "NET/IB"),
+        (OLD_SOCKET, "socket", "NET/Socket"),
+        (EMPTY_LIST, "socket", "NET/Socket (fi_getinfo: provider efa output empty list)"),
+        ("", "unknown", "nothing that its log tells"),
+        (
+            "NCCL WARN Cuda failure 802 'system not yet initialized'\n",
+            "unknown",
+            "nothing that its log tells",
+        ),
+    ],
+)
+def test_a_log_tells_the_network(log: str, name: str, told: str) -> None:
+    found = read_fabric(log.splitlines())
+    assert (found.name, found.told, found.is_efa) == (name, told, name == "efa")
+
+
+def test_of_two_communicators_the_later_counts() -> None:
+    assert read_fabric((EFA_2025 + FORCED_SOCKET).splitlines()).name == "socket"
+    assert read_fabric(EFA_2026.splitlines()).fabric == "efa-direct"
+
+
+def ranks(**changes: str) -> dict[str, str]:
+    """torchrun's variables on local rank 0 of the second of two machines with eight ranks each."""
+    return {
+        "RANK": "8",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "16",
+        "LOCAL_WORLD_SIZE": "8",
+        "NCCL_DEBUG": "WARN",
+        **changes,
+    }
+
+
+def test_local_rank_0_of_several_nodes_has_nccl_tell(tmp_path: Path) -> None:
+    environment = ranks()
+    assert node_rank(environment) == 1
+    output = tmp_path / "100%"
+    watch(output, environment)
+    assert (environment["NCCL_DEBUG"], environment["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
+    assert environment["NCCL_DEBUG_FILE"] == f"{tmp_path}/100%%/nccl-node-1.txt"
+    assert output.is_dir()
+
+
+@pytest.mark.parametrize(
+    "environment", [ranks(RANK="9", LOCAL_RANK="1"), ranks(RANK="0", WORLD_SIZE="8"), {}]
+)
+def test_every_other_rank_says_as_much_as_before(tmp_path: Path, environment: dict[str, str]) -> None:
+    before = dict(environment)
+    watch(tmp_path, environment)
+    assert environment == before
+
+
+def test_the_file_is_read(tmp_path: Path) -> None:
+    assert found_fabric(tmp_path, 1) == Fabric()
+    log_path(tmp_path, 1).write_bytes(b"\xff\n" + EFA_2025.encode())
+    assert found_fabric(tmp_path, 1).is_efa
+    assert not found_fabric(tmp_path, 0).is_efa
+
+
+def test_the_error_says_what_was_selected_and_what_to_check() -> None:
+    error = fabric_error(read_fabric(SOCKET.splitlines()), 3)
+    assert "this run has to use EFA, and NCCL on node 3 selected NET/Socket" in str(error)
+    assert os.linesep not in str(error)
+    for words in ("nccl-node-*.txt", "security group", "/dev/infiniband", "aws-ofi-nccl", "--allow-tcp"):
+        assert words in error.hint

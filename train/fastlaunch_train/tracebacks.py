@@ -1,0 +1,59 @@
+"""The full traceback of a rank that failed, in a file of its own beside its record.
+
+A log holds the last words of all ranks in each other's midst, and may be cut. A crash in native code leaves
+no exception: Python's fault handler writes where every thread stood.
+"""
+
+import faulthandler
+import os
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+
+def traceback_path(directory: Path, *, rank: int, attempt: int) -> Path:
+    """Where rank `rank` of attempt `attempt` (from 1) leaves its traceback, if it fails."""
+    return directory / f"traceback-rank-{rank:05d}-attempt-{attempt}.txt"
+
+
+def leave_traceback(directory: Path, attempt: int, error: BaseException) -> None:
+    """Write the traceback of a rank that failed before it had a record. By torchrun's variable RANK."""
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = TracebackFile(
+            traceback_path(directory, rank=int(os.environ.get("RANK") or "0"), attempt=attempt)
+        )
+        file.write(error)
+        file.close()
+
+
+class TracebackFile:
+    """Takes what ends a rank. There is no file left of one that ended well."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO | None = None
+        # A disk that takes no file takes no record either, which is told elsewhere.
+        with suppress(OSError):
+            self._file = path.open("w", encoding="utf-8", errors="replace")
+            faulthandler.enable(file=self._file, all_threads=True)
+
+    def write(self, error: BaseException) -> None:
+        """Write the error's traceback, with those of its causes."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file, and remove it if it is empty. The fault handler writes to stderr from here on."""
+        if self._file is None:
+            return
+        faulthandler.enable(all_threads=True)
+        self._file.close()
+        self._file = None
+        with suppress(OSError):
+            if self.path.stat().st_size == 0:
+                self.path.unlink()
