@@ -114,9 +114,14 @@ def note_machines(
 ) -> None:
     """Store zone, start, type and price of machines that are seen started for the first time.
 
+    And, for as long as it lasts, what runs on SageMaker wait for.
+
     seen: attempts as they stand in the ledger, with what AWS shows. AWS is asked once for machines of one
     type and zone. respec: see `Respec`; `respec_in` makes one.
     """
+    for attempt, sight in seen:
+        if attempt.backend == "sagemaker":
+            _explain_wait(ledger, attempt, sight)
     new = [(one, sight) for one, sight in seen if one.launched_at is None and sight.launched_at]
     if not new:
         return
@@ -147,6 +152,18 @@ def note_machines(
                 usd_per_hour=usd_per_hour,
                 instance=other,
             )
+
+
+def _explain_wait(ledger: "Ledger", attempt: "Attempt", sight: Sight) -> None:
+    """Note what the attempt's runs wait for as long as they do, such as `waiting for capacity`."""
+    if not sight.is_live:
+        return
+    told = None if sight.is_up else sight.told
+    changed = [one for one in ledger.existing(attempt.run_ids) if ledger.get(one).reason != told]
+    if changed:
+        with ledger.transaction():
+            for run_id in changed:
+                ledger.explain(run_id, told)
 
 
 def _spot_offer(attempt: "Attempt", sight: Sight) -> tuple[str, str, str | None] | None:

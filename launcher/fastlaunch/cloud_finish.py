@@ -12,6 +12,7 @@ from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.errors import BadConfiguration, NoCapacity
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
+from fastlaunch.node_status import merged
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ STOPPED_BY = "stopped by "
 CONFIGURATION_EXIT = 78
 _NO_FABRIC = (
     "the nodes did not use EFA, and over TCP they would wait for each other: see that the security group "
-    "lets all traffic from and to itself through, and that the image holds EFA's software; or give --allow-tcp"
+    "lets all traffic from and to itself through, and the image holds EFA's software; or give --allow-tcp"
 )
 #: AWS's words for machines that it never had, after which another place may have some.
-_NEVER_HAD = ("InsufficientInstanceCapacity", "CapacityError", "MaxPendingTimeExceeded")
+_NEVER_HAD = ("InsufficientInstanceCapacity", "CapacityError", "MaxWaitTimeExceeded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +84,12 @@ def finish_attempt(
         files = frozenset(synced.files)
     except BadConfiguration:
         # The bucket is there no more: all that there will ever be is here.
-        synced, files = s3_sync.kept(backend.home, attempt.token), None
-    status = synced.status
+        synced, files = s3_sync.kept(backend.home, attempt.token, attempt.num_nodes), None
+    # Of nodes that are gone, whoever has not spoken never will.
+    status = synced.status or merged(synced.statuses, attempt.num_nodes, partial=True)
     # Read again: someone may have asked it to stop since.
     attempt = ledger.attempt(attempt.id)
-    has_begun = status is not None or synced.boot is not None or bool(files)
+    has_begun = status is not None or bool(synced.num_booted or files)
     end = how_it_ended(attempt, sight, status, service=backend.service, why=why, has_begun=has_begun)
     go_on = go_on and (end.can_go_on or end.try_next)
     nodes = {node.get("run_id"): node for node in _listed(status)}
@@ -146,42 +148,52 @@ def how_it_ended(
     if stopped:
         return End(state=RunState.INTERRUPTED, reason=stopped)
     if reason == "spot" or sight.is_taken:
-        return End(
-            state=RunState.INTERRUPTED, reason=f"{service} took the spot instance back", can_go_on=True
-        )
-    if told := _time_was_up(attempt, sight, service):
-        return End(state=RunState.INTERRUPTED, reason=told)
+        which = "the spot instance" if attempt.num_nodes == 1 else "a spot instance"
+        return End(state=RunState.INTERRUPTED, reason=f"{service} took {which} back", can_go_on=True)
+    if not has_begun and _is_without_capacity(sight):
+        assert sight.problem is not None
+        return End(state=RunState.FAILED, reason=sight.problem.message, try_next=True)
+    if ended_by_aws := _ended_by_service(attempt, sight, service):
+        return ended_by_aws
     if outcome == "interrupted":
         told = {
             "watchdog": f"its {attempt.max_minutes} minutes were up",
-            "stop": "it was asked to stop through its bucket",
+            "stop": "it was asked to stop" + (" through its bucket" if service == "EC2" else ""),
             "block": "the capacity block is about to end",
+            "peer": "another of its nodes ended first",
         }.get(reason)
         return End(state=RunState.INTERRUPTED, reason=told or f"the node was stopped: {reason}")
     if outcome == "configuration" and reason == "fabric":
         return End(state=RunState.FAILED, reason=_NO_FABRIC)
-    if outcome:
+    # What AWS says of a node that said nothing is more than what the others noticed.
+    if outcome and not ((status or {}).get("missing") and sight.problem):
         return End(state=RunState.FAILED, reason=reason or f"the node ended: {outcome}")
     if why:
         return End(state=RunState.FAILED, reason=why)
     if sight.problem is not None:
-        never_had = isinstance(sight.problem, NoCapacity) and not has_begun
-        names = (sight.problem.code or "", sight.told or "", sight.problem.message)
-        try_next = never_had and any(word in text for word in _NEVER_HAD for text in names)
-        return End(state=RunState.FAILED, reason=sight.problem.message, try_next=try_next)
+        return End(state=RunState.FAILED, reason=sight.problem.message)
     return End(
         state=RunState.LOST,
         reason=f"its machine ended without saying why{f' ({sight.told})' if sight.told else ''}",
     )
 
 
-def _time_was_up(attempt: "Attempt", sight: Sight, service: str) -> str | None:
-    """That the time was up, where AWS itself says so."""
-    told = sight.told or ""
-    if "MaxRuntimeExceeded" in told:
-        return f"its {attempt.max_minutes} minutes were up"
-    if "MaxWaitTimeExceeded" in told:
-        return f"{service} did not get enough spot capacity in the time that it may wait"
+def _is_without_capacity(sight: Sight) -> bool:
+    """Whether AWS never had the machines, so that others may be had elsewhere."""
+    code = (sight.problem.code or "") if sight.problem else ""
+    return isinstance(sight.problem, NoCapacity) and code.endswith(_NEVER_HAD)
+
+
+def _ended_by_service(attempt: "Attempt", sight: Sight, service: str) -> End | None:
+    """The end that SageMaker itself made to a job that had begun; None where it made none, and on EC2."""
+    told = (sight.told or "").partition(":")[0]
+    if told == "MaxRuntimeExceeded":
+        return End(state=RunState.INTERRUPTED, reason=f"its {attempt.max_minutes} minutes were up")
+    if told == "MaxWaitTimeExceeded":
+        reason = f"{service} took the spot instances back, and had no others in time"
+        return End(state=RunState.INTERRUPTED, reason=reason, can_go_on=True)
+    if told == "Stopped":
+        return End(state=RunState.INTERRUPTED, reason=f"someone stopped it at {service}")
     return None
 
 
@@ -191,7 +203,8 @@ def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False
     if run.state.is_final:
         return
     attempts = ledger.attempts_of(run_id)
-    if any(attempt.handle for attempt in attempts):
+    # One that never got its machines did nothing, and is as one that was refused.
+    if any(attempt.handle and attempt.lived_s != 0 for attempt in attempts):
         ledger.set_state(run_id, RunState.INTERRUPTED, why)
     elif stopped or not attempts:
         ledger.set_state(run_id, RunState.CANCELLED, why)

@@ -1,4 +1,4 @@
-"""What is here of a cloud run, what it cost, and what is missing and why."""
+"""What is here of a run on AWS, what it cost, and what is missing and why."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastlaunch import s3_sync
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.aws import StoredObject
+from fastlaunch.backends.cloud_backend import SERVICES
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
+from fastlaunch.node_status import merged
 from fastlaunch.outcome import contradictions, read_records
 from fastlaunch.run_attempts import Attempt
 from fastlaunch.runs import Run
@@ -30,6 +32,12 @@ class Store(Protocol):
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
 
 
+class Layout(Protocol):
+    """Where a backend's runs save their checkpoints; see `CloudBackend`."""
+
+    def checkpoint_folder(self, output: str, run_id: str) -> str: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Where the checkpoints of a run lie. newest: URI of the one to resume from; step 0 and None without."""
@@ -42,8 +50,8 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """Seconds of an attempt's machine: what the run itself took, and boot, pull and waits that all its runs
-    share. None where the node did not say.
+    """Billed seconds of each of an attempt's machines: what the run itself took; boot, pull and waits that all
+    its runs share. None where the nodes did not say.
     """
 
     own_s: float | None = None
@@ -52,7 +60,9 @@ class Occupancy:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What is here of a run. records: of every rank and attempt. missing: in words, empty if all is here."""
+    """What is here of a run. records, tracebacks: of every rank and attempt. missing: in words, empty if all
+    is here.
+    """
 
     run: Run
     attempts: tuple[Attempt, ...]
@@ -60,6 +70,7 @@ class Collected:
     log: Path | None
     node_logs: tuple[Path, ...]
     missing: tuple[str, ...]
+    tracebacks: tuple[Path, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -70,8 +81,13 @@ class Collected:
 def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
     """What is here of the run, without asking for more."""
     records = s3_sync.record_paths(home, run.id)
-    log = s3_sync.run_folder(home, run.id) / LOG
-    node_logs = [s3_sync.node_log_path(home, attempt.token) for attempt in attempts]
+    folder = s3_sync.run_folder(home, run.id)
+    log = folder / LOG
+    node_logs = [
+        s3_sync.node_log_path(home, attempt.token, node)
+        for attempt in attempts
+        for node in range(attempt.num_nodes)
+    ]
     return Collected(
         run=run,
         attempts=tuple(attempts),
@@ -79,6 +95,7 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
         log=log if log.is_file() else None,
         node_logs=tuple(path for path in node_logs if path.is_file()),
         missing=tuple(_missing(run, attempts, records, log, home)),
+        tracebacks=tuple(sorted(folder.glob("traceback-rank-*.txt"))),
     )
 
 
@@ -96,8 +113,11 @@ def summary_of(run: Run, home: Path) -> "RunSummary | None":
 
 
 def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
-    """How the machine's time was shared, by the node's last word."""
-    status = s3_sync.kept(home, attempt.token).status
+    """How the billed seconds of the machines were shared, by the nodes' last word.
+
+    Where fewer are billed than passed, as SageMaker's spot, every part is billed as much less.
+    """
+    status = last_word(attempt, home)
     took = {
         entry["run_id"]: max(0.0, entry["ended_s"] - entry["started_s"])
         for entry in _runs_of(status)
@@ -106,25 +126,38 @@ def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
     if not took:
         return Occupancy()
     uptime_s = (status or {}).get("uptime_s")
-    total_s = attempt.billed_seconds or (uptime_s if _is_number(uptime_s) else None)
-    shared_s = max(0.0, total_s - sum(took.values())) if total_s is not None else None
-    return Occupancy(own_s=took.get(run.id, 0.0), shared_s=shared_s)
+    billed_s = attempt.billed_seconds or (uptime_s if _is_number(uptime_s) else None)
+    share = 1.0
+    if attempt.billed_seconds and attempt.lived_s and attempt.billed_seconds < attempt.lived_s:
+        share = attempt.billed_seconds / attempt.lived_s
+    own_s = {run_id: seconds * share for run_id, seconds in took.items()}
+    shared_s = max(0.0, billed_s - sum(own_s.values())) if billed_s is not None else None
+    return Occupancy(own_s=own_s.get(run.id, 0.0), shared_s=shared_s)
 
 
-def checkpoints(store: Store, run: Run, attempts: Sequence[Attempt]) -> Checkpoints | None:
+def last_word(attempt: Attempt, home: Path) -> Mapping[str, Any] | None:
+    """What the attempt's nodes said last, as one; once it has ended, also if not all of them have spoken."""
+    kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
+    if kept.status is None and attempt.ended_at is not None:
+        return merged(kept.statuses, attempt.num_nodes, partial=True)
+    return kept.status
+
+
+def checkpoints(
+    store: Store, run: Run, attempts: Sequence[Attempt], layouts: Mapping[str, Layout]
+) -> Checkpoints | None:
     """Where the run's checkpoints lie and which is the newest; None if no attempt says where it writes.
 
-    Raises CloudRefused's kinds.
+    layouts: backends by name. Raises CloudRefused's kinds.
     """
-    placed = [attempt for attempt in attempts if attempt.output and attempt.region]
+    placed = [one for one in attempts if one.output and one.region and one.backend in layouts]
     if not placed:
         return None
     # Attempts in several regions write to several buckets; the newest one knows of those before.
     newest: Checkpoints | None = None
     for attempt in reversed(placed):
         assert attempt.output is not None and attempt.region is not None
-        runs_uri = attempt.output.rsplit("/", 2)[0]
-        uri = f"{runs_uri}/{run.id}/checkpoints/"
+        uri = layouts[attempt.backend].checkpoint_folder(attempt.output, run.id)
         bucket, prefix = s3_sync.split_uri(uri)
         found = Checkpoints(uri=uri)
         for stored in store.list_objects(attempt.region, bucket, f"{prefix}/"):
@@ -169,6 +202,7 @@ def as_json(
         "num_ranks": found.num_ranks,
         "log": str(found.log) if found.log else None,
         "node_logs": [str(path) for path in found.node_logs],
+        "tracebacks": [str(path) for path in found.tracebacks],
         "checkpoints": vars(stored) if stored else None,
         "instance": run.instance,
         "image": (run.spec or {}).get("image"),
@@ -181,20 +215,30 @@ def as_json(
 
 
 def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) -> dict[str, Any]:
-    """An attempt, with what its node said of itself. cost_usd: of the machine, all its runs together."""
-    kept = s3_sync.kept(home, attempt.token)
-    said = {**(kept.boot or {}), **(kept.status or {})}
+    """An attempt, with what its nodes said of themselves.
+
+    cost_usd: of all machines, all its runs together; sunk_usd: what was paid before for their block.
+    billed_seconds, own_seconds and shared_seconds are of one of num_nodes machines.
+    """
+    kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
+    said = {**(kept.boot or {}), **(last_word(attempt, home) or {})}
     shared = occupancy(run, attempt, home)
     cost = attempt_cost(attempt, now)
+    handle = attempt.handle or {}
+    ids = handle.get("instance_ids") or [one for one in [handle.get("instance_id")] if one]
     return {
         "token": attempt.token,
         "n": attempt.n,
+        "backend": attempt.backend,
         "state": str(attempt.state),
         "reason": attempt.reason,
         "region": attempt.region,
         "zone": attempt.zone,
         "instance": attempt.instance,
-        "instance_id": (attempt.handle or {}).get("instance_id"),
+        "num_nodes": attempt.num_nodes,
+        "instance_id": handle.get("instance_id"),
+        "instance_ids": ids,
+        "job_name": handle.get("job_name"),
         "output": attempt.output,
         **{name: said.get(name) for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s")},
         "started_at": attempt.started_at,
@@ -205,6 +249,7 @@ def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
         "billing": attempt.billing,
         "usd_per_hour": attempt.usd_per_hour,
         "cost_usd": cost.usd,
+        "sunk_usd": cost.sunk_usd,
         "cost": cost.told,
         "run_ids": list(attempt.run_ids),
         "own_seconds": shared.own_s,
@@ -219,31 +264,48 @@ def _missing(
     if not attempts:
         return ["no machine was asked for yet" if not run.state.is_final else "no machine was ever asked for"]
     attempt = attempts[-1]
-    kept = s3_sync.kept(home, attempt.token)
+    service = SERVICES.get(attempt.backend, attempt.backend)
+    kept, status = s3_sync.kept(home, attempt.token, attempt.num_nodes), last_word(attempt, home)
     if attempt.handle is None:
         if attempt.ended_at:
             return [f"no machine was started: {attempt.reason or attempt.state}"]
-        return [attempt.reason or "EC2 has not answered yet"]
-    if kept.boot is None:
-        if not attempt.ended_at:
-            return ["the machine has not booted yet"]
-        console = s3_sync.console_path(home, attempt.token)
-        return [f"the node never said that it booted{f'; see {console}' if console.is_file() else ''}"]
-    entry = next((entry for entry in _runs_of(kept.status) if entry["run_id"] == run.id), None)
+        return [attempt.reason or f"{service} has not answered yet"]
+    if not kept.num_booted and status is None:
+        return [_why_silent(attempt, home)]
+    entry = next((entry for entry in _runs_of(status) if entry["run_id"] == run.id), None)
     if entry and entry.get("state") == "not-started":
-        why = (kept.status or {}).get("reason") or (kept.status or {}).get("outcome")
+        why = (status or {}).get("reason") or (status or {}).get("outcome")
         return [f"the node ended before the run's turn: {why}"]
     missing = []
     if not run.state.is_final:
         missing.append("under way: the rest comes when it is uploaded")
     elif kept.status is None:
-        missing.append("the node ended without a last word: the end of log and records may be lost")
+        silent = _silent(attempt, kept)
+        missing.append(f"{silent} ended without a last word: the end of log and records may be lost")
     wanted = set(range((run.spec or {}).get("num_gpus", 0)))
     if run.state.is_final and (absent := sorted(wanted - _ranks_of_last(records))):
         missing.append(f"no record of rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
     if run.state.is_final and not log.is_file():
         missing.append("no log")
     return missing
+
+
+def _why_silent(attempt: Attempt, home: Path) -> str:
+    """Why nothing is here of an attempt whose machines were asked for."""
+    if not attempt.ended_at:
+        return f"the machine{'s have' if attempt.num_nodes > 1 else ' has'} not booted yet"
+    diary = s3_sync.console_path(home, attempt.token)
+    see = f"; see {diary}" if diary.is_file() else ""
+    nodes = "nodes" if attempt.num_nodes > 1 else "node"
+    return f"the {nodes} never said {'they' if attempt.num_nodes > 1 else 'that it'} booted{see}"
+
+
+def _silent(attempt: Attempt, kept: s3_sync.Synced) -> str:
+    """The nodes that did not say their last."""
+    silent = [str(node) for node in range(attempt.num_nodes) if node not in kept.statuses]
+    if attempt.num_nodes == 1:
+        return "the node"
+    return f"node{'s' if len(silent) > 1 else ''} {', '.join(silent)}"
 
 
 def _ranks_of_last(records: Sequence[Path]) -> set[int]:

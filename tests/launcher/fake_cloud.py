@@ -46,9 +46,10 @@ class Clock:
 
 
 class FakeAws(Aws):
-    """answers: to the next RunInstances, in turn: an error to raise, or `lost`, which starts a machine and
-    then answers nothing; after them every request is carried out. hidden_s: so long EC2 does not show it.
-    node: what the machine does, called when it was started. refusals: errors by method, raised once each.
+    """answers: to the next RunInstances, in turn: an error to raise, `lost`, which starts the machines and
+    then answers nothing, or `few`, which starts one too few; after them every request is carried out.
+    hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
+    refusals: errors by method, raised once each.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -76,7 +77,11 @@ class FakeAws(Aws):
             raise answer
         started = [one for one in self.instances.values() if one.token == request["ClientToken"]]
         if not started:
-            started = [self._start(region, request)]
+            number = request["MinCount"] - (answer == "few")
+            started = [self._start(region, request, rank) for rank in range(number)]
+            # As in a cluster: none of them does anything before all are there.
+            for one in started:
+                self.node(self.nodes[one.id])
         if answer == "lost":
             raise Unreachable("no answer to ec2:RunInstances")
         return started
@@ -169,7 +174,7 @@ class FakeAws(Aws):
         if self.refusals.get(method):
             raise self.refusals[method].pop(0)
 
-    def _start(self, region: str, request: Mapping[str, Any]) -> Instance:
+    def _start(self, region: str, request: Mapping[str, Any], rank: int) -> Instance:
         number = len(self.instances) + 1
         tags = {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
         zone = {"subnet-b": "us-east-1b"}.get(request.get("SubnetId", ""), f"{region}a")
@@ -179,16 +184,15 @@ class FakeAws(Aws):
             zone=zone,
             instance_type=request["InstanceType"],
             state="pending",
-            is_spot="InstanceMarketOptions" in request,
+            is_spot=request.get("InstanceMarketOptions", {}).get("MarketType") == "spot",
             launch_time=self.clock.now(),
             token=request["ClientToken"],
+            launch_index=rank,
             tags=tags,
         )
         self.instances[one.id] = one
-        node = FakeNode(aws=self, instance_id=one.id, request=request)
-        self.nodes[one.id] = node
+        self.nodes[one.id] = FakeNode(aws=self, instance_id=one.id, request=request, rank=rank)
         self.clock.at(20, lambda: self.change(one.id, state="running") if one.id in self.live() else None)
-        self.node(node)
         return one
 
 
@@ -196,7 +200,8 @@ class FakeAws(Aws):
 class FakeNode:
     """A machine's own side: what it uploads, and how it ends. stops: whether it heeds being asked to.
 
-    aws: a FakeAws, or what stands for one: `objects`, `instances`, `clock` and `end`.
+    rank: of the node among those of the request, each of which does its share of the ranks. aws: a FakeAws,
+    or what stands for one: `objects`, `instances`, `clock` and `end`.
     """
 
     aws: Any
@@ -204,6 +209,7 @@ class FakeNode:
     request: Mapping[str, Any]
     jobs: Callable[[str], Mapping[str, Any]] = lambda run_id: {}
     stops: bool = True
+    rank: int = 0
 
     @property
     def token(self) -> str:
@@ -221,6 +227,10 @@ class FakeNode:
     def attempt(self) -> int:
         return int(self.token.rpartition("-a")[2])
 
+    @property
+    def num_nodes(self) -> int:
+        return int(self.request["MinCount"])
+
     def put(self, name: str, body: bytes) -> None:
         """Upload an object of the attempt's output, if the machine lives."""
         if self.aws.instances[self.instance_id].is_live:
@@ -229,34 +239,46 @@ class FakeNode:
 
     def boot(self) -> None:
         said = {"schema": 1, "token": self.token, "instance_id": self.instance_id}
-        self.put("boot.json", json.dumps(said).encode())
-        self.put("node-0/log.txt.000000000000", b"pulling the image\n")
+        self.put("boot.json" if self.rank == 0 else f"node-{self.rank}/boot.json", json.dumps(said).encode())
+        self.put(f"node-{self.rank}/log.txt.000000000000", b"pulling the image\n")
 
     def upload_records(self, run_id: str, *, segments: int = 3, **how: Any) -> None:
-        """Upload a run's records in so many segments, as `write_run` makes them, and a log."""
-        with tempfile.TemporaryDirectory() as folder:
-            for path in write_run(Path(folder), run_id=run_id, attempt=self.attempt, **how):
+        """Upload this node's records of a run in so many segments, as `write_run` makes them, and a log."""
+        folder = f"node-{self.rank}/{run_id}"
+        with tempfile.TemporaryDirectory() as written:
+            paths = write_run(Path(written), run_id=run_id, **{"attempt": self.attempt, **how})
+            share = len(paths) // self.num_nodes
+            for path in paths[self.rank * share : (self.rank + 1) * share]:
                 body, size = path.read_bytes(), -(-path.stat().st_size // segments)
                 for start in range(0, len(body), size):
-                    self.put(f"node-0/{run_id}/{path.name}.{start:012d}", body[start : start + size])
-        self.put(f"node-0/{run_id}/log.txt.000000000000", f"training on {self.instance_id}\n".encode())
+                    self.put(f"{folder}/{path.name}.{start:012d}", body[start : start + size])
+        self.put(f"{folder}/log.txt.000000000000", f"training on {self.instance_id}\n".encode())
 
-    def say_last(self, outcome: str, runs: Mapping[str, str], *, reason: str | None = None) -> None:
-        """Upload status.json. runs: state by run id."""
+    def say_last(
+        self,
+        outcome: str,
+        runs: Mapping[str, str],
+        *,
+        reason: str | None = None,
+        exit_codes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Upload status.json. runs: state by run id. exit_codes: by state, for others than the usual."""
+        codes = {"completed": 0, "failed": 1, **(exit_codes or {})}
         said = {
             "schema": 1,
             "token": self.token,
+            "node": self.rank,
             "instance_id": self.instance_id,
             "outcome": outcome,
             "reason": reason,
             "uptime_s": 200.0,
             "billed_until": f"{self.aws.clock.now():%Y-%m-%dT%H:%M:%SZ}",
             "runs": [
-                {"run_id": run_id, "state": state, "exit_code": {"completed": 0, "failed": 1}.get(state)}
+                {"run_id": run_id, "state": state, "exit_code": codes.get(state)}
                 for run_id, state in runs.items()
             ],
         }
-        self.put("node-0/status.json", json.dumps(said).encode())
+        self.put(f"node-{self.rank}/status.json", json.dumps(said).encode())
 
     def turn_off(self) -> None:
         reason = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"

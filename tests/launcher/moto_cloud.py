@@ -90,5 +90,7 @@ class MotoCloud:
             + next(tag["Value"] for tag in tags if tag["Key"] == "fastlaunch:attempt"),
             "TagSpecifications": [{"ResourceType": "instance", "Tags": tags}],
             "UserData": self.server.user_data(instance_id),
+            "MinCount": sum(one.get_tags() == instance.get_tags() for one in self.server.instances()),
         }
-        self.node(FakeNode(aws=self, instance_id=instance_id, request=request))
+        rank = int(instance.ami_launch_index)
+        self.node(FakeNode(aws=self, instance_id=instance_id, request=request, rank=rank))

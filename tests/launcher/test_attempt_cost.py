@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from fastlaunch.attempt_cost import Billed, attempt_cost, billed, minutes_used, total_cost
-from fastlaunch.aws import Instance
+from fastlaunch.attempt_cost import attempt_cost, minutes_used, total_cost
 from fastlaunch.backends import RunState
 from fastlaunch.run_attempts import Attempt
 
@@ -28,21 +26,6 @@ ATTEMPT = Attempt(
     usd_per_hour=36.0,
     launched_at=START.isoformat(),
 )
-TAKEN = "Server.SpotInstanceTermination: Spot instance termination"
-
-
-def instance(reason: str | None = None, transition: str | None = None) -> Instance:
-    return Instance(
-        id="i-1",
-        region="us-east-1",
-        zone="us-east-1a",
-        instance_type="p5.48xlarge",
-        state="terminated",
-        is_spot=True,
-        launch_time=START,
-        state_reason=reason,
-        transition_reason=transition,
-    )
 
 
 def ended(seconds: float | None, billing: str | None) -> Attempt:
@@ -53,47 +36,6 @@ def ended(seconds: float | None, billing: str | None) -> Attempt:
         billed_seconds=seconds,
         billing=billing,
         lived_s=seconds,
-    )
-
-
-@pytest.mark.parametrize(
-    ("machine", "status", "expected"),
-    [
-        # EC2's own time comes first.
-        (
-            instance("Client.UserInitiatedShutdown: x", "User initiated (2026-11-21 09:30:00 GMT)"),
-            {"uptime_s": 5.0},
-            (1800, 1800, "times"),
-        ),
-        (instance("x", "User initiated (2026-11-21 09:00:30 GMT)"), None, (30, 60, "times")),
-        # Without it, the node's.
-        (instance("x", ""), {"billed_until": "2026-11-21T09:20:00Z", "uptime_s": 5.0}, (1200, 1200, "node")),
-        (None, {"billed_until": "2026-11-21T09:20:00", "uptime_s": 5.0}, (1200, 1200, "node")),
-        (None, {"billed_until": START.timestamp() + 90}, (90, 90, "node")),
-        (None, {"billed_until": "", "uptime_s": 700.5}, (700.5, 700.5, "node")),
-        (None, {"billed_until": "not a time", "uptime_s": 700}, (700, 700, "node")),
-        # Without any, the limit and the margin.
-        (None, None, (7800, 7800, "limit")),
-        (instance(TAKEN, None), None, (7800, 7800, "limit")),
-        (None, {"billed_until": "2026-11-20T09:20:00Z"}, (7800, 7800, "limit")),
-        # EC2 took it: free within its first hour.
-        (instance(TAKEN, "Server.Spot (2026-11-21 09:59:59 GMT)"), None, (3599, 0, "free")),
-        (instance(TAKEN, "Server.Spot (2026-11-21 10:00:00 GMT)"), None, (3600, 3600, "times")),
-        (None, {"reason": "spot", "billed_until": "2026-11-21T09:20:00Z"}, (1200, 0, "free")),
-        # It turned itself off after the notice: that is billed, whatever the node says.
-        (
-            instance("Client.InstanceInitiatedShutdown: x", "User initiated (2026-11-21 09:10:00 GMT)"),
-            {"reason": "spot"},
-            (600, 600, "times"),
-        ),
-    ],
-)
-def test_billed_seconds(
-    machine: Instance | None, status: dict[str, Any] | None, expected: tuple[float, float, str]
-) -> None:
-    lived_s, billed_s, billing = expected
-    assert billed(launched_at=START, max_minutes=120, instance=machine, status=status) == Billed(
-        lived_s=lived_s, billed_s=billed_s, billing=billing
     )
 
 
@@ -150,3 +92,45 @@ def test_minutes_count_whether_they_were_billed_or_not() -> None:
     free = replace(ended(0, "free"), lived_s=1800.0)
     refused = replace(ended(None, None), launched_at=None, lived_s=None)
     assert minutes_used([free, refused, ATTEMPT], now) == 60
+
+
+# Several machines, blocks, warm pools
+
+
+def test_every_node_costs() -> None:
+    four = replace(ATTEMPT, num_nodes=4)
+    assert attempt_cost(four, START + timedelta(minutes=30)).usd == 72.0
+    assert attempt_cost(replace(ended(1800, "times"), num_nodes=4), START).told == "$72.00"
+    # Minutes are counted once: the machines live side by side.
+    assert minutes_used([four], START + timedelta(minutes=30)) == 30
+
+
+def test_a_block_is_told_as_its_fee_and_as_what_the_time_took_of_it() -> None:
+    in_block = replace(ended(1800, "times"), sunk_usd=3840.0, usd_per_hour=40.0)
+    cost = attempt_cost(in_block, START)
+    assert (cost.usd, cost.sunk_usd) == (20.0, 3840.0)
+    assert cost.told == "$20.00 of the $3,840.00 paid before for the capacity block"
+    # Before a machine is there the fee is spent too.
+    assert (
+        attempt_cost(replace(ATTEMPT, handle=None, launched_at=None, sunk_usd=3840.0), START).sunk_usd == 3840
+    )
+    # Two attempts in one block: it was paid once.
+    both = total_cost([in_block, in_block], START)
+    assert (both.usd, both.sunk_usd) == (40.0, 3840.0)
+    assert both.told == "$40.00 of the $3,840.00 paid before for the capacity block"
+
+
+def test_waiting_for_a_training_job_to_start_costs_nothing() -> None:
+    asked = replace(ATTEMPT, backend="sagemaker", launched_at=None, handle={"launched_at": START.isoformat()})
+    now = START + timedelta(hours=2)
+    assert attempt_cost(asked, now).usd == 0 and minutes_used([asked], now) == 0
+    # It never got a machine.
+    assert attempt_cost(replace(asked, ended_at=now.isoformat(), billed_seconds=0.0), now).told == "$0.00"
+
+
+def test_a_warm_pool_may_go_on_costing() -> None:
+    kept = replace(ended(1800, "times"), backend="sagemaker", num_nodes=2, idle_minutes=30)
+    assert attempt_cost(kept, START).told == "$36.00, and up to $36.00 while its warm pool is kept"
+    assert total_cost([kept, kept], START).told.endswith(
+        "$72.00, and up to $72.00 while its warm pool is kept"
+    )

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from ec2_builders import job, site
-from fake_cloud import FakeNode
+from fake_cloud import Clock, FakeAws, FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
 
 from fastlaunch import s3_sync
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.errors import CloudRefused, NoCapacity, Throttled
+from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable
 
 RUN_ID = "20261121-090312-k3f9"
 
@@ -54,7 +54,8 @@ def test_exactly_the_plans_request_is_sent(backend: Ec2Backend, cloud: MotoCloud
     assert cloud.server.user_data(handle["instance_id"]) == planned.request["UserData"]
     assert handle["region"] == REGION
     assert handle["output"] == f"s3://{cloud.settings.bucket}/fastlaunch/runs/{RUN_ID}/attempt-1"
-    assert set(handle) == {"region", "instance_id", "token", "output", "launched_at"}
+    assert handle["instance_ids"] == [handle["instance_id"]]
+    assert json.loads(json.dumps(handle)) == handle
 
 
 def test_the_same_plan_starts_one_machine(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -67,10 +68,8 @@ def test_machines_are_seen_in_one_request(backend: Ec2Backend, cloud: MotoCloud)
     handles = [backend.execute(plan(backend, attempt=n)) for n in range(1, 4)]
     before = cloud.server.counts()["DescribeInstances"]
     sights = backend.see([*handles, handles[0]])
-    assert [sight.instance.id for sight in sights if sight.instance] == [
-        *[handle["instance_id"] for handle in handles],
-        handles[0]["instance_id"],
-    ]
+    assert [(sight.is_seen, sight.is_live, sight.has_ended) for sight in sights] == [(True, True, False)] * 4
+    assert sights[0].zone == "us-east-1a" and sights[0].instance_type == "p5.48xlarge"
     assert cloud.server.counts()["DescribeInstances"] - before == 1
 
 
@@ -80,7 +79,8 @@ def test_a_forgotten_machine_has_ended_only_after_fifteen_minutes(
     cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     cloud.server.forget(handle["instance_id"])
-    assert not backend.see([handle])[0].has_ended
+    (sight,) = backend.see([handle])
+    assert not sight.has_ended and not sight.is_seen
     assert backend.state(handle) is RunState.RUNNING
     cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
     assert backend.see([handle])[0].has_ended
@@ -93,8 +93,7 @@ def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, 
     wrong = {**handle, "instance_id": "i-00000000000000000"}
     cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
     (sight,) = backend.see([wrong])
-    assert sight.instance is not None and sight.instance.id == handle["instance_id"]
-    assert not sight.has_ended
+    assert sight.is_live and not sight.has_ended
     backend.kill(wrong)
     assert not cloud.server.instances("pending", "running")
 
@@ -217,7 +216,7 @@ def test_a_machine_that_ec2_took_back_is_interrupted(backend: Ec2Backend, cloud:
 def test_the_console_is_kept(backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path) -> None:
     handle = backend.execute(plan(backend))
     cloud.server.console[handle["instance_id"]] = "Kernel panic"
-    path = backend.console(handle)
+    path = backend.diary(handle)
     assert path == tmp_path / "runs" / RUN_ID / "console-a1.log"
     assert path.read_text() == "Kernel panic"
 
@@ -240,3 +239,154 @@ def test_only_records_of_its_own_runs_are_collected(
     cloud.clock.sleep(300)
     folders = {path.parent.name for path in backend.collect(handle)}
     assert folders == {handle["token"].removesuffix("-a1")}
+
+
+# Several nodes
+
+
+def cluster(backend: Ec2Backend, num_nodes: int = 3) -> Plan:
+    """A plan of so many nodes; what else such a request has, ec2_plan's tests see to."""
+    one = plan(backend)
+    return replace(one, request={**one.request, "MinCount": num_nodes, "MaxCount": num_nodes})
+
+
+def test_a_handle_lists_every_instance_in_the_order_of_ranks(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    ranks: list[int] = []
+    cloud.node = lambda node: ranks.append(node.rank)
+    handle = backend.execute(cluster(backend))
+    assert ranks == [0, 1, 2] and handle["num_nodes"] == 3
+    assert len(set(handle["instance_ids"])) == 3
+    assert handle["instance_id"] == handle["instance_ids"][0]
+    assert backend.told(handle).startswith(f"instances {handle['instance_id']}, ")
+    found = backend.find(cluster(backend))
+    assert found == handle
+
+
+def test_an_attempt_has_ended_when_all_its_machines_have(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend))
+    for number, one in enumerate(handle["instance_ids"]):
+        (sight,) = backend.see([handle])
+        assert (sight.has_ended, sight.is_live) == (False, True), number
+        cloud.server.set_instance(one, state="terminated")
+    (sight,) = backend.see([handle])
+    assert (sight.has_ended, sight.is_live, sight.is_up) == (True, False, False)
+
+
+def test_an_attempt_is_up_when_all_its_machines_run(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    first, second = handle["instance_ids"]
+    cloud.server.set_instance(first, state="running")
+    cloud.server.set_instance(second, state="pending")
+    (sight,) = backend.see([handle])
+    assert (sight.is_up, sight.told) == (False, "1 pending, 1 running")
+    cloud.server.set_instance(second, state="running")
+    (sight,) = backend.see([handle])
+    assert (sight.is_up, sight.told) == (True, "running")
+
+
+def test_one_that_is_not_shown_yet_keeps_an_attempt_from_ending(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    first, second = handle["instance_ids"]
+    cloud.server.set_instance(first, state="terminated")
+    cloud.server.forget(second)
+    assert not backend.see([handle])[0].has_ended
+    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    assert backend.see([handle])[0].has_ended
+
+
+def test_one_taken_by_spot_is_told_of_all(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    cloud.server.set_instance(
+        handle["instance_ids"][1],
+        state="terminated",
+        state_reason="Server.SpotInstanceTermination: Spot instance termination",
+    )
+    (sight,) = backend.see([handle])
+    assert (sight.is_taken, sight.is_live, sight.has_ended) == (True, True, False)
+
+
+@pytest.mark.parametrize("order", ["stop", "kill"])
+def test_machines_that_the_handle_does_not_list_are_ended_too(
+    backend: Ec2Backend, cloud: MotoCloud, order: str
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend))
+    partial = {**handle, "instance_ids": handle["instance_ids"][:1]}
+    getattr(backend, order)(partial)
+    assert not cloud.server.instances("pending", "running")
+
+
+def test_an_attempt_with_an_unlisted_machine_has_not_ended(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    partial = {**handle, "instance_ids": handle["instance_ids"][:1]}
+    cloud.server.set_instance(handle["instance_id"], state="terminated")
+    (sight,) = backend.see([partial])
+    assert sight.is_live and not sight.has_ended
+
+
+def test_fewer_machines_than_asked_for_are_ended_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    aws = FakeAws(clock)
+    aws.answers, aws.node = ["few"], lambda node: None
+    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
+    with pytest.raises(NoCapacity, match="started 2 of 3 instances"):
+        backend.execute(cluster(backend))
+    assert aws.live() == [] and len(aws.instances) == 2
+
+
+def test_fewer_machines_that_cannot_be_ended_are_told_as_unknown(tmp_path: Path) -> None:
+    clock = Clock()
+    aws = FakeAws(clock)
+    aws.answers, aws.node = ["few"], lambda node: None
+    aws.refuse("terminate", CloudRefused("not allowed"))
+    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
+    with pytest.raises(Unreachable, match="not allowed"):
+        backend.execute(cluster(backend))
+    assert len(aws.live()) == 2
+
+
+def test_all_nodes_are_asked_to_stop_if_one_has_booted(tmp_path: Path) -> None:
+    clock = Clock()
+    aws = FakeAws(clock)
+    aws.node = lambda node: node.train(upto=0) if node.rank == 1 else None
+    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
+    handle = backend.execute(cluster(backend, 2))
+    clock.sleep(90)
+    backend.stop(handle)
+    assert [key for _, key in aws.objects if key.endswith("/abort")]
+    assert aws.live() == []
+    # One that stopped by itself, one that had to be ended.
+    assert backend.sync(handle).statuses.keys() == {1}
+    clock.sleep(60)
+    assert backend.state(handle) is RunState.INTERRUPTED
+
+
+def test_the_consoles_of_all_nodes_are_kept(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    for one in handle["instance_ids"]:
+        cloud.server.console[one] = f"booting {one}"
+    first, second = handle["instance_ids"]
+    assert (
+        backend.diary(handle).read_text() == f"== {first}\nbooting {first}\n== {second}\nbooting {second}\n"
+    )
+
+
+def test_a_block_is_none_of_spot(backend: Ec2Backend, cloud: MotoCloud) -> None:
+    cloud.node = lambda node: None
+    one = plan(backend)
+    options = {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
+    handle = backend.execute(replace(one, request={**one.request, **options}))
+    assert not backend.see([handle])[0].is_spot
+
+
+def test_checkpoints_lie_beside_the_attempts(backend: Ec2Backend) -> None:
+    output = f"s3://acme/fastlaunch/runs/{RUN_ID}/attempt-3"
+    assert backend.checkpoint_folder(output, "other") == "s3://acme/fastlaunch/runs/other/checkpoints/"

@@ -111,8 +111,12 @@ class CloudBackend(Protocol):
     boot_limit: timedelta | None
     aws: Aws
     home: Path
-    sleep: Callable[[float], None]
-    now: Callable[[], datetime]
+
+    # mypy takes a dataclass's callables for methods, which cannot be set.
+    @property
+    def sleep(self) -> Callable[[float], None]: ...
+    @property
+    def now(self) -> Callable[[], datetime]: ...
 
     def at(self, site: Place, max_minutes: int, *, root: str | None = None) -> Self:
         """This backend for plans at `site`. root: id of the run under which earlier attempts wrote."""

@@ -16,6 +16,7 @@ from fastlaunch import s3_sync
 from fastlaunch.aws import Aws, Instance
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.cloud_backend import Billed, Place, Sight
+from fastlaunch.backends.cloud_state import records_of, states_of
 from fastlaunch.backends.ec2_sight import billed_on_ec2, sight_of
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
@@ -33,12 +34,6 @@ _ASK_WAIT_S = 60.0
 #: Until TerminateInstances shows.
 _KILL_WAIT_S = 180.0
 _KILL_INTERVAL_S = 5.0
-_STATE_OF_OUTCOME = {
-    "completed": RunState.COMPLETED,
-    "failed": RunState.FAILED,
-    "configuration": RunState.FAILED,
-    "interrupted": RunState.INTERRUPTED,
-}
 
 
 @dataclass(kw_only=True)
@@ -108,22 +103,23 @@ class Ec2Backend:
         return self.states([handle])[0]
 
     def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
-        """Running until all machines have ended; then what the nodes said last, or else why EC2 took one."""
-        return [
-            self._ended_as(handle, sight) if sight.has_ended else RunState.RUNNING
-            for handle, sight in zip(handles, self.see(handles), strict=True)
-        ]
+        """Running until all machines have ended; see `cloud_state`."""
+        return states_of(self, handles)
 
     def sync(self, handle: Mapping[str, Any]) -> s3_sync.Synced:
         """Bring what the nodes uploaded since the last time."""
         return s3_sync.sync(
-            self.aws, self.home, region=handle["region"], output=handle["output"], token=handle["token"]
+            self.aws,
+            self.home,
+            region=handle["region"],
+            output=handle["output"],
+            token=handle["token"],
+            num_nodes=handle.get("num_nodes", 1),
         )
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         """Record files of all runs of the attempt, with what is new brought here first."""
-        files = self.sync(handle).files
-        return tuple(path for path in files if path.name.startswith("rank-") and path.is_file())
+        return records_of(self, handle)
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Ask the nodes to stop, bring what they write meanwhile, and terminate those that do not end.
@@ -264,7 +260,7 @@ class Ec2Backend:
         bucket, prefix = s3_sync.split_uri(handle["output"])
         while True:
             try:
-                if self.sync(handle).boot is None:
+                if not self.sync(handle).num_booted:
                     return False
                 self.aws.put_object(handle["region"], bucket, f"{prefix}/abort", b"stop\n")
                 return True
@@ -284,12 +280,6 @@ class Ec2Backend:
                     return
                 self.sync(handle)
             self.sleep(LOOK_INTERVAL_S)
-
-    def _ended_as(self, handle: Mapping[str, Any], sight: Sight) -> RunState:
-        status = self.sync(handle).status
-        if status is not None:
-            return _STATE_OF_OUTCOME.get(str(status.get("outcome")), RunState.LOST)
-        return RunState.INTERRUPTED if sight.is_taken else RunState.LOST
 
 
 def _ids(handle: Mapping[str, Any]) -> list[str]:
