@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from fastlaunch.all_reduce import AllReduce, all_reduce_of
 from fastlaunch_train.records import RankRecord
 
 
@@ -36,6 +37,7 @@ class RunSummary:
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the steps cut as warm-up.
     checkpoint_s: what the longest checkpoint took to write; None if there was none.
+    all_reduce: the bandwidth between the nodes before the steps; None for one node, and for older records.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
     problems: what makes the run unfit to compare, in words; empty for a sound one.
     """
@@ -78,6 +80,7 @@ class RunSummary:
     num_samples: int | None = None
     metric: str | None = None
     metric_value: float | None = None
+    all_reduce: AllReduce | None = None
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -87,6 +90,8 @@ class RunSummary:
         data = {name: value for name, value in vars(self).items() if value != _UNSAID[name]}
         if self.step_time_s is not None:
             data["step_time_s"] = {k: v for k, v in vars(self.step_time_s).items() if v is not None}
+        if self.all_reduce is not None:
+            data["all_reduce"] = dict(vars(self.all_reduce))
         for name in ("warnings", "problems"):
             if name in data:
                 data[name] = list(data[name])
@@ -101,6 +106,8 @@ class RunSummary:
             values = {**_REQUIRED_UNSAID, **data}
             if "step_time_s" in values:
                 values["step_time_s"] = Interval(**values["step_time_s"])
+            if "all_reduce" in values:
+                values["all_reduce"] = AllReduce(**values["all_reduce"])
             for name in ("warnings", "problems"):
                 if name in values:
                     values[name] = tuple(values[name])
@@ -177,7 +184,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     elif timing.samples_per_step <= 0:
         problems.append("the steps record no samples")
 
-    header = timed[0].header
+    header, network = timed[0].header, all_reduce_of(timed)
     ends = [record.end for record in timed if record.end]
     return RunSummary(
         kind="records",
@@ -203,7 +210,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         checkpoint_s=_longest_checkpoint_s(records),
         final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
-        fingerprint=_fingerprint(header),
+        all_reduce=network,
+        fingerprint=_fingerprint(header) | ({"fabric": network.fabric} if network else {}),
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),
         **(vars(timing) if timing else {}),

@@ -63,11 +63,12 @@ def measured(run: Run) -> str | None:
     if summary is None or summary.step_time_s is None:
         return None
     step = summary.step_time_s
+    network = f"; {summary.all_reduce.told}" if summary.all_reduce else ""
     if step.low is None or step.high is None:
-        return f"{step.value:.4g} s per step, without an interval"
+        return f"{step.value:.4g} s per step, without an interval{network}"
     return (
         f"{step.value:.4g} s per step ({step.low:.4g} to {step.high:.4g} within the run, "
-        f"{summary.num_retained_steps} of {summary.num_steps} steps)"
+        f"{summary.num_retained_steps} of {summary.num_steps} steps){network}"
     )
 
 

@@ -19,7 +19,7 @@ from fastlaunch.record_import import find_runs
 from fastlaunch.runs import Ledger, open_ledger
 from fastlaunch.settings import load_settings
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import record_path
+from fastlaunch_train.records import Phase, record_path
 
 OWN = "20261121-090312-k3f9"
 ROWS = (
@@ -238,6 +238,20 @@ def test_show_tells_the_interval_within_the_run(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert run(["runs", "show", OWN]) == 0
     assert "0.103 s per step (0.1029 to 0.1031 within the run, 190 of 200 steps)" in capsys.readouterr().out
+
+
+def test_show_tells_the_network_between_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    detail = "bus_gb_per_s=371.25 seconds=0.001 bytes=268435456 repeats=5 ranks=2 nodes=2 fabric=efa"
+    phase = Phase(name="all-reduce", seconds=1.0, step=0, detail=detail)
+    write_run(tmp_path, run_id=OWN, world_size=2, num_nodes=2, phases=[phase])
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert run(["runs", "show", OWN]) == 0
+    told = "; 371 GB/s of bus bandwidth between nodes over efa (all-reduce of 256 MiB).\n"
+    assert told in capsys.readouterr().out
+    assert run(["runs", "show", OWN, "--output", "json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert summary["all_reduce"] == {"bus_gb_per_s": 371.25, "message_bytes": 268435456, "fabric": "efa"}
 
 
 def test_show_for_programs(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

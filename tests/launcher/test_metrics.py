@@ -12,6 +12,7 @@ from fake_records import read_all, step_time_s, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastlaunch.all_reduce import AllReduce
 from fastlaunch.metrics import Interval, RunSummary, summarize
 from fastlaunch_train.records import Block, End, Phase, RankRecord, Step, read_record
 
@@ -345,6 +346,7 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
 
 TEXT = st.text(max_size=5)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+NETWORKS = st.builds(AllReduce, bus_gb_per_s=FLOATS, message_bytes=st.integers(), fabric=TEXT)
 OF_TYPE: Mapping[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
     int: st.integers(),
@@ -355,6 +357,7 @@ OF_TYPE: Mapping[Any, st.SearchStrategy[Any]] = {
     float | None: st.none() | FLOATS,
     Interval | None: st.none()
     | st.builds(Interval, value=FLOATS, low=st.none() | FLOATS, high=st.none() | FLOATS),
+    AllReduce | None: st.none() | NETWORKS,
     Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
     tuple[str, ...]: st.lists(TEXT, max_size=2).map(tuple),
 }
