@@ -70,6 +70,12 @@ MACHINES = [
 ]
 
 
+NODES = [
+    replace(PROGRAM, num_nodes=2, needs_efa=True, block_ends_at="2026-11-22T11:30:00+00:00", is_spot=False),
+    replace(PROGRAM, num_nodes=4, attempt=2, num_gpus=0, has_nvswitch=False),
+]
+
+
 def commands(script: str) -> list[str]:
     """The lines of `script` that are not comments."""
     return [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -101,7 +107,7 @@ def test_training_is_stopped_six_minutes_before_the_end_or_a_quarter_of_the_time
 
 
 @pytest.mark.parametrize(
-    "programs", [(MACHINES[0], MACHINES[-1]), pytest.param(MACHINES[1:-1], marks=pytest.mark.slow)]
+    "programs", [(MACHINES[0], MACHINES[-1], *NODES), pytest.param(MACHINES[1:-1], marks=pytest.mark.slow)]
 )
 def test_shellcheck_has_nothing_against_the_script(programs: Sequence[NodeProgram], tmp_path: Path) -> None:
     if shutil.which("shellcheck") is None:
@@ -134,17 +140,21 @@ def test_aws_is_called_in_one_place_with_its_region() -> None:
     assert 'aws --region "${region:-$REGION}"' in called[0]
 
 
-def test_a_hundred_runs_of_every_recipe_fit() -> None:
+def many_runs(number: int) -> tuple[NodeRun, ...]:
+    """So many runs, of every recipe in turn."""
     more = ("--seed", "0", "--data", "synthetic", "--checkpoint-every", "1000")
     names = sorted(RECIPES)
-    runs = [
+    return tuple(
         NodeRun(
-            run_id=f"20261121-0903{number % 60:02d}-{number:04d}",
-            arguments=(*ARGUMENTS[:3], names[number % len(names)], *ARGUMENTS[4:], *more),
+            run_id=f"20261121-0903{one % 60:02d}-{one:04d}",
+            arguments=(*ARGUMENTS[:3], names[one % len(names)], *ARGUMENTS[4:], *more),
             environment={},
         )
-        for number in range(100)
-    ]
+        for one in range(number)
+    )
+
+
+def test_a_hundred_runs_of_every_recipe_fit_and_fifty_for_several_nodes() -> None:
     environment = {
         "FASTLAUNCH_ATTEMPT": "12",
         "FASTLAUNCH_INSTANCE": "p6-b200.48xlarge",
@@ -153,8 +163,9 @@ def test_a_hundred_runs_of_every_recipe_fit() -> None:
         "FASTLAUNCH_STOP_GRACE_S": "90",
         "FASTLAUNCH_COMMIT": "0" * 40,
     }
-    for program in MACHINES:
-        script = render_user_data(replace(program, runs=tuple(runs), environment=environment))
+    for program in (*MACHINES, *NODES):
+        runs = many_runs(100 if program.num_nodes == 1 else 50)
+        script = render_user_data(replace(program, runs=runs, environment=environment))
         assert len(script.encode()) < MAX_USER_DATA_BYTES
         assert asked_of_runs(script, 'show() { echo "$1"; }').split() == [run.run_id for run in runs]
 
@@ -245,11 +256,11 @@ def test_the_last_sending_ends_though_a_container_that_cannot_be_stopped_goes_on
         (tmp_path / folder).mkdir(parents=True)
     record.write_text("0\n" * 1000)
     (tmp_path / "S/log.txt").write_text("log\n")
-    # `cloud s3 cp --recursive --only-show-errors FROM TO`, meanwhile the next lines are written.
+    # `copy --recursive FROM TO`, meanwhile the next lines are written.
     again = f"echo more >>{shlex.quote(str(record))}" if grows else ":"
-    cloud = f'cloud() {{ cp -r "$5/." "$6" && {again}; }}'
-    places = f"cd {shlex.quote(str(tmp_path))} && S=$PWD/S W=$PWD/W OUTPUT=$PWD/bucket"
-    program = f"set -u -o pipefail\n{places}\n{cloud}\n{functions}\nsend_all"
+    copy = f'copy() {{ cp -r "$2/." "$3" && {again}; }}'
+    places = f"cd {shlex.quote(str(tmp_path))} && S=$PWD/S W=$PWD/W OUTPUT=$PWD/bucket rank=0"
+    program = f"set -u -o pipefail\n{places}\n{copy}\n{functions}\nsend_all"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     arrived = b"".join(path.read_bytes() for path in sorted(bucket.glob("node-0/one/*")))

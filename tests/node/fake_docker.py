@@ -1,7 +1,8 @@
 """`docker` of a simulated instance: a container is a process of this machine, in namespaces of its own.
 
 It is process 1 there, with all that follows for signals, sees its two mounts and its environment, and no
-network: as on EC2, no credentials. Started by the simulator's `docker`, see simulated_instance.
+network, unless it is the host's: as on EC2, no credentials then. Started by the simulator's `docker`, see
+simulated_instance.
 """
 
 import hashlib
@@ -17,7 +18,10 @@ from pathlib import Path
 SIM = Path("/sim")
 STATE = Path("/run/fake-docker")
 #: Options of `docker run` that take a value; the rest are switches.
-VALUES = {"--name", "--log-driver", "--entrypoint", "--gpus", "--ipc", "--ulimit", "--stop-timeout", "-w"}
+VALUES = {
+    *("--name", "--log-driver", "--entrypoint", "--gpus", "--ipc", "--ulimit", "--stop-timeout", "-w"),
+    *("--network", "--device"),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -94,7 +98,8 @@ def run(argv: list[str], settings: dict[str, object]) -> int:
     mounts.append(f"cd {shlex.quote(options['-w'][0])}")
     words = [f"{name}={value}" for name, value in environment.items()]
     mounts.append(f"exec env -i {shlex.join([*words, *command])}")
-    namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+    alone = [] if options.get("--network") == ["host"] else ["--net"]
+    namespaces = ["unshare", "--mount", *alone, "--pid", "--fork", "--kill-child"]
     child = subprocess.Popen([*namespaces, "bash", "-c", "\n".join(mounts)], start_new_session=True)
     (STATE / options["--name"][0]).write_text(str(child.pid))
     code = child.wait()

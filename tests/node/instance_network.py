@@ -3,6 +3,7 @@
 import ctypes
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,34 @@ def listen_inside(process: int, addresses: Sequence[tuple[str, int]]) -> list[so
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(make).result()
+
+
+class Switch:
+    """A bridge between instances, which each have one address on it."""
+
+    def __init__(self) -> None:
+        self._name = f"fl{os.getpid() % 100_000}"
+        self._number = 9
+        _ip("link", "add", self._name, "type", "bridge")
+        _ip("link", "set", self._name, "up")
+
+    def attach(self, process: int) -> str:
+        """Address of the network namespace of `process`, which is on the bridge from now on."""
+        self._number += 1
+        address, end = f"10.253.0.{self._number}", f"{self._name}n{self._number}"
+        peer = ("type", "veth", "peer", "name", "ens5", "netns", str(process))
+        _ip("link", "add", end, "master", self._name, *peer)
+        _ip("link", "set", end, "up")
+        for command in (("address", "add", f"{address}/24", "dev", "ens5"), ("link", "set", "ens5", "up")):
+            subprocess.run(["nsenter", "-t", str(process), "-n", "ip", *command], check=True)
+        return address
+
+    def close(self) -> None:
+        _ip("link", "delete", self._name)
+
+
+def _ip(*command: str) -> None:
+    subprocess.run(["ip", *command], check=True)
 
 
 class MetadataService:

@@ -4,12 +4,13 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from instance_network import Switch
 from moto_server import MotoServer
 from simulated_instance import SimulatedInstance
 
@@ -95,6 +96,19 @@ class Scene:
 
     def launch(self, program: NodeProgram, **instance: Any) -> SimulatedInstance:
         """Start an instance with this program, as RunInstances does, and boot it."""
+        (instance_id,) = self.run_instances(program)
+        return self.boot(instance_id, **instance)
+
+    def launch_nodes(
+        self, program: NodeProgram, *, switch: Switch, boots: Sequence[int] | None = None, **instance: Any
+    ) -> list[SimulatedInstance]:
+        """Start all nodes of the program in one request, and boot them, or those of the ranks `boots`."""
+        ids = self.run_instances(program)
+        ranks = range(program.num_nodes) if boots is None else boots
+        return [self.boot(ids[rank], switch=switch, **instance) for rank in ranks]
+
+    def run_instances(self, program: NodeProgram) -> list[str]:
+        """Ids of the instances that RunInstances started with this program, by rank."""
         code = code_bundle()
         if program.code_uri == f"s3://{BUCKET}/fastlaunch/code/{code.sha256}.tar.gz":
             self.s3.put_object(Bucket=BUCKET, Key=f"fastlaunch/code/{code.sha256}.tar.gz", Body=code.data)
@@ -103,14 +117,15 @@ class Scene:
         made = self.client("ec2").run_instances(
             ImageId=ami,
             InstanceType="g5.xlarge",
-            MinCount=1,
-            MaxCount=1,
+            MinCount=program.num_nodes,
+            MaxCount=program.num_nodes,
             ClientToken=program.token,
             InstanceInitiatedShutdownBehavior="terminate",
             UserData=render_user_data(program),
             **market,
         )
-        return self.boot(made["Instances"][0]["InstanceId"], **instance)
+        found = sorted(made["Instances"], key=lambda one: int(one["AmiLaunchIndex"]))
+        return [str(one["InstanceId"]) for one in found]
 
     def boot(self, instance_id: str, **instance: Any) -> SimulatedInstance:
         """Boot an instance that is there."""
@@ -152,9 +167,9 @@ class Scene:
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         self.s3.put_object(Bucket=bucket, Key=key, Body=body)
 
-    def status(self, program: NodeProgram) -> dict[str, Any]:
+    def status(self, program: NodeProgram, node: int = 0) -> dict[str, Any]:
         """What the node said last."""
-        status: dict[str, Any] = json.loads(self.objects(program.output)["node-0/status.json"])
+        status: dict[str, Any] = json.loads(self.objects(program.output)[f"node-{node}/status.json"])
         return status
 
     def joined(self, program: NodeProgram) -> dict[str, bytes]:
@@ -175,7 +190,7 @@ class Scene:
         """Record files by run id, written below `folder`."""
         found: dict[str, list[Path]] = {}
         for name, data in self.joined(program).items():
-            run_id, _, file = name.removeprefix("node-0/").partition("/")
+            run_id, _, file = name.partition("/")[2].partition("/")
             if file.startswith("rank-"):
                 path = folder / run_id / file
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +203,7 @@ def joined_segments(objects: Mapping[str, bytes]) -> dict[str, bytes]:
     """Files put together from their segments. Every segment starts where the one before it ends."""
     files: dict[str, bytes] = {}
     for key in sorted(objects):
-        if match := re.fullmatch(r"(node-0/.+)\.(\d{12})", key):
+        if match := re.fullmatch(r"(node-\d+/.+)\.(\d{12})", key):
             name, offset = match[1], int(match[2])
             files.setdefault(name, b"")
             assert len(files[name]) == offset, f"{key} does not follow on {len(files[name])} bytes"

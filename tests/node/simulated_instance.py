@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from instance_network import MetadataService, Wire, listen_inside
+from instance_network import MetadataService, Switch, Wire, listen_inside
 from moto_server import MotoServer
 
 import fastlaunch_train
@@ -31,7 +31,7 @@ STAND_IN = HERE / "stand_in_training.py"
 AWS_CLI = Path(sys.executable).parent / "aws"
 _ENDPOINT = ("10.254.0.1", 8000)
 _METADATA = ("169.254.169.254", 80)
-_PROGRAMS = ("unshare", "chroot", "ip", "mount", "flock", "curl")
+_PROGRAMS = ("unshare", "nsenter", "chroot", "ip", "mount", "flock", "curl")
 _BOOT_S = 21.5
 
 _SLEEP = """#!/bin/bash
@@ -124,7 +124,8 @@ class SimulatedInstance:
     num_gpus: that its driver shows. missing_images: cannot be
     pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
     connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
-    shutdown_ends: whether its services let an orderly shutdown come to an end.
+    shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it reaches other
+    instances by.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class SimulatedInstance:
         connected: bool = True,
         shutdown_ends: bool = True,
         docker: RealDocker | None = None,
+        switch: Switch | None = None,
     ) -> None:
         assert training in ("real", "fake")
         self._moto = moto
@@ -160,6 +162,7 @@ class SimulatedInstance:
         self._fabric_manager = fabric_manager
         self._num_gpus = num_gpus
         self._docker = docker
+        self._switch = switch
         self._settings = {
             "container_scale": container_scale or (scale if training == "fake" else 1.0),
             "missing_images": list(missing_images),
@@ -194,6 +197,7 @@ class SimulatedInstance:
         assert self._process.poll() is None, (sim / "enter.log").read_text()
         metadata, wire = listen_inside(self._process.pid, [_METADATA, _ENDPOINT])
         spot = self._instance.lifecycle == "spot"
+        address = self._switch.attach(self._process.pid) if self._switch else "10.254.0.1"
         self.metadata = MetadataService(
             metadata,
             {
@@ -201,6 +205,8 @@ class SimulatedInstance:
                 "instance-type": self._instance.instance_type,
                 "placement/availability-zone": self._instance.placement.zone,
                 "instance-life-cycle": "spot" if spot else "on-demand",
+                "ami-launch-index": str(self._instance.ami_launch_index),
+                "local-ipv4": address,
             },
         )
         assert self._endpoint.hostname is not None and self._endpoint.port is not None
@@ -222,6 +228,13 @@ class SimulatedInstance:
     def take(self) -> None:
         """EC2 takes the spot instance."""
         self._end("taken", "Server.SpotInstanceTermination: Spot instance termination")
+
+    def kill_container(self) -> None:
+        """Its container's processes are killed, as by the kernel where memory runs out."""
+        inside = self._folder / "sim" / "disk" / "root"
+        enter = ["nsenter", "-t", str(self._inside()), "--mount", "--net", "--pid"]
+        docker = ["/sim/bin/docker", "kill", "fastlaunch"]
+        subprocess.run([*enter, "chroot", str(inside), *docker], check=True, stdout=subprocess.DEVNULL)
 
     def cut_network(self) -> None:
         """Nothing reaches AWS any more; the metadata service is on the machine and still answers."""
@@ -249,9 +262,7 @@ class SimulatedInstance:
     @property
     def disk(self) -> Path:
         """Its root folder, while it is on: reading there takes no part in what happens."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-        inside = self._folder / "sim" / "disk" / "root"
-        return Path(f"/proc/{children.split()[0]}/root{inside}")
+        return Path(f"/proc/{self._inside()}/root{self._folder / 'sim' / 'disk' / 'root'}")
 
     @property
     def console(self) -> str:
@@ -277,6 +288,11 @@ class SimulatedInstance:
         return self._why
 
     # Inside
+
+    def _inside(self) -> int:
+        """Its first process."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        return int(children.split()[0])
 
     def _furnish(self) -> Path:
         sim = self._folder / "sim"

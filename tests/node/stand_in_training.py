@@ -4,6 +4,7 @@ The environment says how it behaves:
 
     FAKE_STEP_S            seconds a step takes (0.01)
     FAKE_FAIL_AT           step at which it fails
+    FAKE_EXIT              code with which it ends at once
     FAKE_DEAF              if set, SIGTERM is ignored
     FAKE_HANG_AT           step at which it stops doing anything
     FAKE_CHECKPOINT_BYTES  size of a checkpoint (1000)
@@ -36,6 +37,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     settings = os.environ
+    if "FAKE_EXIT" in settings:
+        return int(settings["FAKE_EXIT"])
     stopped: list[bool] = []
     deaf = "FAKE_DEAF" in settings
     signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: stopped.append(True))

@@ -78,6 +78,7 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(
         "instance_id": instance.instance_id,
         "instance_type": "g5.xlarge",
         "zone": machine.placement.zone,
+        "node": 0,
         "outcome": "completed",
         "reason": None,
     }
@@ -110,6 +111,7 @@ def test_container_gets_what_the_program_says(scene: Scene) -> None:
     given = {run[at + 1] for at, word in enumerate(run[:after]) if word == "-e"}
     assert given == {
         f"FASTLAUNCH_RUN_ID={FIRST}",
+        f"FASTLAUNCH_TOKEN={program.token}",
         *(f"{name}={value}" for name, value in program.environment.items()),
         "TOKENIZERS_PARALLELISM=it's off",
     }

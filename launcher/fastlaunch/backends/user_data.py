@@ -98,8 +98,10 @@ def _script(program: NodeProgram) -> str:
     # What repeats share is written once, and so is what the runs' ids begin with.
     jobs = list(dict.fromkeys(_job(run) for run in program.runs))
     shared = _shared_start([run.run_id for run in program.runs])
-    return _template().render(
+    several = program.num_nodes > 1
+    return _template(several).render(
         **vars(program),
+        several=several,
         lead_s=stop_lead_s(program.max_minutes),
         is_ecr=_ECR_HOST.search(program.image.partition("/")[0]) is not None,
         container_environment=_options(program.environment),
@@ -112,14 +114,20 @@ def _script(program: NodeProgram) -> str:
 
 
 @cache
-def _template() -> "Template":
+def _template(is_short: bool) -> "Template":
+    """The script's template; short, it is without comments and indentation, which the node can do without."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("fastlaunch.backends"), undefined=StrictUndefined, keep_trailing_newline=True
-    )
+    loader = PackageLoader("fastlaunch.backends")
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["quote"] = shlex.quote
-    return environment.get_template("user_data.sh.j2")
+    source = loader.get_source(environment, "user_data.sh.j2")[0]
+    if is_short:
+        # What is put into the template stays as it is: an argument may hold lines of its own.
+        head, *lines = source.splitlines(keepends=True)
+        kept = [line.lstrip(" ") for line in lines if not re.match(r" *#(?! shellcheck)", line)]
+        source = head + "".join(line if line[0] == "#" else re.sub(r" +# .*", "", line) for line in kept)
+    return environment.from_string(source)
 
 
 def _job(run: NodeRun) -> tuple[str, str]:
