@@ -61,6 +61,8 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
 
 
 def _booting(attempt: Attempt, num_booted: int) -> str:
+    if attempt.backend == "sagemaker":
+        return "waiting for the job's container" + ("s" if attempt.num_nodes > 1 else "")
     if attempt.num_nodes == 1:
         return "waiting for the machine to boot"
     return f"waiting for the machines to boot, {num_booted} of {attempt.num_nodes} have"

@@ -50,8 +50,8 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """Billed seconds of each of an attempt's machines: what the run itself took; boot, pull and waits that all
-    its runs share. None where the nodes did not say.
+    """Billed seconds of each of an attempt's machines: what the run itself took; boot, pull and waits that
+    all its runs share. None where the nodes did not say.
     """
 
     own_s: float | None = None

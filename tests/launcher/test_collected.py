@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch.aws import StoredObject
+from fastlaunch.aws import Aws, StoredObject
 from fastlaunch.backends import RunState
+from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.cloud_view import ceiling_usd, cloud_as_json, cloud_note, doing
 from fastlaunch.collected import as_json, checkpoints, collected, occupancy
 from fastlaunch.run_attempts import Attempt
@@ -173,14 +175,23 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step() -> None:
     bucket = Bucket(
         **{f"{folder}/step-00000020.pt": 2, f"{folder}/step-00000100.pt": 7, f"{folder}/notes.txt": 1}
     )
-    found = checkpoints(bucket, run(SECOND), [attempt(handle=None, output=None), attempt(2)])
+    layouts = {"ec2": Ec2Backend(aws=Aws(), home=Path())}
+    found = checkpoints(bucket, run(SECOND), [attempt(handle=None, output=None), attempt(2)], layouts)
     assert found is not None
     assert (found.step, found.num_bytes) == (100, 7)
     assert found.newest == f"s3://acme/{folder}/step-00000100.pt"
-    none = checkpoints(Bucket(), run(), [attempt()])
+    none = checkpoints(Bucket(), run(), [attempt()], layouts)
     assert none is not None and (none.newest, none.step) == (None, 0)
     assert none.uri == f"s3://acme/fastlaunch/runs/{FIRST}/checkpoints/"
-    assert checkpoints(bucket, run(), []) is None
+    assert checkpoints(bucket, run(), [], layouts) is None
+
+
+def test_attempts_on_sagemaker_share_a_folder_of_checkpoints() -> None:
+    key = f"fastlaunch/runs/{FIRST}/{SECOND}/checkpoints/step-00000040.pt"
+    at = attempt(2, backend="sagemaker", output=f"s3://acme/fastlaunch/runs/{FIRST}/{FIRST}-a2")
+    layouts = {"sagemaker": SageMakerBackend(aws=Aws(), home=Path())}
+    found = checkpoints(Bucket(**{key: 3}), run(SECOND), [at], layouts)
+    assert found is not None and found.newest == f"s3://acme/{key}"
 
 
 def test_everything_as_data(tmp_path: Path) -> None:
@@ -243,3 +254,119 @@ def test_status_as_data(tmp_path: Path) -> None:
         False,
     )
     assert cloud_as_json(run(state=RunState.COMPLETED), [ended()], home=tmp_path, now=NOW)["doing"] is None
+
+
+# Several nodes, SageMaker, blocks
+
+
+def both(n: int = 1, **changes: Any) -> Attempt:
+    """An attempt on two nodes."""
+    ids = {"instance_id": f"i-{n}0", "instance_ids": [f"i-{n}0", f"i-{n}1"]}
+    return attempt(n, **{"num_nodes": 2, "handle": {"region": "us-east-1", **ids}, **changes})
+
+
+def test_nodes_that_did_not_speak_are_named(tmp_path: Path) -> None:
+    assert missing(tmp_path, run(), both()) == "the machines have not booted yet"
+    over = both(ended_at=NOW.isoformat(), state=RunState.FAILED)
+    failed = run(state=RunState.FAILED)
+    assert missing(tmp_path, failed, over) == "the nodes never said they booted"
+    say(tmp_path, "boot")
+    say(tmp_path, "boot-node-1")
+    say(tmp_path, "status", node=0, outcome="failed", runs=[{"run_id": FIRST, "state": "failed"}])
+    assert "node 1 ended without a last word" in missing(tmp_path, failed, over)
+    say(tmp_path, "status-node-1", node=1, outcome="failed", runs=[{"run_id": FIRST, "state": "failed"}])
+    assert "last word" not in missing(tmp_path, failed, over)
+
+
+def test_the_first_nodes_times_are_told_though_the_other_never_spoke(tmp_path: Path) -> None:
+    say(tmp_path, "status", uptime_s=900.0, runs=[{"run_id": FIRST, "started_s": 200, "ended_s": 500}])
+    over = both(ended_at=NOW.isoformat(), billed_seconds=1000.0)
+    assert occupancy(run(), over, tmp_path).own_s == 300
+    assert occupancy(run(), both(), tmp_path).own_s is None
+
+
+def test_seconds_that_are_not_billed_are_nobodys(tmp_path: Path) -> None:
+    # SageMaker's spot: 300 of 1000 seconds are billed.
+    runs = [
+        {"run_id": FIRST, "started_s": 0, "ended_s": 500},
+        {"run_id": SECOND, "started_s": 500, "ended_s": 800},
+    ]
+    say(tmp_path, "status", uptime_s=900.0, runs=runs)
+    over = ended(backend="sagemaker", billed_seconds=300.0, lived_s=1000.0)
+    first, second = (occupancy(run(one), over, tmp_path) for one in (FIRST, SECOND))
+    assert (first.own_s, second.own_s) == (pytest.approx(150), pytest.approx(90))
+    assert first.shared_s == second.shared_s == pytest.approx(60)
+
+
+def test_logs_of_every_node_and_tracebacks_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / FIRST
+    folder.mkdir(parents=True)
+    names = ["node-a1.log", "node-1-a1.log", "traceback-rank-00003-attempt-1.txt"]
+    for name in names:
+        (folder / name).touch()
+    found = collected(run(state=RunState.FAILED), [both(ended_at=NOW.isoformat())], tmp_path)
+    assert [path.name for path in (*found.node_logs, *found.tracebacks)] == names
+
+
+def test_machines_of_both_kinds_are_told_as_data(tmp_path: Path) -> None:
+    found = collected(run(), [both(), trained()], tmp_path)
+    told = as_json(found, home=tmp_path, now=NOW, discount=0.0, stored=None, refused={})["attempts"]
+    assert told[0]["instance_ids"] == ["i-10", "i-11"] and told[0]["num_nodes"] == 2
+    assert (told[1]["job_name"], told[1]["instance_ids"]) == (f"{FIRST}-a1", [])
+
+
+def trained(**changes: Any) -> Attempt:
+    """An attempt on SageMaker that waits for machines."""
+    handle = {"region": "us-east-1", "job_name": f"{FIRST}-a1", "launched_at": NOW.isoformat()}
+    usual = {"backend": "sagemaker", "zone": None, "launched_at": None, "handle": handle}
+    return attempt(**{**usual, **changes})
+
+
+def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
+    on_sagemaker = run(backend="sagemaker")
+    assert doing(on_sagemaker, [trained(handle=None)], tmp_path) == "asking SageMaker for a machine"
+    assert missing(tmp_path, on_sagemaker, trained(handle=None)) == "SageMaker has not answered yet"
+    assert doing(on_sagemaker, [trained()], tmp_path) == "waiting for the job's container"
+    assert doing(on_sagemaker, [trained(handle=None, num_nodes=4)], tmp_path).endswith("for 4 machines")
+    waiting = run(backend="sagemaker", reason="waiting for capacity")
+    assert cloud_note(waiting, [trained()], home=tmp_path, now=NOW) == (
+        "waiting for capacity; attempt 1 in us-east-1; $0.00 so far, at most $56.00 for 2 runs"
+    )
+
+
+def test_a_job_that_sagemaker_started_again_shows_its_newest_record(tmp_path: Path) -> None:
+    say(tmp_path, "boot")
+    write_run(tmp_path / "runs" / FIRST, steps=20, status=None, attempt=3)
+    assert doing(run(), [trained(n=2, token=f"{FIRST}-a1")], tmp_path).startswith("step ")
+
+
+def test_some_nodes_boot_before_others(tmp_path: Path) -> None:
+    say(tmp_path, "boot")
+    assert doing(run(), [both()], tmp_path) == "waiting for the machines to boot, 1 of 2 have"
+    say(tmp_path, "boot-node-1")
+    assert doing(run(), [both()], tmp_path) == "pulling the image and starting"
+
+
+def test_ceilings_count_nodes_and_warm_pools() -> None:
+    # 60 minutes and 10 more of two machines at $48.
+    assert ceiling_usd([both()]) == pytest.approx(112.0)
+    assert ceiling_usd([both(idle_minutes=20)]) == pytest.approx(144.0)
+    over = both(ended_at=NOW.isoformat(), billed_seconds=1800.0)
+    assert ceiling_usd([over]) == pytest.approx(48.0)
+    assert ceiling_usd([replace(over, idle_minutes=20)]) == pytest.approx(80.0)
+
+
+def test_spot_on_sagemaker_is_told_before_its_discount(tmp_path: Path) -> None:
+    spot = run(backend="sagemaker", spec={"purchase": "spot"})
+    told = cloud_note(
+        spot, [trained(launched_at=(NOW - timedelta(minutes=30)).isoformat())], home=tmp_path, now=NOW
+    )
+    assert told is not None and "$24.00 so far before spot's discount, at most $56.00" in told
+
+
+def test_a_block_is_told_two_ways(tmp_path: Path) -> None:
+    in_block = attempt(sunk_usd=3840.0, usd_per_hour=40.0)
+    told = cloud_as_json(run(), [in_block], home=tmp_path, now=NOW)
+    assert (told["cost_usd"], told["sunk_usd"]) == (20.0, 3840.0)
+    note = cloud_note(run(), [in_block], home=tmp_path, now=NOW)
+    assert note is not None and "$20.00 so far of the $3,840.00 paid before for the capacity block" in note
