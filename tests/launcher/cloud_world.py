@@ -1,6 +1,7 @@
 """A launcher on the AWS in memory, with everything that it acts on, for tests of a submission's life."""
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from fastlaunch.cloud import CloudLauncher, CloudSubmission
 from fastlaunch.follow import PlainLines
 from fastlaunch.job import JobSpec
 from fastlaunch.runs import Ledger, Run
-from fastlaunch.settings import Settings
+from fastlaunch.settings import RegionSettings, Settings
 from fastlaunch.stop_request import StopRequest
+from fastlaunch.submission import reconcile
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
@@ -34,15 +36,24 @@ class World:
     told: list[str]
     shown: io.StringIO
     discount: float = 0.0
+    scheduler_role: str | None = None
+
+    @property
+    def settings(self) -> Settings:
+        aws = {"us-east-1": RegionSettings(scheduler_role=self.scheduler_role)}
+        return Settings(home=self.home, discount=self.discount, aws=aws)
+
+    @property
+    def backend(self) -> Ec2Backend:
+        return Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
 
     def launcher(self) -> CloudLauncher:
-        backend = Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
         return CloudLauncher(
-            backends={"ec2": backend},
+            backends={"ec2": self.backend},
             aws=self.aws,
             ledger=self.ledger,
             home=self.home,
-            settings=Settings(home=self.home, discount=self.discount),
+            settings=self.settings,
             display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
             stop=self.stop,
             now=self.clock.now,
@@ -65,6 +76,9 @@ class World:
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 
+    def reconcile(self) -> None:
+        reconcile(self.ledger, {"ec2": self.backend}, settings=self.settings)
+
     def runs(self) -> list[Run]:
         return self.ledger.select()
 
@@ -72,13 +86,13 @@ class World:
         return [(region, request["ClientToken"]) for region, request in self.aws.requests]
 
 
-def make_world(home: Path) -> World:
-    """A launcher whose home folder is `home`."""
+def make_world(home: Path, connect: Callable[[Clock], FakeAws] = FakeAws) -> World:
+    """A launcher whose home folder is `home`. connect: makes its AWS."""
     clock = Clock()
     return World(
         home=home,
         clock=clock,
-        aws=FakeAws(clock),
+        aws=connect(clock),
         ledger=Ledger(home / "ledger.sqlite", clock=clock.now),
         stop=StopRequest(),
         told=[],

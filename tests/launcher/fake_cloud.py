@@ -297,7 +297,7 @@ class FakeNode:
         # What the ids begin with is written once, where each is put together.
         shared = re.search(r"([\d-]*)\"\$\{one#\*:\}\"", program)
         assert shared is not None
-        listed = next(re.finditer(r"^(?:  (?:\d+:[a-z0-9-]+ ?)+\n)+", program, re.MULTILINE))
+        listed = next(re.finditer(r"^(?: *(?:\d+:[a-z0-9-]+ ?)+\n)+", program, re.MULTILINE))
         return [shared[1] + name for name in re.findall(r"\d+:([a-z0-9-]+)", listed[0])]
 
     def train(

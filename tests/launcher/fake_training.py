@@ -1,4 +1,4 @@
-"""SageMaker in memory, on the clock of `fake_cloud`: jobs that wait, train, upload and end as a test has them.
+"""SageMaker in memory, on the clock of `fake_cloud`: jobs wait, train, upload and end as a test has them do.
 
 What crosses the wire is tested against moto; the jobs themselves are those of `moto_training_jobs`.
 """

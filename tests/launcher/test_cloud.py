@@ -19,7 +19,6 @@ from fastlaunch.errors import (
     QuotaExceeded,
     Throttled,
     Unreachable,
-    UserError,
 )
 from fastlaunch.runs import Ledger
 
@@ -250,14 +249,3 @@ def test_a_token_whose_machine_has_ended_is_not_tried_elsewhere(world: World) ->
     assert run.state is RunState.LOST
     (attempt,) = world.ledger.attempts_of(run.id)
     assert attempt.handle is not None and attempt.billed_seconds == 60.0
-
-
-# Rows
-
-
-def test_what_cannot_be_planned_leaves_no_attempt(world: World) -> None:
-    with pytest.raises(UserError, match="several nodes"):
-        world.submit(jobs=(job(num_nodes=2, num_gpus=16),))
-    (run,) = world.runs()
-    assert run.state is RunState.CANCELLED and "several nodes" in (run.reason or "")
-    assert world.ledger.attempts_of(run.id) == []

@@ -1,0 +1,158 @@
+"""Detached submissions on EC2: a timer in the account ends what nobody follows, and goes when that ended."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_world import A, World, make_world
+from ec2_builders import job, site
+from fake_cloud import Clock, FakeAws, FakeNode
+
+from fastlaunch.backends import RunState
+from fastlaunch.cloud_placing import NO_SCHEDULE
+from fastlaunch.errors import BadConfiguration, NotAuthorised, Unreachable
+from fastlaunch.submission import cancel
+
+ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
+
+
+class TimedAws(FakeAws):
+    """With EventBridge Scheduler: `schedules` by name, with the instances that each ends.
+
+    when_asked: called before a schedule is made.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.schedules: dict[str, str] = {}
+        self.when_asked: Callable[[], None] = lambda: None
+
+    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+        assert service == "scheduler", action
+        self._called(action)
+        if action == "CreateSchedule":
+            self.when_asked()
+            self.schedules[given["Name"]] = given["Target"]["Input"]
+        elif self.schedules.pop(given["Name"], None) is None:
+            error = BadConfiguration("there is none of the name")
+            error.code = "ResourceNotFoundException"
+            raise error
+        return {}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    found = make_world(tmp_path, TimedAws)
+    found.scheduler_role = ROLE
+    return found
+
+
+def schedules(world: World) -> dict[str, str]:
+    assert isinstance(world.aws, TimedAws)
+    return world.aws.schedules
+
+
+def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    assert schedules(world) == {f"fastlaunch-{run.id}-a1": '{"InstanceIds": ["i-0001"]}'}
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.schedule is not None and attempt.schedule["state"] == "created"
+    assert attempt.reason is None
+    (line,) = world.told
+    # 120 minutes from 09:00 on, and fifteen more.
+    assert "a timer in the account ends what is left at 2026-11-21 11:15 UTC" in line
+    assert f"fastlaunch logs -f {run.id}" in line and f"fastlaunch cancel {run.id}" in line
+
+
+def test_every_node_gets_one(world: World) -> None:
+    at = site(zone="us-east-1a", subnet="subnet-a", placement_group="together")
+    (run,) = world.submit(at, jobs=(job(num_nodes=2, num_gpus=16),), detach=True)
+    assert [name.removeprefix(f"fastlaunch-{run.id}-a1") for name in sorted(schedules(world))] == ["", "-1"]
+    assert sorted(schedules(world).values()) == [
+        '{"InstanceIds": ["i-0001"]}',
+        '{"InstanceIds": ["i-0002"]}',
+    ]
+
+
+def test_what_is_followed_gets_none(world: World) -> None:
+    world.submit()
+    assert world.aws.calls["CreateSchedule"] == 0
+
+
+def test_without_a_role_it_is_said_what_protects(world: World) -> None:
+    world.scheduler_role = None
+    (run,) = world.submit(detach=True)
+    assert "only the node's own timer protects" in world.told[0] and "scheduler_role" in world.told[0]
+    assert run.state is RunState.RUNNING and world.aws.calls["CreateSchedule"] == 0
+
+
+def test_where_it_is_refused_it_is_said_what_protects(world: World) -> None:
+    world.aws.refuse("CreateSchedule", NotAuthorised("scheduler:CreateSchedule is denied"))
+    (run,) = world.submit(detach=True)
+    assert "refused (scheduler:CreateSchedule is denied)" in world.told[0]
+    assert "only the node's own timer protects" in world.told[0]
+    assert run.state is RunState.RUNNING and world.aws.live() == ["i-0001"]
+
+
+def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    world.clock.sleep(600)
+    world.reconcile()
+    assert world.ledger.get(run.id).state is RunState.COMPLETED
+    assert schedules(world) == {} and world.ledger.scheduled_attempts() == []
+
+
+def test_one_that_could_not_be_deleted_goes_the_next_time(world: World) -> None:
+    world.submit(detach=True)
+    world.clock.sleep(600)
+    world.aws.refuse("DeleteSchedule", Unreachable("no answer"))
+    world.reconcile()
+    assert len(schedules(world)) == 1 and world.ledger.unfinished_attempts("ec2") == []
+    # Nothing is under way any more, and it is looked after all the same.
+    world.reconcile()
+    assert schedules(world) == {} and world.ledger.scheduled_attempts() == []
+
+
+def test_cancel_takes_it_away(world: World) -> None:
+    world.aws.node = lambda node: node.train(upto=0)
+    (run,) = world.submit(detach=True)
+    world.clock.sleep(120)
+    cancel(run, backend=world.backend, ledger=world.ledger, settings=world.settings)
+    assert world.aws.live() == [] and schedules(world) == {}
+
+
+def test_a_launcher_that_dies_before_the_timer_leaves_it_explained(world: World) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        (attempt,) = world.ledger.unfinished_attempts("ec2")
+        # The ledger names it before AWS is asked, and says what there is until then.
+        assert attempt.handle is not None and attempt.reason == NO_SCHEDULE
+        assert attempt.schedule is not None and attempt.schedule["state"] == "unknown"
+        raise Killed
+
+    assert isinstance(world.aws, TimedAws)
+    world.aws.when_asked = die
+    with pytest.raises(Killed):
+        world.submit(detach=True)
+    (run,) = world.runs()
+    assert run.state is RunState.RUNNING and world.aws.live() == ["i-0001"]
+    world.clock.sleep(600)
+    world.reconcile()
+    # Whether the schedule was made is not known: it is deleted in any case.
+    assert world.aws.calls["DeleteSchedule"] == 1 and world.ledger.scheduled_attempts() == []
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.state is RunState.COMPLETED
+
+
+def test_ctrl_c_before_the_timer_stops_the_machine(world: World) -> None:
+    def interrupt(node: FakeNode) -> None:
+        node.train(upto=0)
+        world.stop.by = "Ctrl-C"
+
+    world.aws.node = interrupt
+    (run,) = world.submit(A, detach=True)
+    assert run.state is RunState.CANCELLED and world.aws.live() == []
+    assert world.aws.calls["CreateSchedule"] == 0
