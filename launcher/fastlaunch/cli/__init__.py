@@ -23,6 +23,7 @@ COMMANDS = {
     "cancel": ("follow", "Stop a run and keep what it recorded."),
     "resume": ("resume", "Go on with an interrupted run on AWS, from its last checkpoint."),
     "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
+    "iam": ("iam", "What an account must allow: IAM policies, or a template that makes everything."),
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
