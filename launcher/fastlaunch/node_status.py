@@ -48,7 +48,7 @@ def merged(
         "node": teller,
         "num_nodes": num_nodes,
         "missing": missing,
-        "runs": _runs(known, missing, is_interrupted=_weight(told) == _INTERRUPTED),
+        "runs": _runs(known, missing, cut=_last_begun(told) if _weight(told) == _INTERRUPTED else None),
     }
 
 
@@ -65,32 +65,35 @@ def _weight(status: Mapping[str, Any]) -> int:
     if outcome == "interrupted":
         return {STOP: _ASKED, PEER: _FOLLOWED}.get(str(reason), _INTERRUPTED)
     failures = [entry for entry in _entries(status) if entry.get("state") == "failed"]
-    if failures and all(entry.get("exit_code") in _STOPPED_CODES for entry in failures):
-        # Its training ended in good order because a peer's was asked to; the node itself does not know.
+    if all(entry.get("exit_code") in _STOPPED_CODES for entry in failures):
+        # Its training was ended, or ended in good order, because a peer's was; itself it knows no reason.
         return _STOPPED
     return _FAILED
 
 
 def _runs(
-    known: Mapping[int, Mapping[str, Any]], missing: Sequence[int], *, is_interrupted: bool
+    known: Mapping[int, Mapping[str, Any]], missing: Sequence[int], *, cut: str | None
 ) -> list[dict[str, Any]]:
-    """Every run that a node tells of, once, in the order of the first node's list."""
+    """Every run that a node tells of, once, in the order of the first node's list.
+
+    cut: the run that was under way when the attempt was interrupted.
+    """
     by_run: dict[str, dict[int, Mapping[str, Any]]] = {}
     for node, status in known.items():
         for entry in _entries(status):
             by_run.setdefault(entry["run_id"], {})[node] = entry
     return [
-        _run(entries, has_all=not missing and len(entries) == len(known), is_interrupted=is_interrupted)
-        for entries in by_run.values()
+        _run(entries, has_all=not missing and len(entries) == len(known), is_cut=run_id == cut)
+        for run_id, entries in by_run.items()
     ]
 
 
-def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_interrupted: bool) -> dict[str, Any]:
+def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_cut: bool) -> dict[str, Any]:
     """What became of one run by all nodes' words; times are node 0's, exit code and `node` the teller's."""
     by_state: dict[str, list[int]] = {}
     for node, entry in entries.items():
         by_state.setdefault(_state(entry), []).append(node)
-    if "failed" in by_state and not (is_interrupted and "interrupted" in by_state):
+    if "failed" in by_state and not (is_cut and "interrupted" in by_state):
         state, teller = "failed", by_state["failed"][0]
     elif "failed" in by_state or "interrupted" in by_state:
         # A training that fails while another node is taken fails because of that.
@@ -104,6 +107,11 @@ def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_interrup
         state, teller = "lost", min(entries)
     times = entries[min(entries)]
     return {**times, "state": state, "exit_code": entries[teller].get("exit_code"), "node": teller}
+
+
+def _last_begun(status: Mapping[str, Any]) -> str | None:
+    begun = [entry["run_id"] for entry in _entries(status) if entry.get("state") != "not-started"]
+    return begun[-1] if begun else None
 
 
 def _state(entry: Mapping[str, Any]) -> str:

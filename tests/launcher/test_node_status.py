@@ -30,6 +30,8 @@ FAILED = status("failed", "run: exit code 1", state="failed", code=1)
 SPOT = status("interrupted", "spot", state="interrupted", code=130)
 STOPPED = status("interrupted", "stop", state="interrupted", code=130)
 WATCHDOG = status("interrupted", "watchdog", state="interrupted", code=130)
+#: The run was ended here because it had failed on another node; there is nothing else to tell.
+ENDED = status("failed", "the node's program ended unexpectedly", state="interrupted", code=137)
 FOLLOWED = status("interrupted", "peer", state="interrupted", code=130)
 WAKE = status("failed", "run: exit code 130", state="failed", code=130)
 DRIVER = status("configuration", "driver", state="not-started", code=None)
@@ -60,6 +62,7 @@ def told(*statuses: Mapping[str, Any] | None, partial: bool = False) -> tuple[An
         # One that stops in good order because a peer was asked to is no failure.
         ((WAKE, SPOT), ("interrupted", "spot", 1, "interrupted", 130)),
         ((WAKE, STOPPED), ("interrupted", "stop", 1, "interrupted", 130)),
+        ((ENDED, FAILED), ("failed", "run: exit code 1", 1, "failed", 1)),
         # Asked to stop because a node failed: the failure tells.
         ((STOPPED, FAILED), ("failed", "run: exit code 1", 1, "failed", 1)),
         ((FOLLOWED, DRIVER), ("configuration", "driver", 1, "interrupted", 130)),
@@ -107,6 +110,18 @@ def test_every_run_of_every_node_is_there() -> None:
     ]
 
 
+def test_a_run_that_failed_before_the_attempt_was_interrupted_has_failed() -> None:
+    second = {"run_id": OTHER, "state": "interrupted", "exit_code": 130}
+    first = {**SPOT, "runs": [{**SPOT["runs"][0], "exit_code": 137}, second]}
+    failed = {**FAILED, "runs": [*FAILED["runs"], {**second, "state": "failed", "exit_code": 1}]}
+    found = merged({0: first, 1: failed}, 2)
+    assert found is not None and found["reason"] == "spot"
+    assert [(run["state"], run["exit_code"]) for run in found["runs"]] == [
+        ("failed", 1),
+        ("interrupted", 130),
+    ]
+
+
 def test_one_node_is_told_as_it_spoke() -> None:
     assert merged({0: WAKE}, 1) == WAKE
     assert merged({1: WAKE}, 1) is None
@@ -119,7 +134,7 @@ def test_damage_is_no_run(runs: object) -> None:
 
 
 ANY = st.sampled_from(
-    [COMPLETED, FAILED, SPOT, STOPPED, WATCHDOG, FOLLOWED, WAKE, DRIVER, FABRIC, {"outcome": "failed"}]
+    [COMPLETED, FAILED, SPOT, STOPPED, WATCHDOG, FOLLOWED, WAKE, ENDED, DRIVER, FABRIC, {"outcome": "failed"}]
 )
 
 
