@@ -1,0 +1,318 @@
+"""Training jobs asked for, looked at, stopped and read: what is sent, and what is made of the answers."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from moto_server import MotoServer
+from sagemaker_builders import training_plan_of
+from stubbed_aws import StubbedAws
+
+from fastlaunch.aws import Aws
+from fastlaunch.aws_training_jobs import (
+    LOG_LINES,
+    create_training_job,
+    live_training_jobs,
+    stop_training_job,
+    training_job,
+    training_log,
+)
+from fastlaunch.errors import (
+    BadConfiguration,
+    CloudRefused,
+    NotAuthorised,
+    QuotaExceeded,
+    Throttled,
+    Unreachable,
+)
+
+REGION = "us-east-1"
+REQUEST = training_plan_of().request
+NAME = REQUEST["TrainingJobName"]
+ARN = f"arn:aws:sagemaker:{REGION}:123456789012:training-job/{NAME}"
+THEN = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """DescribeTrainingJob's answer, of a job in progress."""
+    return {
+        "TrainingJobName": NAME,
+        "TrainingJobArn": ARN,
+        "ModelArtifacts": {"S3ModelArtifacts": "s3://acme/x/output/model.tar.gz"},
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
+        "StoppingCondition": {"MaxRuntimeInSeconds": 7200},
+        "CreationTime": THEN,
+        **changes,
+    }
+
+
+def refused(stubbed_aws: StubbedAws, code: str, message: str = "told so", *, times: int = 1) -> CloudRefused:
+    """What the refusal of a CreateTrainingJob is made into."""
+    for _ in range(times):
+        stubbed_aws.error("sagemaker", "create_training_job", code, message)
+    with pytest.raises(CloudRefused) as error:
+        create_training_job(stubbed_aws.aws, REGION, REQUEST)
+    return error.value
+
+
+def test_the_request_is_sent_as_it_is(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("sagemaker")
+    stub.add_response("create_training_job", {"TrainingJobArn": ARN}, dict(REQUEST))
+    assert create_training_job(stubbed_aws.aws, REGION, REQUEST) == ARN
+
+
+def test_another_requests_name_is_refused(stubbed_aws: StubbedAws) -> None:
+    other = {**REQUEST["Environment"], "FASTLAUNCH_IMAGE_DIGEST": "sha256:0"}
+    told = "Training job names must be unique within an AWS account and region"
+    stubbed_aws.error("sagemaker", "create_training_job", "ResourceInUse", told)
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", described(Environment=other))
+    with pytest.raises(BadConfiguration, match="must be unique") as error:
+        create_training_job(stubbed_aws.aws, REGION, REQUEST)
+    assert error.value.code == "ResourceInUse"
+    assert "fastlaunch resume" in (error.value.hint or "")
+
+
+def same_request() -> Mapping[str, Any]:
+    names = ("HyperParameters", "Environment", "RoleArn", "CheckpointConfig")
+    return {name: REQUEST[name] for name in names}
+
+
+def test_the_same_request_is_the_same_job(stubbed_aws: StubbedAws) -> None:
+    # As after an answer that was lost: the second one finds the name taken by the first.
+    stubbed_aws.error("sagemaker", "create_training_job", "InternalFailure", status=500)
+    stubbed_aws.error("sagemaker", "create_training_job", "ResourceInUse")
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", described(**same_request()))
+    assert create_training_job(stubbed_aws.aws, REGION, REQUEST) == ARN
+    assert stubbed_aws.slept_s == [1.0]
+
+
+def test_a_job_that_is_not_shown_yet_is_unknown(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("sagemaker", "create_training_job", "ResourceInUse")
+    stubbed_aws.error(
+        "sagemaker", "describe_training_job", "ValidationException", "Requested resource not found."
+    )
+    with pytest.raises(Unreachable, match="does not show it yet"):
+        create_training_job(stubbed_aws.aws, REGION, REQUEST)
+
+
+def test_the_quota_is_named_by_sagemaker(stubbed_aws: StubbedAws) -> None:
+    told = (
+        "The account-level service limit 'ml.p5.48xlarge for training job usage' is 0 Instances, with "
+        "current utilization of 0 Instances and a request delta of 1 Instances."
+    )
+    error = refused(stubbed_aws, "ResourceLimitExceeded", told)
+    assert type(error) is QuotaExceeded and told in error.message
+    assert error.hint == (
+        "ask for more of 'ml.p5.48xlarge for training job usage' under Service Quotas, Amazon SageMaker, in "
+        "us-east-1"
+    )
+    assert "ml.p5.48xlarge" in error.message.partition(":")[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (
+            "Could not assume role arn:aws:iam::1:role/x. Please ensure that the role exists",
+            "`aws.us-east-1.role`",
+        ),
+        (
+            'No S3 objects found under S3 URL "s3://acme/x" given in input data source.',
+            "is the bucket in us-east",
+        ),
+        ("Cannot find repository: x in registry ID: 1", "lies in ECR of us-east-1"),
+        ("Requested image 1.dkr.ecr.us-east-1.amazonaws.com/x not found.", "lies in ECR of us-east-1"),
+        (
+            "Value 'ml.x' at 'resourceConfig.instanceType' failed to satisfy constraint",
+            "has no such instance",
+        ),
+        ("The training plan is not in Active state", "--training-plan ARN"),
+        ("Something else", "correct what the message names"),
+    ],
+)
+def test_what_a_validation_exception_says(stubbed_aws: StubbedAws, message: str, hint: str) -> None:
+    error = refused(stubbed_aws, "ValidationException", message)
+    assert type(error) is BadConfiguration and hint in (error.hint or "")
+
+
+def test_a_role_that_may_not_be_passed(stubbed_aws: StubbedAws) -> None:
+    told = (
+        "User: arn:aws:iam::1:user/x is not authorized to perform: iam:PassRole on resource: arn:aws:iam::1"
+    )
+    error = refused(stubbed_aws, "AccessDeniedException", told)
+    assert type(error) is NotAuthorised and "iam:PassRole" in (error.hint or "")
+    plain = refused(stubbed_aws, "AccessDeniedException", "no")
+    assert "ask for sagemaker:CreateTrainingJob" in (plain.hint or "")
+
+
+def test_too_fast(stubbed_aws: StubbedAws) -> None:
+    error = refused(stubbed_aws, "ThrottlingException", "Rate exceeded", times=2)
+    assert type(error) is Throttled and stubbed_aws.slept_s == [1.0]
+
+
+def test_a_request_without_an_answer_may_be_sent_again(stubbed_aws: StubbedAws) -> None:
+    for _ in range(2):
+        stubbed_aws.error("sagemaker", "create_training_job", "InternalFailure", status=500)
+    with pytest.raises(Unreachable) as error:
+        create_training_job(stubbed_aws.aws, REGION, REQUEST)
+    assert "nothing is started twice" in (error.value.hint or "")
+
+
+def test_a_job_as_sagemaker_tells_of_it(stubbed_aws: StubbedAws) -> None:
+    resources = {
+        "InstancePreferences": [{"InstanceType": "ml.p5.48xlarge"}, {"InstanceType": "ml.p5en.48xlarge"}],
+        "InstanceCount": 2,
+        "SelectedInstanceType": "ml.p5en.48xlarge",
+        "SelectedInstanceCount": 2,
+        "VolumeSizeInGB": 200,
+    }
+    told = described(
+        TrainingJobStatus="Failed",
+        SecondaryStatus="Failed",
+        ResourceConfig=resources,
+        FailureReason="AlgorithmError: , exit code: 1",
+        TrainingStartTime=THEN,
+        TrainingEndTime=THEN,
+        BillableTimeInSeconds=100,
+        TrainingTimeInSeconds=300,
+        EnableManagedSpotTraining=True,
+        WarmPoolStatus={"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 60},
+        SecondaryStatusTransitions=[
+            {"Status": "Training", "StartTime": THEN, "StatusMessage": "Training image download completed."},
+            {"Status": "Failed", "StartTime": THEN, "StatusMessage": "Training job failed"},
+        ],
+    )
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", told, {"TrainingJobName": NAME})
+    job = training_job(stubbed_aws.aws, REGION, NAME)
+    assert job is not None and job.has_ended
+    assert (job.name, job.arn, job.region) == (NAME, ARN, REGION)
+    assert (job.instance_type, job.num_instances, job.is_spot) == ("ml.p5en.48xlarge", 2, True)
+    assert (job.billable_s, job.training_s, job.pool_billable_s) == (100, 300, 60)
+    assert job.failure_reason == "AlgorithmError: , exit code: 1"
+    assert job.status_message == "Training job failed"
+
+
+def test_of_several_types_none_is_known_before_one_is_chosen(stubbed_aws: StubbedAws) -> None:
+    resources = {"InstancePreferences": [{"InstanceType": "ml.p5.48xlarge"}], "InstanceCount": 1}
+    told = described(ResourceConfig=resources, SecondaryStatus="Pending")
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", told)
+    job = training_job(stubbed_aws.aws, REGION, NAME)
+    assert job is not None and not job.has_ended
+    assert (job.instance_type, job.started_at, job.ended_at, job.billable_s) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("ValidationException", "Requested resource not found."), ("ResourceNotFound", "no such job")],
+)
+def test_an_unknown_job_is_none(stubbed_aws: StubbedAws, code: str, message: str) -> None:
+    stubbed_aws.error("sagemaker", "describe_training_job", code, message)
+    assert training_job(stubbed_aws.aws, REGION, NAME) is None
+
+
+def test_another_validation_exception_is_an_error(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("sagemaker", "describe_training_job", "ValidationException", "1 validation error")
+    with pytest.raises(BadConfiguration):
+        training_job(stubbed_aws.aws, REGION, "x_y")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The request was rejected because the training job is in status Failed",
+        "The request was rejected because the training job is in status Stopping",
+        "Requested resource not found.",
+    ],
+)
+def test_stopping_what_has_ended_is_no_error(stubbed_aws: StubbedAws, message: str) -> None:
+    stubbed_aws.error("sagemaker", "stop_training_job", "ValidationException", message)
+    stop_training_job(stubbed_aws.aws, REGION, NAME)
+
+
+def test_stopping_without_the_right_is_one(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("sagemaker", "stop_training_job", "AccessDeniedException")
+    with pytest.raises(NotAuthorised):
+        stop_training_job(stubbed_aws.aws, REGION, NAME)
+
+
+def listed(name: str, status: str = "InProgress") -> dict[str, Any]:
+    return {
+        "TrainingJobName": name,
+        "TrainingJobArn": ARN.replace(NAME, name),
+        "CreationTime": THEN,
+        "TrainingJobStatus": status,
+    }
+
+
+def test_only_jobs_with_our_tag_are_ours(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("sagemaker")
+    asked = {"StatusEquals": "InProgress", "MaxResults": 100}
+    page = {"TrainingJobSummaries": [listed(NAME), listed("somebodys-job")], "NextToken": "more"}
+    stub.add_response("list_training_jobs", page, asked)
+    # By its name alone it could be one of ours; the other one is not even asked for its tags.
+    ours = [{"Key": "fastlaunch:run", "Value": NAME[:-3]}, {"Key": "fastlaunch:attempt", "Value": "1"}]
+    stub.add_response("list_tags", {"Tags": ours[:1], "NextToken": "t"}, {"ResourceArn": ARN})
+    stub.add_response("list_tags", {"Tags": ours[1:]}, {"ResourceArn": ARN, "NextToken": "t"})
+    stub.add_response("describe_training_job", described(), {"TrainingJobName": NAME})
+    page = {"TrainingJobSummaries": [listed("theirs-a1")]}
+    stub.add_response("list_training_jobs", page, {**asked, "NextToken": "more"})
+    stub.add_response("list_tags", {"Tags": []}, {"ResourceArn": ARN.replace(NAME, "theirs-a1")})
+    stub.add_response(
+        "list_training_jobs",
+        {"TrainingJobSummaries": []},
+        {"StatusEquals": "Stopping", "MaxResults": 100},
+    )
+    (job,) = live_training_jobs(stubbed_aws.aws, REGION)
+    assert (job.name, job.tags) == (NAME, {"fastlaunch:run": NAME[:-3], "fastlaunch:attempt": "1"})
+
+
+def test_a_job_that_ended_meanwhile_is_not_live(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("sagemaker")
+    stub.add_response("list_training_jobs", {"TrainingJobSummaries": [listed(NAME)]})
+    stub.add_response("list_tags", {"Tags": [{"Key": "fastlaunch:run", "Value": "x"}]})
+    stub.add_response("describe_training_job", described(TrainingJobStatus="Completed"))
+    stub.add_response("list_training_jobs", {"TrainingJobSummaries": []})
+    assert live_training_jobs(stubbed_aws.aws, REGION) == []
+
+
+def streams(*names: str) -> dict[str, Any]:
+    return {"logStreams": [{"logStreamName": f"{NAME}/{name}"} for name in names]}
+
+
+def test_the_log_is_the_newest_lines_of_every_host(stubbed_aws: StubbedAws) -> None:
+    stub, group = stubbed_aws.stub("logs"), "/aws/sagemaker/TrainingJobs"
+    asked = {"logGroupName": group, "logStreamNamePrefix": f"{NAME}/"}
+    stub.add_response("describe_log_streams", {**streams("algo-2-17"), "nextToken": "more"}, asked)
+    stub.add_response("describe_log_streams", streams("algo-1-17"), {**asked, "nextToken": "more"})
+    for host in (1, 2):
+        stub.add_response(
+            "get_log_events",
+            {"events": [{"message": f"host {host}"}, {"message": "done"}]},
+            {
+                "logGroupName": group,
+                "logStreamName": f"{NAME}/algo-{host}-17",
+                "limit": LOG_LINES,
+                "startFromHead": False,
+            },
+        )
+    assert training_log(stubbed_aws.aws, REGION, NAME) == (
+        "==> algo-1-17 <==\nhost 1\ndone\n==> algo-2-17 <==\nhost 2\ndone\n"
+    )
+
+
+def test_one_log_is_told_as_it_is(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("logs")
+    stub.add_response("describe_log_streams", streams("algo-1-17"))
+    stub.add_response("get_log_events", {"events": [{"message": "hello"}]})
+    assert training_log(stubbed_aws.aws, REGION, NAME) == "hello\n"
+
+
+def test_without_a_log_group_nothing_was_printed(stubbed_aws: StubbedAws) -> None:
+    stubbed_aws.error("logs", "describe_log_streams", "ResourceNotFoundException", "The specified log group")
+    assert training_log(stubbed_aws.aws, REGION, NAME) == ""
+
+
+def test_over_http_a_log_is_empty_until_something_is_printed(aws: Aws, aws_server: MotoServer) -> None:
+    assert training_log(aws, REGION, NAME) == ""
