@@ -192,3 +192,45 @@ def test_an_unknown_instance_to_charge_names_the_nearest() -> None:
     with pytest.raises(UnknownName) as raised:
         compared(RUN, price_as="p5.48xlrge")
     assert raised.value.hint is not None and "did you mean p5.48xlarge" in raised.value.hint
+
+
+def usd_per_million(*candidates: Candidate, **prices: Any) -> float:
+    found = compared(*candidates, **prices).rows[0].usd_per_million_samples
+    assert found is not None
+    return found.value
+
+
+def test_sagemakers_runs_are_charged_what_sagemaker_lists() -> None:
+    trained = replace(RUN, service="sagemaker")
+    (row,) = compared(trained).rows
+    assert (row.service, row.price and row.price.usd_per_hour) == ("sagemaker", 63.296)
+    # 512 images in 0.2 s are 2560/s, and a million of them 390.625 s.
+    assert usd_per_million(trained) == pytest.approx(63.296 * 390.625 / 3600)
+    assert usd_per_million(RUN) == pytest.approx(55.04 * 390.625 / 3600)
+    # One is no repeat of the other.
+    assert len(compared(RUN, trained).rows) == 2
+
+
+def test_what_sagemaker_billed_is_listed_anew_by_sagemaker() -> None:
+    billed = replace(BILLED, service="sagemaker", purchase="on-demand", usd_per_hour=70.0)
+    trained = replace(RUN, price=billed)
+    assert charged(trained) == 70.0
+    assert charged(trained, as_of=TODAY) == 63.296
+
+
+@pytest.mark.parametrize(("service", "usd_per_hour"), [("ec2", 55.04), ("sagemaker", 63.296)])
+def test_every_node_is_charged(service: str, usd_per_hour: float) -> None:
+    one = replace(RUN, service=service)
+    # Twice the machines, and 1.9 times the images in the same time.
+    two = changed(one, num_nodes=2, num_gpus=16, samples_per_step=1024.0, step_time_s=_STEP_OF_TWO)
+    assert charged(two) == usd_per_hour
+    rate = 1024 / (0.2 * 2 / 1.9)
+    assert usd_per_million(two) == pytest.approx(2 * usd_per_hour / 3600 / rate * 1e6)
+    base, pair = compared(one, two).rows
+    assert base.is_baseline and pair.ratio_to_baseline is not None
+    assert pair.ratio_to_baseline.value == pytest.approx(0.95)
+    assert pair.speed_ratio_to_baseline is not None
+    assert pair.speed_ratio_to_baseline.value == pytest.approx(1.9)
+
+
+_STEP_OF_TWO = Interval(value=0.2 * 2 / 1.9, low=0.2099, high=0.2111)

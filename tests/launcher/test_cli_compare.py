@@ -13,10 +13,15 @@ import click
 import pytest
 from fake_records import write_run
 
+from fastlaunch.backends import RunState
 from fastlaunch.cli import COMMANDS, run
 from fastlaunch.cli.compare import compare, parse_share
 from fastlaunch.errors import UserError
+from fastlaunch.metrics import summarize
 from fastlaunch.published import shipped_figures
+from fastlaunch.runs import open_ledger
+from fastlaunch.settings import load_settings
+from fastlaunch_train.records import read_record
 
 (FIGURES,) = (path for path in shipped_figures() if path.stem == "fp8-experiment")
 
@@ -206,3 +211,32 @@ def test_shares(text: str, share: float) -> None:
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(UserError, match="is no share"):
         parse_share(text)
+
+
+def test_a_training_jobs_run_without_a_noted_price_is_charged_sagemakers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with open_ledger(load_settings()) as ledger:
+        summary = summarize(
+            [
+                read_record(path)
+                for path in write_run(tmp_path, instance="p5.48xlarge", world_size=16, num_nodes=2)
+            ]
+        )
+        run_id = ledger.new_run_id()
+        ledger.add_run(
+            ledger.add_submission("fastlaunch submit"),
+            run_id,
+            spec={},
+            plan=None,
+            workload="vit-huge",
+            recipe="bf16",
+            instance="p5.48xlarge",
+            backend="sagemaker",
+        )
+        ledger.set_summary(run_id, summary)
+        ledger.set_state(run_id, RunState.COMPLETED)
+    (row,) = rows(capsys)
+    assert (row["service"], row["usd_per_hour"], row["num_nodes"]) == ("sagemaker", 63.296, 2)
+    # 32 images in 0.1 s on both: 320/s.
+    assert row["usd_per_million_samples"]["value"] == pytest.approx(2 * 63.296 / 3600 / 320 * 1e6)

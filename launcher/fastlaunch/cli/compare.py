@@ -166,10 +166,13 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bo
 
 def _candidate(run: "Run", region: str) -> "Candidate | None":
     from fastlaunch.analysis.compare import Candidate
+    from fastlaunch.prices import SERVICES
 
     if run.summary is None:
         return None
-    return Candidate(run_id=run.id, summary=run.summary, price=run.price, region=region)
+    # Where nothing was noted that it was billed at, what its own service lists counts.
+    service = run.backend if run.backend in SERVICES else "ec2"
+    return Candidate(run_id=run.id, summary=run.summary, price=run.price, service=service, region=region)
 
 
 def _unmeasured(run: "Run") -> str:
