@@ -5,8 +5,10 @@
 #
 # Read, if set:
 #   FASTLAUNCH_NPROC         ranks on this machine; else one per GPU, one on a machine without
-#   FASTLAUNCH_NUM_NODES     machines, with FASTLAUNCH_NODE_RANK, FASTLAUNCH_MASTER_ADDR and, if it is not
-#                            29500, FASTLAUNCH_MASTER_PORT; else SageMaker's resourceconfig.json; else one
+#   FASTLAUNCH_NUM_NODES     machines, with FASTLAUNCH_NODE_RANK, FASTLAUNCH_MASTER_ADDR and perhaps
+#                            FASTLAUNCH_MASTER_PORT (else the run's own, by FASTLAUNCH_RUN_ID, else 29500);
+#                            else SageMaker's resourceconfig.json; else one
+#   FASTLAUNCH_FABRIC        of several machines: efa if nothing else will do; the training checks that it is
 #   FASTLAUNCH_SYSTEM_ROOT   where /proc, /dev, /usr/local/cuda, /opt/venv and /opt/ml are looked for (tests)
 # Everything else of FASTLAUNCH_* is for the training itself.
 #
@@ -95,6 +97,25 @@ hosts = sorted(config["hosts"])
 print(len(hosts), hosts.index(config["current_host"]), hosts[0], config.get("network_interface_name") or "")
 END
 }
+interface_to() { # ADDRESS: of this machine, from which packets to it leave; nothing if that cannot be told
+  "$python" - "$1" 2>/dev/null <<'END'
+import fcntl, os, socket, struct, sys
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect((sys.argv[1], 9))  # sends nothing
+own = probe.getsockname()[0]
+for name in os.listdir("/sys/class/net"):
+    try:  # 0x8915 is SIOCGIFADDR
+        found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name[:15].encode()))[20:24]
+    except OSError:
+        continue
+    if socket.inet_ntoa(found) == own:
+        print(name)
+        break
+END
+}
+own_port() { # RUN-ID: the next run on the same machines does not need the port that this one leaves behind
+  "$python" - "$1" <<<'import sys, zlib; print(29500 + zlib.crc32(sys.argv[1].encode()) % 1000)'
+}
 find_nodes() {
   local config=$system/opt/ml/input/config/resourceconfig.json told interface=''
   if [ -z "${FASTLAUNCH_NUM_NODES:-}" ] && [ -e "$config" ]; then
@@ -102,21 +123,54 @@ find_nodes() {
     read -r FASTLAUNCH_NUM_NODES FASTLAUNCH_NODE_RANK FASTLAUNCH_MASTER_ADDR interface <<<"$told"
   fi
   FASTLAUNCH_NUM_NODES=${FASTLAUNCH_NUM_NODES:-1}
-  FASTLAUNCH_MASTER_PORT=${FASTLAUNCH_MASTER_PORT:-29500}
   whole FASTLAUNCH_NUM_NODES 1
   if [ "$FASTLAUNCH_NUM_NODES" = 1 ]; then
     # A container may not know its own name, and the ranks of one machine need no network.
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
     return
   fi
+  [ -z "${FASTLAUNCH_RUN_ID:-}" ] || : "${FASTLAUNCH_MASTER_PORT:=$(own_port "$FASTLAUNCH_RUN_ID")}"
+  FASTLAUNCH_MASTER_PORT=${FASTLAUNCH_MASTER_PORT:-29500}
   whole FASTLAUNCH_NODE_RANK 0
   whole FASTLAUNCH_MASTER_PORT 1
   [ "$FASTLAUNCH_NODE_RANK" -lt "$FASTLAUNCH_NUM_NODES" ] ||
     refuse "FASTLAUNCH_NODE_RANK is $FASTLAUNCH_NODE_RANK of $FASTLAUNCH_NUM_NODES nodes, counted from 0"
   [ -n "${FASTLAUNCH_MASTER_ADDR:-}" ] ||
     refuse "FASTLAUNCH_MASTER_ADDR is not set, and there are $FASTLAUNCH_NUM_NODES nodes"
+  # Gloo takes the address that the machine's name stands for, which may be 127.0.0.1, and with the host's
+  # network there are docker's bridges too. "=": the name whole, where NCCL takes any that begins so.
+  [ -n "$interface" ] || interface=$(interface_to "$FASTLAUNCH_MASTER_ADDR")
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} \
-    NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
+    NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-=$interface}
+}
+
+# EFA. What it needs beyond this its plugin sets by itself, by the machine's type: buffer and chunk sizes,
+# topology, FI_EFA_FORK_SAFE, tuner, and NCCL_PROTO only where the order of bytes asks for it (platform_init and
+# its table of p4d, p5, p5en, p6 in src/platform-aws.cpp of github.com/aws/aws-ofi-nccl). To force the simple
+# protocol here would slow down p5en and newer.
+#   FI_PROVIDER=efa           as the plugin chooses on AWS; older than 1.6 it may go over TCP without
+#   FI_EFA_USE_HUGE_PAGE=0    else the data loaders' fork fails where huge pages run out
+# and with libfabric before 1.18 alone:
+#   FI_EFA_USE_DEVICE_RDMA=1  on the types that have it; on others it ends the process
+#   FI_EFA_FORK_SAFE=1        before Linux 5.15
+# By AWS's table in github.com/aws-samples/awsome-distributed-training, 1.architectures/efa-cheatsheet.md. Both
+# read 2026-11-21.
+older() { [ "$1" != "$2" ] && [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+libfabric_version() { # 1.22 of `libfabric: 1.22.0amzn5.0`
+  local tool
+  tool=$(type -P "$system/opt/amazon/efa/bin/fi_info" fi_info | head -n 1)
+  [[ -n $tool && $(timeout 30 "$tool" --version 2>/dev/null) =~ libfabric:\ *([0-9]+\.[0-9]+) ]] &&
+    echo "${BASH_REMATCH[1]}"
+}
+set_up_efa() {
+  local version kernel=''
+  export FI_PROVIDER=${FI_PROVIDER:-efa} FI_EFA_USE_HUGE_PAGE=${FI_EFA_USE_HUGE_PAGE:-0}
+  version=$(libfabric_version) && older "$version" 1.18 || return
+  case ${FASTLAUNCH_INSTANCE:-} in
+    p4d.* | p4de.* | p5*) export FI_EFA_USE_DEVICE_RDMA=${FI_EFA_USE_DEVICE_RDMA:-1} ;;
+  esac
+  [ ! -r "$system/proc/sys/kernel/osrelease" ] || read -r kernel <"$system/proc/sys/kernel/osrelease"
+  [ -z "$kernel" ] || ! older "${kernel%%-*}" 5.15 || export FI_EFA_FORK_SAFE=${FI_EFA_FORK_SAFE:-1}
 }
 
 python=$(find_python) || refuse "no Python with torch in this image" 127
@@ -124,6 +178,7 @@ FASTLAUNCH_NPROC=${FASTLAUNCH_NPROC:-$(count_gpus)}
 [ "$FASTLAUNCH_NPROC" != 0 ] || FASTLAUNCH_NPROC=1
 whole FASTLAUNCH_NPROC 1
 find_nodes
+[ "$FASTLAUNCH_NUM_NODES" = 1 ] || [ "${FASTLAUNCH_FABRIC:-}" != efa ] || set_up_efa
 choose_libcuda
 
 if [ "$FASTLAUNCH_NUM_NODES" = 1 ]; then

@@ -226,9 +226,100 @@ def test_several_nodes_meet_at_the_first(container: Container) -> None:
         *("--nnodes=4", "--node-rank=2", "--master-addr=10.0.0.7", "--master-port=29500"),
         "--nproc-per-node=8",
     ]
-    assert "GLOO_SOCKET_IFNAME" not in told.env
     container.env["FASTLAUNCH_MASTER_PORT"] = "7777"
     assert "--master-port=7777" in container.told().argv
+
+
+def two_nodes(container: Container, **more: str) -> Told:
+    """What the second of two machines starts; the first one's address is this machine's loopback."""
+    container.env = {
+        "FASTLAUNCH_NUM_NODES": "2",
+        "FASTLAUNCH_NODE_RANK": "1",
+        "FASTLAUNCH_MASTER_ADDR": "127.0.0.1",
+        **more,
+    }
+    return container.told()
+
+
+def port(told: Told) -> int:
+    (value,) = [part for part in told.argv if part.startswith("--master-port=")]
+    return int(value.partition("=")[2])
+
+
+def test_every_run_of_several_nodes_has_a_port_of_its_own(container: Container) -> None:
+    first = port(two_nodes(container, FASTLAUNCH_RUN_ID="20261121-090312-k3f9"))
+    assert first == port(
+        two_nodes(container, FASTLAUNCH_RUN_ID="20261121-090312-k3f9", FASTLAUNCH_NODE_RANK="0")
+    )
+    assert first != port(two_nodes(container, FASTLAUNCH_RUN_ID="20261121-090313-ab2c"))
+    assert 29500 <= first < 30500
+    assert port(two_nodes(container)) == 29500
+    told = two_nodes(container, FASTLAUNCH_RUN_ID="20261121-090312-k3f9", FASTLAUNCH_MASTER_PORT="29501")
+    assert port(told) == 29501
+
+
+def test_several_nodes_talk_over_the_interface_that_leads_to_the_first(container: Container) -> None:
+    told = two_nodes(container)
+    assert (told.env["GLOO_SOCKET_IFNAME"], told.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    told = two_nodes(container, GLOO_SOCKET_IFNAME="ens5", NCCL_SOCKET_IFNAME="ens6")
+    assert (told.env["GLOO_SOCKET_IFNAME"], told.env["NCCL_SOCKET_IFNAME"]) == ("ens5", "ens6")
+    # A name that nobody knows here leads nowhere: torch and NCCL choose.
+    told = two_nodes(container, FASTLAUNCH_MASTER_ADDR="host.invalid")
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & told.env.keys()
+
+
+OF_EFA = ("FI_PROVIDER", "FI_EFA_USE_HUGE_PAGE", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "NCCL_PROTO")
+
+
+def of_efa(told: Told) -> dict[str, str]:
+    return {name: told.env[name] for name in OF_EFA if name in told.env}
+
+
+@pytest.mark.parametrize("instance", ["p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge"])
+def test_what_efas_plugin_sets_by_itself_is_left_to_it(container: Container, instance: str) -> None:
+    told = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
+    assert of_efa(told) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
+    fi_info(container, "1.22.0amzn5.0", kernel="5.10.0-31-amd64")
+    told = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
+    assert of_efa(told) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
+
+
+def fi_info(container: Container, version: str, *, kernel: str) -> None:
+    """EFA's software of that version in the image, on a machine with that kernel."""
+    text = f"fi_info: {version}\\nlibfabric: {version}\\nlibfabric api: 1.17\\n"
+    container.write("root/opt/amazon/efa/bin/fi_info", f"#!/bin/bash\nprintf '{text}'\n", mode=0o755)
+    container.write("root/proc/sys/kernel/osrelease", f"{kernel}\n")
+
+
+@pytest.mark.parametrize(
+    ("instance", "kernel", "more"),
+    [
+        ("p4d.24xlarge", "6.1.0-9-amd64", {"FI_EFA_USE_DEVICE_RDMA": "1"}),
+        (
+            "p5.48xlarge",
+            "5.10.0-31-amd64",
+            {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"},
+        ),
+        # These have EFA without RDMA, and libfabric would end the process.
+        ("g5.48xlarge", "5.15.0", {}),
+        ("g5.48xlarge", "5.4.0-1103-aws", {"FI_EFA_FORK_SAFE": "1"}),
+    ],
+)
+def test_an_old_libfabric_is_told_more(
+    container: Container, instance: str, kernel: str, more: dict[str, str]
+) -> None:
+    fi_info(container, "1.17.1amzn2.0", kernel=kernel)
+    told = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
+    assert of_efa(told) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0", **more}
+
+
+def test_without_efa_nothing_of_it_is_set(container: Container) -> None:
+    assert of_efa(two_nodes(container, FASTLAUNCH_FABRIC="any")) == {}
+    assert of_efa(two_nodes(container)) == {}
+    container.env = {"FASTLAUNCH_FABRIC": "efa"}
+    assert of_efa(container.told()) == {}
+    told = two_nodes(container, FASTLAUNCH_FABRIC="efa", FI_PROVIDER="tcp", FI_EFA_USE_HUGE_PAGE="1")
+    assert of_efa(told) == {"FI_PROVIDER": "tcp", "FI_EFA_USE_HUGE_PAGE": "1"}
 
 
 def test_sagemaker_tells_hosts_and_interface(container: Container) -> None:
@@ -236,7 +327,7 @@ def test_sagemaker_tells_hosts_and_interface(container: Container) -> None:
     container.resource_config(current_host="algo-2", hosts=hosts, network_interface_name="eth0")
     told = container.told()
     assert told.argv[2:6] == [*("--nnodes=2", "--node-rank=1", "--master-addr=algo-1", "--master-port=29500")]
-    assert (told.env["GLOO_SOCKET_IFNAME"], told.env["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+    assert (told.env["GLOO_SOCKET_IFNAME"], told.env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
 def test_one_sagemaker_host_stands_alone(container: Container) -> None:
