@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
+import moto_nodes
 from sent_request import SentRequest
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def image_digest(name: str) -> str:
 # EC2
 
 
-def _xml(action: str, body: str) -> "Answer":
+def xml(action: str, body: str) -> "Answer":
     return 200, _XML, f"<{action}Response><requestId>r</requestId>{body}</{action}Response>".encode()
 
 
@@ -119,7 +120,7 @@ def _console_output(server: "MotoServer", request: SentRequest) -> "Answer":
         return error(request, "InvalidInstanceID.NotFound", message, 400)
     text = b64encode(server.console.get(instance_id, "").encode()).decode()
     output = f"<output>{text}</output>" if text else ""
-    return _xml("GetConsoleOutput", f"<instanceId>{instance_id}</instanceId>{output}")
+    return xml("GetConsoleOutput", f"<instanceId>{instance_id}</instanceId>{output}")
 
 
 def _spot_prices(server: "MotoServer", request: SentRequest) -> "Answer":
@@ -131,7 +132,7 @@ def _spot_prices(server: "MotoServer", request: SentRequest) -> "Answer":
         for (region, name, place), usd in server.spot_prices.items()
         if region == request.region and kind in (None, name) and zone in (None, place)
     ]
-    return _xml("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{''.join(items)}</spotPriceHistorySet>")
+    return xml("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{''.join(items)}</spotPriceHistorySet>")
 
 
 def _create_placement_group(server: "MotoServer", request: SentRequest) -> "Answer":
@@ -141,7 +142,7 @@ def _create_placement_group(server: "MotoServer", request: SentRequest) -> "Answ
         message = f"The placement group '{name}' already exists."
         return error(request, "InvalidPlacementGroup.Duplicate", message, 400)
     server.placement_groups[key] = request.parameters.get("Strategy", "cluster")
-    return _xml("CreatePlacementGroup", "<return>true</return>")
+    return xml("CreatePlacementGroup", "<return>true</return>")
 
 
 def _describe_placement_groups(server: "MotoServer", request: SentRequest) -> "Answer":
@@ -158,12 +159,12 @@ def _describe_placement_groups(server: "MotoServer", request: SentRequest) -> "A
         for name, kind in found.items()
         if not asked or name in asked
     ]
-    return _xml("DescribePlacementGroups", f"<placementGroupSet>{''.join(items)}</placementGroupSet>")
+    return xml("DescribePlacementGroups", f"<placementGroupSet>{''.join(items)}</placementGroupSet>")
 
 
 def _delete_placement_group(server: "MotoServer", request: SentRequest) -> "Answer":
     server.placement_groups.pop((request.region, request.parameters["GroupName"]), None)
-    return _xml("DeletePlacementGroup", "<return>true</return>")
+    return xml("DeletePlacementGroup", "<return>true</return>")
 
 
 # IAM, Service Quotas, ECR
@@ -228,6 +229,7 @@ _ANSWERS = {
     ("ec2", "CreatePlacementGroup"): _create_placement_group,
     ("ec2", "DescribePlacementGroups"): _describe_placement_groups,
     ("ec2", "DeletePlacementGroup"): _delete_placement_group,
+    ("ec2", "DescribeCapacityReservations"): moto_nodes.describe_reservations,
     ("iam", "SimulatePrincipalPolicy"): _simulate,
     ("servicequotas", "GetServiceQuota"): _quota,
     ("servicequotas", "GetAWSDefaultServiceQuota"): _quota,

@@ -16,6 +16,7 @@ from threading import RLock, Thread
 from typing import Any
 
 import moto_gaps
+import moto_nodes
 from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
 
@@ -70,7 +71,8 @@ class MotoServer:
     account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
     pending_describes, shutting_down_describes: how often an instance is seen so before it goes on.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
-    training_jobs: SageMaker's, see `moto_training_jobs`.
+    training_jobs: SageMaker's, see `moto_training_jobs`. blocks: capacity blocks by id, and launched: what of
+    an instance moto forgets, by its id; see `moto_nodes`.
     """
 
     def __init__(self) -> None:
@@ -97,6 +99,8 @@ class MotoServer:
         self.images: dict[tuple[str, str, str, str], str] = {}
         self.denied: set[str] = set()
         self.placement_groups: dict[tuple[str, str], str] = {}
+        self.blocks: dict[str, moto_nodes.Block] = {}
+        self.launched: dict[str, moto_nodes.Launched] = {}
         self.pending_describes = 1
         self.shutting_down_describes = 1
         self.when_launched: list[Callable[[str, str], None]] = []
@@ -233,6 +237,12 @@ class MotoServer:
                     if not reservation.instances:
                         del ec2.reservations[reservation.id]
 
+    def zone_of(self, region: str, subnet: str) -> str | None:
+        """The zone of a subnet, None if there is no such subnet."""
+        found = backend("ec2", region).subnets
+        zones = {id: one.availability_zone for by_id in found.values() for id, one in by_id.items()}
+        return zones.get(subnet)
+
     def user_data(self, instance_id: str) -> str:
         """The instance's user data as the program that it would run."""
         from base64 import b64decode
@@ -321,10 +331,14 @@ class MotoServer:
                 full = f"{message} for which the instance has been terminated."
                 return moto_gaps.error(request, "IdempotentInstanceTerminated", full, 400)
             return 200, [("Content-Type", "text/xml;charset=UTF-8")], answer
+        if refused := moto_nodes.refusal(self, request):
+            return moto_gaps.error(request, *refused, SERVER_ERRORS.get(refused[0], 400))
         status, headers, body = self._ask_moto(request, environ)
         if status != 200:
             return status, headers, body
         ids = _ids(body)
+        moto_nodes.note(self, request, ids)
+        body = moto_nodes.told(self, body)
         for instance_id in ids:
             if self.pending_describes:
                 self.set_instance(instance_id, state="pending")
@@ -346,7 +360,7 @@ class MotoServer:
             state = self.instance(instance_id).state
             if self._seen[instance_id] <= 0 and state in following:
                 self.set_instance(instance_id, state=following[state])
-        return status, headers, body
+        return status, headers, moto_nodes.told(self, body)
 
     def _terminate_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":
         before = {instance.id for instance in self.instances("shutting-down", "terminated")}

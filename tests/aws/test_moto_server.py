@@ -92,6 +92,7 @@ def test_refusals_pick_their_requests(aws_server: MotoServer) -> None:
 
 def test_requests_are_kept_with_what_moto_drops(aws_server: MotoServer) -> None:
     settings = aws_server.set_up_region("us-east-1")
+    aws_server.placement_groups["us-east-1", "together"] = "cluster"
     launch(
         NetworkInterfaces=[
             {
@@ -131,12 +132,6 @@ def test_a_region_that_is_set_up_takes_a_whole_request(aws_server: MotoServer) -
     assert started["InstanceLifecycle"] == "spot"
     assert aws_server.user_data(started["InstanceId"]) == "#!/bin/sh\necho hello\n"
     client("s3", "eu-west-2").head_bucket(Bucket=settings.bucket)
-
-
-def test_a_capacity_block_is_none_of_spot(aws_server: MotoServer) -> None:
-    launch(InstanceMarketOptions={"MarketType": "capacity-block"})
-    told = client("ec2").describe_instances()["Reservations"][0]["Instances"][0]
-    assert told["InstanceLifecycle"] == "capacity-block"
 
 
 def test_unknown_image_and_instance_type_are_refused(aws_server: MotoServer) -> None:
