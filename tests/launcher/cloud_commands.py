@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
+from typing import cast
 
 from fake_train.launcher import surroundings
 
 from fastlaunch.aws import Aws
+from fastlaunch.backends import Backend
 from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.cli import run
 
 
@@ -23,8 +26,12 @@ def cloud(
     sleep: Callable[[float], None] = lambda _: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> int:
-    """Exit code of `fastlaunch ARGV` in this process, with an EC2 backend beside the local one."""
+    """Exit code of `fastlaunch ARGV` in this process, with AWS's backends beside the local one."""
     around = surroundings(*argv)
-    ec2 = Ec2Backend(aws=aws(), home=around.settings.home, sleep=sleep, now=now)
-    backends = {**around.backends, "ec2": ec2}
+    home = around.settings.home
+    backends = {
+        **around.backends,
+        "ec2": Ec2Backend(aws=aws(), home=home, sleep=sleep, now=now),
+        "sagemaker": cast(Backend, SageMakerBackend(aws=aws(), home=home, sleep=sleep, now=now)),
+    }
     return run(list(argv), replace(around, backends=backends, aws=aws(), sleep=sleep, now=now))

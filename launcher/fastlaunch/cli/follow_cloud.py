@@ -76,9 +76,12 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
                 click.echo(f"warning: {error.message}", err=True)
             warned.add(error.message)
         path = _log(around.settings.home, run, attempts)
+        if path is None and (has_ended or not follow):
+            path = _diary(around, attempts)
         if path is not None:
             if path not in shown and path.name != LOG:
-                click.echo(f"the machine's own log, until run {run.id} prints something:", err=True)
+                until = "" if has_ended else f", until run {run.id} prints something"
+                click.echo(f"the machine's own log{until}:", err=True)
             shown[path] = _print_from(path, shown.get(path, 0))
         if has_ended or not follow:
             break
@@ -94,8 +97,24 @@ def _log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
     own = s3_sync.run_folder(home, run.id) / LOG
     if own.is_file():
         return own
-    nodes = [s3_sync.node_log_path(home, attempt.token) for attempt in reversed(attempts)]
-    return next((path for path in nodes if path.is_file()), None)
+    tokens = [attempt.token for attempt in reversed(attempts)]
+    theirs = [path(home, token) for token in tokens for path in (s3_sync.node_log_path, s3_sync.console_path)]
+    return next((path for path in theirs if path.is_file() and path.stat().st_size), None)
+
+
+def _diary(around: Surroundings, attempts: Sequence["Attempt"]) -> Path | None:
+    """File with what the newest attempt's containers printed, where AWS keeps that; None if it is nothing."""
+    last = attempts[-1] if attempts else None
+    backend = around.cloud_backends.get(last.backend) if last else None
+    # What a machine of EC2's wrote to its console is its own business, unless it never boots.
+    if last is None or last.handle is None or backend is None or backend.boot_limit is not None:
+        return None
+    try:
+        path = backend.diary(last.handle)
+    except UserError as error:
+        click.echo(f"warning: {error.message}", err=True)
+        return None
+    return path if path.stat().st_size else None
 
 
 def _print_from(path: Path, offset: int) -> int:
