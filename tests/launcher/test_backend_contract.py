@@ -1,22 +1,29 @@
-"""What every backend promises, asked of each of them: the local one, and EC2 over HTTP."""
+"""What every backend promises, asked of each of them: the local one, and EC2 and SageMaker over HTTP."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ec2_builders import job, site
-from moto_cloud import MotoCloud
+from fake_cloud import Clock
+from fake_training import FakeJob
+from moto_cloud import MotoCloud, Objects, _connect
 from moto_server import MotoServer
+from moto_training_jobs import TrainingJobs
+from sagemaker_builders import training_job, training_site
 
+from fastlaunch.aws import Aws
 from fastlaunch.backends import Backend, Plan, RunState
 from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.job import JobSpec
 from fastlaunch.outcome import read_records
 from fastlaunch_train.recipes import resolve_recipe
@@ -96,12 +103,47 @@ def ec2(tmp_path: Path, server: MotoServer) -> Subject:
     return Subject(backend.at(place, 120), job(num_gpus=1), cloud.clock.sleep, hangs)
 
 
-@pytest.fixture(params=["local", "ec2"])
-def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+@dataclass
+class Trainings:
+    """What a `FakeJob` acts on. job: what a job does, called when it was created."""
+
+    jobs: TrainingJobs
+    objects: Objects
+    clock: Clock
+    job: Callable[[FakeJob], None]
+
+    def created(self, region: str, name: str) -> None:
+        self.job(FakeJob(aws=self, instance_id=name, request=self.jobs.job(name).request))
+
+
+def sagemaker(tmp_path: Path, server: MotoServer) -> Subject:
+    clock = Clock(moment=datetime.now(UTC))
+    bucket, jobs = server.set_up_region("us-east-1").bucket, server.training_jobs
+    # Its container says its last before it is stopped.
+    jobs.now, jobs.stopping_describes = clock.now, None
+    aws = Aws(sleep=clock.sleep, now=clock.now, connect=_connect)
+    place = training_site(bucket=bucket, role=jobs.role())
+    assert place.code is not None and bucket is not None
+    aws.put_object("us-east-1", bucket, place.code.key, b"code")
+    one_rank: dict[str, Any] = {"world_size": 1}
+    played = Trainings(jobs, Objects(aws), clock, lambda job: job.train(how=lambda run_id: one_rank))
+    jobs.when_created.append(played.created)
+
+    def hangs(plan: Plan) -> Plan:
+        how = {"steps": 80, "header": {"steps": 200}, "status": "interrupted", **one_rank}
+        played.job = lambda job: job.train(upto=1, how=lambda run_id: how)
+        return plan
+
+    backend = SageMakerBackend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now)
+    return Subject(backend.at(place, 120), training_job(num_gpus=1), clock.sleep, hangs)
+
+
+@pytest.fixture(params=["local", "ec2", "sagemaker"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     if request.param == "local":
-        yield local(tmp_path)
-    else:
-        yield ec2(tmp_path, request.getfixturevalue("aws_server"))
+        return local(tmp_path)
+    on_aws = {"ec2": ec2, "sagemaker": sagemaker}[request.param]
+    return on_aws(tmp_path, request.getfixturevalue("aws_server"))
 
 
 def test_planning_is_pure(subject: Subject, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from fastlaunch.aws_training_jobs import (
     training_job,
     training_log,
 )
-from fastlaunch.backends import Plan
+from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.cloud_backend import Billed, Place, Sight
+from fastlaunch.backends.cloud_state import records_of, states_of
 from fastlaunch.backends.sagemaker_plan import plan_sagemaker
 from fastlaunch.backends.sagemaker_sight import billed_on_sagemaker, sight_of
 from fastlaunch.backends.sagemaker_site import TrainingSite
@@ -99,6 +100,17 @@ class SageMakerBackend:
             sight_of(jobs[handle["region"], handle["job_name"]], is_old=self._is_old(handle))
             for handle in handles
         ]
+
+    def state(self, handle: Mapping[str, Any]) -> RunState:
+        return self.states([handle])[0]
+
+    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
+        """Running until the jobs have ended; see `cloud_state`."""
+        return states_of(self, handles)
+
+    def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
+        """Record files of all runs of the attempt, with what is new brought here first."""
+        return records_of(self, handle)
 
     def sync(self, handle: Mapping[str, Any]) -> s3_sync.Synced:
         """Bring what SageMaker has copied to S3 since the last time."""
