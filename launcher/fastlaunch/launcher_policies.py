@@ -29,6 +29,7 @@ _LOOK = (
     "scheduler:ListSchedules",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
+    "servicequotas:ListAWSDefaultServiceQuotas",
     "servicequotas:ListServiceQuotas",
 )
 
@@ -149,6 +150,15 @@ def launcher_sagemaker(names: AccountNames) -> tuple[Statement, ...]:
             actions=("sagemaker:CreateTrainingJob",),
             resources=jobs,
             condition=_REQUEST_TAGS,
+        ),
+        Statement(
+            sid="UseTrainingPlan",
+            why="--training-plan runs jobs in what was bought before",
+            actions=("sagemaker:CreateTrainingJob",),
+            resources=(
+                names.arn("sagemaker", "reserved-capacity/*"),
+                names.arn("sagemaker", "training-plan/*"),
+            ),
         ),
         Statement(
             sid="TagJobs",
