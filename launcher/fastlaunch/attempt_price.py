@@ -7,6 +7,7 @@ price is the on-demand one whatever is bought.
 import datetime
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws import Aws
@@ -89,6 +90,27 @@ def spot_price(
         usd_per_hour=usd_per_hour,
         as_of=today,
         source=f"ec2:DescribeSpotPriceHistory, {where}",
+    )
+
+
+def managed_spot_price(listed: Price, sight: Sight) -> Price | None:
+    """What an hour of managed spot came to, by the seconds that SageMaker billed for those that it trained.
+
+    listed: the on-demand price, at which they are billed. None where SageMaker does not tell, or gave nothing
+    off.
+    """
+    if not sight.is_spot or not sight.billable_s or not sight.training_s:
+        return None
+    if (listed.service, listed.purchase) != ("sagemaker", "on-demand"):
+        return None
+    if sight.billable_s >= sight.training_s:
+        return None
+    share = sight.billable_s / sight.training_s
+    return replace(
+        listed,
+        purchase="spot",
+        usd_per_hour=listed.usd_per_hour * share,
+        source=f"{share:.1%} of {listed.usd_per_hour:g} ({listed.source}), by sagemaker:DescribeTrainingJob",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch import s3_sync
+from fastlaunch.attempt_price import managed_spot_price
 from fastlaunch.backends import RunState
 from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.errors import BadConfiguration, NoCapacity
@@ -104,6 +105,8 @@ def finish_attempt(
     left = []
     with ledger.transaction():
         for item in ends:
+            if item.run.price and (price := managed_spot_price(item.run.price, sight)):
+                ledger.set_price(item.run.id, price)
             if go_on and (end.try_next or item.outcome.state in _UNDONE):
                 ledger.explain(item.run.id, f"{end.reason}; to be {_further(end)}")
                 left.append(item.run.id)

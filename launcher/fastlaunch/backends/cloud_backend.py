@@ -70,8 +70,8 @@ class Sight:
     or soon will. is_up: all run, so that their programs should be heard of. is_spot: bought so. is_taken:
     AWS took one back. instance_type: without `ml.`; zone: of the first machine. launched_at: when the first
     was started, with its time zone; ended_at: when the last one ended. billable_s: of one machine, where AWS
-    itself counts them, with any spot discount in them. problem: what AWS says went wrong. told: AWS's own
-    words for what they do, or why they ended.
+    itself counts them, with any spot discount in them; training_s: of the same time, without the discount.
+    problem: what AWS says went wrong. told: AWS's own words for what they do, or why they ended.
     """
 
     has_ended: bool
@@ -85,6 +85,7 @@ class Sight:
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     billable_s: float | None = None
+    training_s: float | None = None
     problem: CloudRefused | None = None
     told: str | None = None
 

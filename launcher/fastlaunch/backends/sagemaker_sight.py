@@ -7,6 +7,7 @@ from typing import Any
 
 from fastlaunch.aws_training_jobs import TrainingJob
 from fastlaunch.backends.cloud_backend import Billed, Sight
+from fastlaunch.backends.sagemaker_plan import MAX_PENDING_S
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity
 
@@ -31,6 +32,8 @@ _WORDS = {
     "MaxRuntimeExceeded": "MaxRuntimeExceeded: the time limit was reached",
     "MaxWaitTimeExceeded": "MaxWaitTimeExceeded: there were no spot machines for long enough",
 }
+#: By how much a job's end may miss the limit of its waiting.
+_PENDING_SLACK_S = 120
 #: While these are told, a container runs.
 _UP = ("Training", "Uploading", "Updating")
 _ELSEWHERE = (
@@ -69,6 +72,7 @@ def sight_of(job: TrainingJob | None, *, is_old: bool) -> Sight:
         launched_at=job.started_at,
         ended_at=job.ended_at if job.has_ended else None,
         billable_s=_billable_s(job),
+        training_s=job.training_s,
         problem=problem_of(job),
         told=_told(job),
     )
@@ -88,14 +92,17 @@ def problem_of(job: TrainingJob) -> CloudRefused | None:
     if job.secondary_status == "MaxWaitTimeExceeded":
         told = f"{name} was ended: there were no spot machines for long enough"
         return _made(NoCapacity, told, _ELSEWHERE, job)
+    if _waited_too_long(job):
+        told = f"{name} was ended: there were no machines for {MAX_PENDING_S // 60} minutes"
+        return _made(NoCapacity, told, _ELSEWHERE, job, "MaxPendingTimeExceeded")
     if job.status != "Failed":
         return None
-    if "not enough capacity" in reason or "pending" in reason.lower():
-        return _made(NoCapacity, f"{name} got no machines: {reason}", _ELSEWHERE, job, "CapacityError")
     for start, kind, hint in _REASONS:
         if reason.startswith(start):
             words = "got no machines" if kind is NoCapacity else "failed"
             return _made(kind, f"{name} {words}: {reason}", hint, job, start)
+    if "not enough capacity" in reason or "pending time" in reason.lower():
+        return _made(NoCapacity, f"{name} got no machines: {reason}", _ELSEWHERE, job, "CapacityError")
     return _made(BadConfiguration, f"{name} failed: {reason or 'SageMaker does not say why'}", _CORRECT, job)
 
 
@@ -126,6 +133,16 @@ def billed_on_sagemaker(
         return Billed(lived_s=said_s, billed_s=said_s, billing="node")
     limit_s = (max_minutes + MARGIN_MINUTES) * 60.0
     return Billed(lived_s=limit_s, billed_s=limit_s, billing="limit")
+
+
+def _waited_too_long(job: TrainingJob) -> bool:
+    """Whether SageMaker stopped it for its MaxPendingTimeInSeconds, of which no status tells.
+
+    One that somebody stopped at that very time passes for it.
+    """
+    if job.secondary_status != "Stopped" or job.started_at is not None or job.ended_at is None:
+        return False
+    return abs((job.ended_at - job.created_at).total_seconds() - MAX_PENDING_S) < _PENDING_SLACK_S
 
 
 def _billable_s(job: TrainingJob) -> float | None:

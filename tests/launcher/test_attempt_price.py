@@ -1,0 +1,180 @@
+"""What an hour costs: by service, in a block, as spot, and of the type that a job really got."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from ec2_builders import BLOCK, block_site, job, site
+from fake_cloud import Clock, FakeAws
+from sagemaker_builders import training_job, training_site
+
+from fastlaunch.attempt_price import (
+    list_price,
+    managed_spot_price,
+    note_machines,
+    paid_usd_per_hour,
+    respec_in,
+)
+from fastlaunch.backends import Plan
+from fastlaunch.backends.cloud_backend import Sight
+from fastlaunch.job import JobSpec
+from fastlaunch.prices import Price
+from fastlaunch.run_attempts import Attempt
+from fastlaunch.runs import Ledger
+from fastlaunch.settings import Settings
+
+TODAY = date(2026, 11, 21)
+START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+SETTINGS = Settings(home=Path("/nowhere"), discount=0.1)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite", clock=lambda: START) as opened:
+        yield opened
+
+
+def placed(ledger: Ledger, *jobs: JobSpec) -> Attempt:
+    """An attempt at these jobs as it was placed at its first choice, $64 an hour."""
+    submission = ledger.add_submission("x")
+    ids = [ledger.new_run_id() for _ in jobs]
+    for run_id, one in zip(ids, jobs, strict=True):
+        ledger.add_run(
+            submission,
+            run_id,
+            spec=one.to_json(),
+            plan=None,
+            workload=one.workload,
+            recipe="bf16",
+            instance=one.instance,
+            backend=one.backend,
+        )
+    machines = {"InstanceType": "p5.48xlarge", "MaxCount": 1}
+    if jobs[0].backend == "sagemaker":
+        machines = {"ResourceConfig": {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}}  # type: ignore[dict-item]
+    attempt_id, token = ledger.add_attempt(
+        ids,
+        usd_per_hour=64.0,
+        make_plan=lambda n: Plan(backend="x", operation="x", region="us-east-1", request=machines),
+    )
+    ledger.set_handle(attempt_id, {"token": token})
+    return ledger.attempt(attempt_id)
+
+
+def note(ledger: Ledger, aws: FakeAws, *seen: tuple[Attempt, Sight]) -> None:
+    note_machines(ledger, aws, seen, TODAY, respec_in(ledger, SETTINGS, TODAY))
+
+
+def test_every_service_has_its_own_price() -> None:
+    on_ec2 = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
+    trained = list_price(training_site(), "on-demand", settings=SETTINGS, today=TODAY)
+    assert on_ec2 is not None and trained is not None
+    assert (on_ec2.service, on_ec2.usd_per_hour) == ("ec2", 55.04)
+    assert (trained.service, trained.usd_per_hour) == ("sagemaker", 63.296)
+
+
+def test_spot_on_sagemaker_is_billed_at_the_on_demand_price() -> None:
+    assert list_price(site(), "spot", settings=SETTINGS, today=TODAY) is None
+    on_demand = list_price(training_site(), "on-demand", settings=SETTINGS, today=TODAY)
+    assert list_price(training_site(), "spot", settings=SETTINGS, today=TODAY) == on_demand
+
+
+def test_a_block_has_its_effective_price_and_is_never_free() -> None:
+    price = list_price(block_site(), "capacity-block", settings=SETTINGS, today=TODAY)
+    assert price is not None
+    # $3,840 for four instances and 24 hours.
+    assert (price.usd_per_hour, price.purchase) == (40.0, "capacity-block")
+    assert "$3,840.00" in price.source and BLOCK.reservation in price.source
+
+
+def test_a_discount_is_one_on_list_prices_only() -> None:
+    on_demand = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
+    in_block = list_price(block_site(), "capacity-block", settings=SETTINGS, today=TODAY)
+    assert on_demand is not None
+    assert paid_usd_per_hour(on_demand, 0.1) == pytest.approx(49.536)
+    assert paid_usd_per_hour(in_block, 0.1) == 40.0
+    assert paid_usd_per_hour(replace(on_demand, purchase="spot"), 0.1) == 55.04
+    assert paid_usd_per_hour(None, 0.1) is None
+
+
+SPOT = Sight(has_ended=False, is_spot=True, instance_type="p5.48xlarge", zone="us-east-1b", launched_at=START)
+
+
+def test_spot_machines_of_one_type_and_zone_are_asked_for_once(ledger: Ledger) -> None:
+    aws = FakeAws(Clock())
+    attempts = [placed(ledger, job(purchase="spot")) for _ in range(2)]
+    note(ledger, aws, *[(one, SPOT) for one in attempts])
+    assert aws.calls["spot_price_usd"] == 1
+    for attempt in (ledger.attempt(one.id) for one in attempts):
+        assert (attempt.usd_per_hour, attempt.zone) == (17.0, "us-east-1b")
+        assert datetime.fromisoformat(attempt.launched_at or "") == START
+        price = ledger.get(attempt.run_ids[0]).price
+        assert price is not None and price.purchase == "spot"
+
+
+def test_a_spot_price_that_aws_does_not_tell_changes_nothing(ledger: Ledger) -> None:
+    aws = FakeAws(Clock())
+    aws.spot_usd = None
+    attempt = placed(ledger, job(purchase="spot"))
+    note(ledger, aws, (attempt, SPOT))
+    assert ledger.attempt(attempt.id).usd_per_hour == 64.0
+
+
+def test_a_job_that_waits_has_no_machine_and_says_what_it_waits_for(ledger: Ledger) -> None:
+    aws, attempt = FakeAws(Clock()), placed(ledger, training_job(), training_job("fp32"))
+    waiting = Sight(has_ended=False, is_live=True, told="waiting for capacity")
+    note(ledger, aws, (attempt, waiting))
+    assert {ledger.get(one).reason for one in attempt.run_ids} == {"waiting for capacity"}
+    assert ledger.attempt(attempt.id).launched_at is None
+    note(ledger, aws, (attempt, replace(waiting, is_up=True, launched_at=START, told="training")))
+    assert {ledger.get(one).reason for one in attempt.run_ids} == {None}
+    # What is known of a run that waits for no machine is not SageMaker's to say.
+    ledger.explain(attempt.run_ids[0], "resumed")
+    note(ledger, aws, (attempt, Sight(has_ended=True, told="completed")))
+    assert ledger.get(attempt.run_ids[0]).reason == "resumed"
+
+
+def test_runs_follow_the_type_that_sagemaker_chose(ledger: Ledger) -> None:
+    aws, attempt = FakeAws(Clock()), placed(ledger, training_job(), training_job("fp32"))
+    chosen = Sight(
+        has_ended=False, is_live=True, is_spot=True, instance_type="p4d.24xlarge", launched_at=START
+    )
+    note(ledger, aws, (attempt, chosen))
+    stored = ledger.attempt(attempt.id)
+    # 25.251286 with a tenth off; no price of EC2's spot was asked for.
+    assert (stored.instance, stored.usd_per_hour) == ("p4d.24xlarge", pytest.approx(22.726, abs=1e-3))
+    assert aws.calls["spot_price_usd"] == 0
+    for run_id in attempt.run_ids:
+        run = ledger.get(run_id)
+        assert run.price is not None and (run.price.service, run.price.instance) == (
+            "sagemaker",
+            "p4d.24xlarge",
+        )
+        assert run.instance == "p4d.24xlarge" == JobSpec.from_json(run.spec or {}).instance
+
+
+def test_the_first_choice_keeps_its_price(ledger: Ledger) -> None:
+    attempt = placed(ledger, training_job())
+    chosen = Sight(has_ended=False, is_live=True, instance_type="p5.48xlarge", launched_at=START)
+    note(ledger, FakeAws(Clock()), (attempt, chosen))
+    assert ledger.attempt(attempt.id).usd_per_hour == 64.0
+
+
+def test_managed_spot_costs_the_share_that_was_billed() -> None:
+    listed = list_price(training_site(), "spot", settings=SETTINGS, today=TODAY)
+    on_ec2 = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
+    assert listed is not None and on_ec2 is not None
+    sight = Sight(has_ended=True, is_spot=True, billable_s=300.0, training_s=1000.0)
+    price = managed_spot_price(listed, sight)
+    assert price is not None
+    assert (price.usd_per_hour, price.purchase) == (pytest.approx(63.296 * 0.3), "spot")
+    assert price.source.startswith("30.0% of 63.296")
+    assert Price.from_json(price.to_json()) == price
+    # Nothing off, nothing told, or nothing of SageMaker's.
+    assert managed_spot_price(listed, replace(sight, billable_s=1000.0)) is None
+    assert managed_spot_price(listed, replace(sight, training_s=None)) is None
+    assert managed_spot_price(listed, replace(sight, is_spot=False)) is None
+    assert managed_spot_price(on_ec2, sight) is None
+    assert managed_spot_price(price, sight) is None
