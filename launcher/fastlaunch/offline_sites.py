@@ -119,7 +119,7 @@ def check_plan(site: "Place", jobs: Sequence[JobSpec], *, max_minutes: int) -> N
     by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}
     plan = plan_at(by_id, site, attempt=99, max_minutes=max_minutes)
     if isinstance(site, Site):
-        service, problems = "EC2", broken_rules(plan, root_device=site.root_device)
+        service, problems = "EC2", broken_rules(plan, root_device=site.root_device, instance=site.instance)
     else:
         service, problems = "SageMaker", broken_training_rules(plan)
     if problems:
