@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from fastlaunch.aws_training_jobs import (
     training_job,
     training_log,
 )
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.errors import (
     BadConfiguration,
     CloudRefused,
+    NoCapacity,
     NotAuthorised,
     QuotaExceeded,
     Throttled,
@@ -192,6 +195,19 @@ def test_a_job_as_sagemaker_tells_of_it(stubbed_aws: StubbedAws) -> None:
     assert (job.billable_s, job.training_s, job.pool_billable_s) == (100, 300, 60)
     assert job.failure_reason == "AlgorithmError: , exit code: 1"
     assert job.status_message == "Training job failed"
+
+
+def test_a_job_that_got_no_machines(stubbed_aws: StubbedAws, tmp_path: Path) -> None:
+    reason = (
+        "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different"
+    )
+    told = described(TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason=reason)
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", told)
+    backend = SageMakerBackend(aws=stubbed_aws.aws, home=tmp_path)
+    handle = {"region": REGION, "job_name": NAME, "launched_at": THEN.isoformat()}
+    (sight,) = backend.see([handle])
+    assert isinstance(sight.problem, NoCapacity) and sight.problem.code == "CapacityError"
+    assert (sight.has_ended, sight.launched_at, sight.billable_s) == (True, None, 0.0)
 
 
 def test_of_several_types_none_is_known_before_one_is_chosen(stubbed_aws: StubbedAws) -> None:

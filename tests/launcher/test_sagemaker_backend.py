@@ -282,7 +282,12 @@ def test_what_every_host_wrote_is_brought(backend: SageMakerBackend, tmp_path: P
     put(backend, handle, "boot.json", json.dumps({"token": NAME}).encode())
     put(backend, handle, f"node-0/{RUN_ID}/rank-00000-attempt-1.jsonl.{0:012d}", b"{}\n")
     put(backend, handle, f"node-1/{RUN_ID}/rank-00008-attempt-1.jsonl.{0:012d}", b"{}\n")
-    synced = backend.sync(handle)
+    # The last word is that of all hosts.
+    for node, status in ((0, None), (1, "completed")):
+        said = {"token": NAME, "outcome": "completed", "node": node, "runs": []}
+        put(backend, handle, f"node-{node}/status.json", json.dumps(said).encode())
+        synced = backend.sync(handle)
+        assert (synced.status or {}).get("outcome") == status
     assert synced.boot is not None and synced.num_booted == 1
     assert {path.name for path in synced.files} == {
         *("rank-00000-attempt-1.jsonl", "rank-00008-attempt-1.jsonl"),

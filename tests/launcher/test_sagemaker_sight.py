@@ -129,6 +129,8 @@ def test_a_job_that_is_not_shown_has_ended_only_when_it_is_old() -> None:
             "intern",
         ),
         ("The role may not pull the image", BadConfiguration, "Failed", "The role may not"),
+        ("Job exceeded its maximum pending time", NoCapacity, "CapacityError", "pending time"),
+        ("AlgorithmError: the pending time is over", CloudRefused, "AlgorithmError", "is over"),
         (None, BadConfiguration, "Failed", "SageMaker does not say why"),
     ],
 )
@@ -143,6 +145,23 @@ def test_a_time_that_was_up() -> None:
     assert type(over.problem) is CloudRefused and over.problem.code == "MaxRuntimeExceeded"
     waited = sight_of(job(status="Stopped", secondary_status="MaxWaitTimeExceeded"), is_old=False)
     assert type(waited.problem) is NoCapacity and "MaxWaitTimeExceeded" in (waited.told or "")
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "started_at", "is_capacity"),
+    [(1_830, None, True), (600, None, False), (40_000, None, False), (1_830, THEN, False)],
+)
+def test_a_job_that_waited_as_long_as_it_may_found_no_capacity(
+    waited_s: int, started_at: datetime | None, is_capacity: bool
+) -> None:
+    ended_at = THEN + timedelta(seconds=waited_s)
+    waited = job(
+        status="Stopped", secondary_status="Stopped", started_at=started_at, ended_at=ended_at, is_spot=False
+    )
+    problem = sight_of(waited, is_old=False).problem
+    assert isinstance(problem, NoCapacity) is is_capacity
+    if problem is not None:
+        assert problem.code == "MaxPendingTimeExceeded" and "no machines for 30 minutes" in problem.message
 
 
 @pytest.mark.parametrize(("status", "secondary"), [("Completed", "Completed"), ("Stopped", "Stopped")])

@@ -124,6 +124,7 @@ def is_accelerated(ml_type: str) -> bool:
 def _check(job: JobSpec, site: TrainingSite, jobs: Mapping[str, JobSpec]) -> None:
     """Nothing, or UserError for what SageMaker does not do, or does not do together."""
     is_spot, types = job.purchase == "spot", (site.instance, *site.others)
+    assert len({one.num_accelerators for one in types}) == 1, "each type has as many GPUs"
     without_efa = [one.name for one in types if not one.num_efa_interfaces]
     refused = (
         (
