@@ -67,13 +67,13 @@ def start(around: Surroundings, sites: Sequence[str]) -> int:
     )
     with open_ledger(around.settings) as ledger, StopRequest() as stop:
         launcher = CloudLauncher(
+            backends=around.cloud_backends,
             aws=around.aws,
             ledger=ledger,
             home=around.settings.home,
             settings=around.settings,
             display=make_display(sys.stderr, around.monotonic_s),
             stop=stop,
-            sleep=around.sleep,
             now=around.now,
         )
         try:

@@ -141,10 +141,16 @@ def test_logs_are_followed_until_the_job_ends(
     run = started(aws_server)
     run.jobs.move(run.name, "Downloading", "Training")
     own = f"node-0/{run.run_ids[0]}/log.txt"
+
+    def finish() -> None:
+        run.upload(f"{own}.000000000007", b"done\n")
+        run.record(run.run_ids[0])
+        run.end()
+
     steps: list[Callable[[], None]] = [
         lambda: run.upload("node-0/log.txt.000000000000", b"starting\n"),
         lambda: run.upload(f"{own}.000000000000", b"step 1\n"),
-        lambda: (run.upload(f"{own}.000000000007", b"done\n"), run.record(run.run_ids[0]), run.end())[2],
+        finish,
     ]
     assert cloud("logs", "-f", sleep=lambda _: steps.pop(0)()) == 0
     out, err = capsys.readouterr()

@@ -17,6 +17,7 @@ from simulated_instance import SimulatedInstance, cannot_simulate
 from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.aws import Aws
 from fastlaunch.backends import RunState
+from fastlaunch.backends.ec2 import Ec2Backend
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.cloud import CloudLauncher, CloudSubmission
@@ -76,14 +77,15 @@ class World:
         def sleep(seconds: float) -> None:
             time.sleep(seconds / SCALE)
 
+        aws = Aws()
         launcher = CloudLauncher(
-            aws=Aws(),
+            backends={"ec2": Ec2Backend(aws=aws, home=self.home, sleep=sleep, now=self.now)},
+            aws=aws,
             ledger=self.ledger,
             home=self.home,
             settings=Settings(home=self.home),
             display=PlainLines(stream=io.StringIO(), clock=time.monotonic),
             stop=self.stop,
-            sleep=sleep,
             now=self.now,
             tell=self.told.append,
         )
