@@ -340,6 +340,15 @@ class Ledger:
             )
         return cursor.rowcount == 1
 
+    def add_pool(self, attempt_id: int, seconds: float) -> None:
+        """Add the seconds for which a warm pool was kept after the attempt; the second time nothing."""
+        with self.transaction():
+            self._file.write(
+                "UPDATE attempts SET billed_seconds = coalesce(billed_seconds, 0) + ?, idle_minutes = 0"
+                " WHERE id = ? AND idle_minutes > 0 AND ended_at IS NOT NULL",
+                (seconds, attempt_id),
+            )
+
     def attempts_of(self, run_id: str) -> list[Attempt]:
         """The attempts that hold the run, oldest first."""
         return read_attempts(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastlaunch.attempt_pool import note_pools
 from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
 from fastlaunch.cli.follow import current_runs, open_reconciled
 from fastlaunch.cli.follow_cloud import fetch
@@ -71,6 +72,8 @@ def _report(
     attempts = ledger.attempts_of(run.id)
     own = {token: error for token, error in refused.items() if token in {one.token for one in attempts}}
     try:
+        note_pools(ledger, around.aws, attempts, around.now())
+        attempts = ledger.attempts_of(run.id)
         stored = None if own else checkpoints(around.aws, run, attempts, around.cloud_backends)
     except CloudRefused as error:
         stored, own = None, {"checkpoints": error}
