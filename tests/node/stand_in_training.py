@@ -3,14 +3,16 @@
 The environment says how it behaves:
 
     FAKE_STEP_S            seconds a step takes (0.01)
-    FAKE_FAIL_AT           step at which it fails
+    FAKE_FAIL_AT           step at which it fails, with a traceback
+    FAKE_FAIL_RANK         rank that does, if not every one
+    FAKE_RANK              its rank (of several nodes, the node's; else 0); only rank 0 saves checkpoints
     FAKE_EXIT              code with which it ends at once
     FAKE_DEAF              if set, SIGTERM is ignored
     FAKE_HANG_AT           step at which it stops doing anything
     FAKE_CHECKPOINT_BYTES  size of a checkpoint (1000)
 
 The loss is a function of the step, so that a run that goes on from a checkpoint can be told from one that
-starts again: by its first step.
+starts again: by its first step. A failure leaves a traceback, and one of several nodes what NCCL would say.
 """
 
 import argparse
@@ -48,9 +50,15 @@ def main() -> int:
     found = sorted(checkpoints.glob("step-*.pt"))
     first = 1 + (json.loads(found[-1].read_text())["step"] if found and args.resume else 0)
     attempt = int(settings.get("FASTLAUNCH_ATTEMPT", "1"))
-    writer = RecordWriter(record_path(output, rank=0, attempt=attempt))
-    writer.write_header(header(args, attempt, first))
+    rank = int(settings.get("FAKE_RANK", settings.get("FASTLAUNCH_NODE_RANK", "0")))
+    fails_at = int(settings.get("FAKE_FAIL_AT", "0"))
+    if int(settings.get("FAKE_FAIL_RANK", str(rank))) != rank:
+        fails_at = 0
+    writer = RecordWriter(record_path(output, rank=rank, attempt=attempt))
+    writer.write_header(header(args, attempt, first, rank))
     writer.add(Phase(name="build", seconds=0.1, step=0))
+    if node := settings.get("FASTLAUNCH_NODE_RANK"):
+        (output / f"nccl-node-{node}.txt").write_text("NCCL INFO NET/Socket\n")
     step_s = float(settings.get("FAKE_STEP_S", "0.01"))
     batch_size = 8 if args.batch_size == "auto" else int(args.batch_size)
 
@@ -67,8 +75,10 @@ def main() -> int:
     for step in range(first, args.steps + 1):
         if step == int(settings.get("FAKE_HANG_AT", "0")):
             time.sleep(3600)
-        if step == int(settings.get("FAKE_FAIL_AT", "0")):
+        if step == fails_at:
             status, message = "failed", "ValueError: no such thing"
+            traceback = f'Traceback (most recent call last):\n  File "my.py", line 7, in f\n{message}\n'
+            (output / f"traceback-rank-{rank:05d}-attempt-{attempt}.txt").write_text(traceback)
             break
         time.sleep(step_s)
         loss = 2.0 + 1 / step
@@ -81,7 +91,7 @@ def main() -> int:
         writer.flush()
         print(f"step {step} of {args.steps}  loss {loss:.4f}", flush=True)
         done = step
-        if args.checkpoint_every and (step % args.checkpoint_every == 0 or stopped):
+        if rank == 0 and args.checkpoint_every and (step % args.checkpoint_every == 0 or stopped):
             save(step)
         if stopped and step < args.steps:
             status, message = "interrupted", "stopped by SIGTERM"
@@ -93,12 +103,12 @@ def main() -> int:
     return {"completed": 0, "interrupted": 130, "failed": 1}[status]
 
 
-def header(args: argparse.Namespace, attempt: int, first_step: int) -> dict[str, object]:
+def header(args: argparse.Namespace, attempt: int, first_step: int, rank: int) -> dict[str, object]:
     info = workload_info(args.workload)
     return {
         "run_id": os.environ["FASTLAUNCH_RUN_ID"],
         "attempt": attempt,
-        "rank": 0,
+        "rank": rank,
         "world_size": 1,
         "num_nodes": 1,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),

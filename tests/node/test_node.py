@@ -125,6 +125,8 @@ def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
     status = scene.status(program)
     assert (status["outcome"], status["reason"]) == ("failed", f"run {FIRST}: exit code 1")
     assert [(run["state"], run["exit_code"]) for run in status["runs"]] == [("failed", 1), ("completed", 0)]
+    traceback = scene.joined(program)[f"node-0/{FIRST}/traceback-rank-00000-attempt-1.txt"]
+    assert b"ValueError: no such thing" in traceback
     assert_records_arrived(scene, instance, program, 2)
 
 

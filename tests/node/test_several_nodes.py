@@ -5,6 +5,7 @@ counted in its looks at the bucket, not in seconds of this machine.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONG = 20_000
+RECORDS = f"var/lib/fastlaunch/out/{FIRST}/rank-*.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +95,12 @@ def losses(*found: RankRecord) -> dict[int, float | None]:
     return {step.step: step.loss for record in found for step in record.steps}
 
 
-def wait_for_steps(scene: Scene, program: NodeProgram, rank: int = 0, run_id: str = FIRST) -> None:
-    scene.wait_for(f"{program.output}/node-{rank}/{run_id}/rank-", 240)
+def wait_for_steps(node: SimulatedInstance) -> None:
+    """Until the node's first run has recorded some."""
+    end = time.monotonic() + 240
+    while sum(len(path.read_bytes().splitlines()) for path in node.disk.glob(RECORDS)) < 30:
+        assert time.monotonic() < end and node.is_on, node.console
+        time.sleep(0.2)
 
 
 def looks_between(scene: Scene, program: NodeProgram, named: str) -> int:
@@ -144,7 +150,7 @@ def test_a_run_that_dies_on_one_node_ends_on_both_and_the_next_one_is_done(
 ) -> None:
     program = two_nodes(run_of(FIRST, steps=LONG), run_of(SECOND))
     nodes = launch(program)
-    wait_for_steps(scene, program)
+    wait_for_steps(nodes[0])
     nodes[1].kill_container()
     statuses = ended(scene, nodes, program)
     assert told(statuses[1]) == ("failed", f"run {FIRST}: exit code 137")
@@ -159,7 +165,7 @@ def test_a_machine_that_vanishes_stops_the_other_one(
 ) -> None:
     program = two_nodes(run_of(FIRST, steps=LONG), run_of(SECOND))
     nodes = launch(program)
-    wait_for_steps(scene, program)
+    wait_for_steps(nodes[0])
     nodes[1].close()
     assert nodes[0].wait(300) == "shutdown"
     status = scene.status(program)
@@ -171,14 +177,14 @@ def test_a_machine_that_vanishes_stops_the_other_one(
 def test_a_spot_notice_on_one_node_saves_what_both_did_and_another_attempt_goes_on(
     scene: Scene, launch: Callable[..., list[SimulatedInstance]], tmp_path: Path
 ) -> None:
-    training = {"steps": 400, "checkpoint_every": 50}
+    training = {"steps": 500, "checkpoint_every": 50}
     alone = two_nodes(run_of(SECOND, **training))
     assert [told(one) for one in ended(scene, launch(alone), alone)] == [("completed", None)] * 2
     undisturbed = records(scene, alone, tmp_path / "alone", SECOND)[0]
 
     program = two_nodes(run_of(FIRST, **training), is_spot=True)
     nodes = launch(program)
-    wait_for_steps(scene, program, rank=1)
+    wait_for_steps(nodes[1])
     nodes[1].spot_notice()
     scene.wait_for(f"{program.output}/node-1/status.json")
     assert nodes[0].wait(300) == "shutdown"
@@ -205,11 +211,13 @@ def test_abort_by_the_launcher_stops_both_within_a_few_looks(
     slow = node_run(steps=LONG, checkpoint_every=LONG, environment={"FAKE_STEP_S": "0.1"})
     program = two_nodes(slow, node_run(SECOND))
     nodes = launch(program, training="fake")
-    wait_for_steps(scene, program)
+    wait_for_steps(nodes[0])
     scene.put(f"{program.output}/abort", b"stop\n")
     statuses = ended(scene, nodes, program)
     assert [told(status) for status in statuses] == [("interrupted", "stop")] * 2
     assert [states(status) for status in statuses] == [["interrupted", "not-started"]] * 2
+    for rank in (0, 1):
+        assert f"node-{rank}/{FIRST}/nccl-node-{rank}.txt" in scene.joined(program)
     # Five seconds lie between two looks of a node, so that two of them are within twenty.
     assert looks_between(scene, program, "abort") <= 2 * len(nodes)
 
