@@ -134,7 +134,7 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     except Exception as error:
         leave_traceback(options.output, launched.attempt, error)
         raise
-    interrupts.on_stuck = lambda message: session.end("interrupted", message)
+    interrupts.on_stuck = lambda message: (session.end("interrupted", message), session.traceback.close())
     try:
         session.last_done = _train(session, interrupts)
         failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
