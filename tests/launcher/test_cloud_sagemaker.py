@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_cloud import Clock
 from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
+from moto_training_jobs import SPOT_SHARE
 from sagemaker_builders import training_job, training_site
 
 from fastlaunch.attempt_cost import attempt_cost, minutes_used
@@ -385,3 +386,54 @@ def test_resume_takes_only_the_type_that_it_got(world: World) -> None:
     assert (site.instance.name, site.others, site.region) == ("p5en.48xlarge", (), "us-east-1")
     assert found.jobs_at(site)[run.id].instance == "p5en.48xlarge"
     assert found.checkpoint == "step-00000080.pt"
+
+
+# Several nodes
+
+
+def test_two_hosts_are_one_job(world: World) -> None:
+    def train_both(job: FakeJob) -> None:
+        other = FakeJob(aws=job.aws, instance_id=job.instance_id, request=job.request, rank=1)
+        for host in (other, job):
+            host.train(how=lambda run_id: {"num_nodes": 2, "world_size": 16})
+
+    world.aws.job = train_both
+    (run,) = world.submit(jobs=(training_job(num_nodes=2, num_gpus=16),))
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    assert run.summary is not None and (run.summary.num_gpus, run.summary.num_nodes) == (16, 2)
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert attempt.num_nodes == 2 and len(world.aws.requests) == 1
+    seconds = attempt.billed_seconds
+    assert seconds is not None
+    usd = attempt_cost(attempt, world.clock.now()).usd
+    assert usd == pytest.approx(2 * seconds / 3600 * EAST.usd_per_hour)
+
+
+def test_a_job_that_sagemaker_starts_again_is_followed_on(world: World) -> None:
+    def interrupted_once(job: FakeJob) -> None:
+        (run_id,) = job.run_ids()
+        job.get_machines()
+        how = {"steps": 80, "header": {"steps": 200}, "status": "interrupted"}
+        usual = {"batch_size": 64, "world_size": 8}
+        for seconds, do in (
+            (60, job.boot),
+            (120, lambda: job.upload_records(run_id, **usual, **how)),
+            (180, lambda: world.aws.jobs.move(job.token, "Interrupted", "Restarting")),
+            (900, lambda: world.aws.jobs.move(job.token, "Training")),
+            (960, lambda: job.upload_records(run_id, **usual, attempt=2, steps=120, first_step=81)),
+            (1000, lambda: job.say_last("completed", {run_id: "completed"})),
+            (1001, job.turn_off),
+        ):
+            world.clock.at(TRAINING_S + seconds, do)
+
+    world.aws.job = interrupted_once
+    (run,) = world.submit(jobs=(training_job(purchase="spot", checkpoint_every=20),))
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    assert run.summary is not None and run.summary.num_steps == 200
+    # One attempt of ours, whatever SageMaker made of it; at the on-demand price, for fewer seconds.
+    (attempt,) = world.ledger.attempts_of(run.id)
+    assert len(world.aws.requests) == 1
+    assert attempt.usd_per_hour == EAST.usd_per_hour
+    assert attempt.billed_seconds is not None and attempt.lived_s is not None
+    assert attempt.billed_seconds == pytest.approx(SPOT_SHARE * attempt.lived_s, abs=1)
+    assert "step 200/200" in world.shown.getvalue()
