@@ -85,6 +85,14 @@ def test_what_an_abort_says_tells_how_to_stop(text: str, stop: str, is_quick: bo
     assert (tmp_path / "abort-3").exists()
 
 
+def test_a_node_does_not_hear_itself(tmp_path: Path) -> None:
+    """Its own abort may be in the bucket before its own stop is noted: it looked meanwhile."""
+    asked = part("list() {", "watch_abort() {") + part("first() {", "addr=")
+    given = 'say() { :; }; cloud() { echo "runs/one/abort"; }\ncopy() { first abort spot; echo spot; }\n'
+    bash(f"{asked}{given}look", tmp_path)
+    assert not (tmp_path / "stop").exists()
+
+
 def test_nothing_asked_is_nothing_done(tmp_path: Path) -> None:
     asked = part("list() {", "watch_abort() {") + part("first() {", "addr=")
     bash(f"{asked}cloud() {{ echo None; }}\nlook", tmp_path)
