@@ -173,15 +173,23 @@ class Aws:
             raise
         if role is None:
             return f"the instance profile {name} holds no role"
+        return self.may_pass(role, "ec2.amazonaws.com")
+
+    def may_pass(self, role: str, service: str) -> str | None:
+        """Why who is logged in may not pass the role to `service`, in words; None if they may.
+
+        service: such as `sagemaker.amazonaws.com`. Raises NotAuthorised where that cannot be told.
+        """
         passed_to = {
             "ContextKeyName": "iam:PassedToService",
-            "ContextKeyValues": ["ec2.amazonaws.com"],
+            "ContextKeyValues": [service],
             "ContextKeyType": "string",
         }
         who = self._principal(self.identity().arn)
         if not self._denied(who, ["iam:PassRole"], role, context=[passed_to]):
             return None
-        return f"who is logged in may not pass {role} to EC2: iam:PassRole is not allowed"
+        name = {"ec2.amazonaws.com": "EC2", "sagemaker.amazonaws.com": "SageMaker"}.get(service, service)
+        return f"who is logged in may not pass {role} to {name}: iam:PassRole is not allowed"
 
     def node_lacks(self, instance_profile: str, rights: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
         """Which of the `rights`, (resource, actions), the policies of the profile's role do not give.
@@ -189,8 +197,10 @@ class Aws:
         Resources begin with `arn:PARTITION:`, or are `*`. Raises NotAuthorised where that may not be asked.
         """
         role = self._role(instance_profile)
-        if role is None:
-            return []
+        return self.role_lacks(role, rights) if role is not None else []
+
+    def role_lacks(self, role: str, rights: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        """Which of the `rights` the role's policies do not give; see `node_lacks`."""
         partition = role.split(":")[1]
         return [
             f"{action} on {resource}"

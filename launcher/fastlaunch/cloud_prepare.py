@@ -6,23 +6,26 @@ Looking up changes nothing at AWS but a probe, which shows that the bucket can b
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws
-from fastlaunch.candidates import candidates
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.code_bundle import Bundle, make_bundle, upload_bundle
 from fastlaunch.images import training_base
-from fastlaunch.preflight import Wanted, checks, usable
+from fastlaunch.pinned_wheels import wheel_folder
+from fastlaunch.preflight import checks, usable
 from fastlaunch.preflight_check import Check
+from fastlaunch.preflight_wanted import Wanted
 from fastlaunch.prices import Catalogue
-from fastlaunch.resolve import resolve
+from fastlaunch.resolve import fitted, resolve
+from fastlaunch.resolve_training import resolve_training
+from fastlaunch.resolved import Inquiry
 from fastlaunch.settings import Settings
 
 if TYPE_CHECKING:
     from fastlaunch.backends.cloud_backend import Place
+    from fastlaunch.base_image_file import BaseImage
     from fastlaunch.pinned_wheels import Pin
 
 
@@ -66,47 +69,56 @@ def prepare(
         bundle = make_bundle(
             base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
         )
-    resolved = resolve(
-        candidates(request.instances, request.regions, settings),
+    inquiry = Inquiry(
+        request=request,
         aws=aws,
         settings=settings,
         catalogue=catalogue,
-        purchase=request.purchase,
-        max_price_usd=request.max_price_usd,
+        now=now,
         base=base,
         bundle=bundle,
-        today=today,
-        image=request.image,
         ask=ask,
     )
-    wanted = Wanted(
-        instances=request.instances,
-        regions=request.regions,
-        purchase=request.purchase,
-        max_price_usd=request.max_price_usd,
-        checkpoint_every=request.checkpoint_every,
-        base=base,
-        image=request.image,
-        max_minutes=request.max_minutes,
-        max_cost_usd=max_cost_usd,
-    )
+    request, told = fitted(inquiry)
+    resolved = (resolve_training if request.backend == "sagemaker" else resolve)(inquiry)
     found = checks(
-        wanted,
+        wanted_by(request, base=base, max_cost_usd=max_cost_usd),
         aws=aws,
         settings=settings,
         catalogue=catalogue,
-        today=today,
+        now=now,
         sites=resolved.sites,
         ask=ask,
     )
     left = usable(resolved.sites, found)
     return Prepared(
         request=request,
-        told=(),
+        told=told,
         sites=left.sites,
         skipped=(*resolved.skipped, *left.skipped),
         found=tuple(found),
         bundle=bundle,
+    )
+
+
+def wanted_by(request: CloudRequest, *, base: "BaseImage | None", max_cost_usd: float | None) -> Wanted:
+    """What the checks are made for. base: AWS's container image, None for the request's own."""
+    return Wanted(
+        instances=request.instances,
+        regions=request.regions,
+        backend=request.backend,
+        purchase=request.purchase,
+        max_price_usd=request.max_price_usd,
+        num_nodes=request.num_nodes,
+        checkpoint_every=request.checkpoint_every,
+        base=base,
+        image=request.image,
+        max_minutes=request.max_minutes,
+        max_cost_usd=max_cost_usd,
+        reservation=request.reservation,
+        block_fee_usd=request.block_fee_usd,
+        keep_alive_minutes=request.keep_alive_minutes,
+        has_plan=request.training_plan is not None,
     )
 
 
@@ -117,8 +129,3 @@ def upload_code(prepared: Prepared, aws: Aws) -> None:
     places = dict.fromkeys((site.region, site.bucket, site.prefix) for site in prepared.sites)
     for region, bucket, prefix in places:
         upload_bundle(aws, region, bucket, prefix, prepared.bundle)
-
-
-def wheel_folder(settings: Settings) -> Path:
-    """Where wheels are kept once they were fetched."""
-    return settings.home / "wheels"

@@ -68,12 +68,11 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     recipes = resolve_recipes(request.recipes, request.overrides)
     workload = known_workload(request.workload or DEFAULT_WORKLOAD)
     check_terms(terms)
-    instances = [_instance(name, catalogue) for name in _once("instance type", _names(terms))]
+    instances = instances_of(terms, catalogue)
     _check_training(request, workload, terms)
     for instance in instances:
         if terms.backend == "ec2":
             check_sold(instance, terms.purchase, terms.max_price_usd)
-        _check_nodes(instance, terms, catalogue)
         for recipe in recipes:
             _check_recipe(recipe, instance, catalogue)
     batch_size = workload.batch_size if request.batch_size is None else request.batch_size
@@ -87,7 +86,7 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
         data=request.data,
         num_workers=request.num_workers,
         checkpoint_every=request.checkpoint_every,
-        instances=tuple(instances),
+        instances=instances,
         regions=tuple(_once("region", terms.regions)),
         purchase=terms.purchase,
         max_price_usd=terms.max_price_usd,
@@ -102,6 +101,14 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
         keep_alive_minutes=terms.keep_alive_minutes,
         training_plan=terms.training_plan,
     )
+
+
+def instances_of(terms: CloudTerms, catalogue: Catalogue) -> tuple[InstanceType, ...]:
+    """The instance types. Raises UserError for what does not exist, and what cannot join so many nodes."""
+    found = tuple(_instance(name, catalogue) for name in _once("instance type", _names(terms)))
+    for instance in found:
+        _check_nodes(instance, terms, catalogue)
+    return found
 
 
 def jobs_at(

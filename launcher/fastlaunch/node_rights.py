@@ -1,4 +1,4 @@
-"""What the role of a machine must be allowed for it to be worth starting: to log in to ECR, and to upload."""
+"""What a machine's or a job's role must be allowed to be worth starting: to log in to ECR, to upload."""
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws
@@ -13,11 +13,25 @@ def node_lacks(aws: Aws, ask: AskOnce, here: RegionSettings) -> list[str]:
     """
     if here.instance_profile is None:
         return []
+    try:
+        return ask(aws.node_lacks, here.instance_profile, _rights(here))
+    except CloudRefused:
+        return []
+
+
+def job_lacks(aws: Aws, ask: AskOnce, here: RegionSettings) -> list[str]:
+    """The same of the role by which SageMaker runs jobs in the region."""
+    if here.role is None:
+        return []
+    try:
+        return ask(aws.role_lacks, here.role, _rights(here))
+    except CloudRefused:
+        return []
+
+
+def _rights(here: RegionSettings) -> tuple[tuple[str, tuple[str, ...]], ...]:
     rights: tuple[tuple[str, tuple[str, ...]], ...] = (("*", ("ecr:GetAuthorizationToken",)),)
     if here.bucket is not None:
         key = "/".join(filter(None, (here.bucket, here.prefix, "runs/RUN/boot.json")))
         rights += ((f"arn:PARTITION:s3:::{key}", ("s3:GetObject", "s3:PutObject")),)
-    try:
-        return ask(aws.node_lacks, here.instance_profile, rights)
-    except CloudRefused:
-        return []
+    return rights

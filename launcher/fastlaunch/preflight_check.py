@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.cost_ceiling import type_names
 from fastlaunch.errors import NotAuthorised, Throttled, Unreachable, UserError
+
+if TYPE_CHECKING:
+    from fastlaunch.backends.cloud_backend import Place
 
 
 class Result(StrEnum):
@@ -21,8 +25,8 @@ class Result(StrEnum):
 class Check:
     """One thing that was looked at, what came of it, what to say of it, and what to do about it.
 
-    region, instance, zone: what it is about; None for all of them. error: what `submit` ends with if it
-    failed, None otherwise.
+    region, instance (as its service calls it), zone: what it is about; None for all of them. error: what
+    `submit` ends with if it failed, None otherwise.
     """
 
     name: str
@@ -39,11 +43,11 @@ class Check:
         """Whether nothing stands in the way; None if that is not known."""
         return None if self.result is Result.NOT_CHECKED else self.result is not Result.FAILED
 
-    def concerns(self, site: Site) -> bool:
+    def concerns(self, site: "Place") -> bool:
         """Whether it is about this site."""
         return (
             self.region in (None, site.region)
-            and self.instance in (None, site.instance.name)
+            and self.instance in (None, *type_names(site))
             and self.zone in (None, site.zone)
         )
 

@@ -35,8 +35,8 @@ def quota_code(instance_type: str, purchase: str) -> QuotaCode | None:
     return next(fitting, None)
 
 
-def quota_page(region: str, code: str) -> str:
-    """Address of the console's page on which more of a quota of EC2 is asked for."""
+def quota_page(region: str, code: str, *, service: str = "ec2") -> str:
+    """Address of the console's page on which more of a service's quota is asked for."""
     others = (host for start, host in _CONSOLES.items() if region.startswith(start))
     host = next(others, "console.aws.amazon.com")
-    return f"https://{region}.{host}/servicequotas/home/services/ec2/quotas/{code}"
+    return f"https://{region}.{host}/servicequotas/home/services/{service}/quotas/{code}"

@@ -4,167 +4,90 @@ Nothing is changed and nothing uploaded. Every candidate is resolved before the 
 be is left out, by name and with the reason.
 """
 
-import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws, MachineImage, Subnet
+from fastlaunch.aws_reservations import Reservation, reservation
 from fastlaunch.backends.ec2_plan import ROOT_GIB
-from fastlaunch.backends.ec2_site import Site
-from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.candidates import Candidate
-from fastlaunch.cost_ceiling import dearest_rate
-from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
-from fastlaunch.prices import Catalogue
-from fastlaunch.settings import RegionSettings, Settings
-
-if TYPE_CHECKING:
-    from fastlaunch.base_image_file import BaseImage
-
-
-class Bundle(Protocol):
-    """What a site says of the code bundle; see `fastlaunch.code_bundle`."""
-
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def commit(self) -> str | None: ...
+from fastlaunch.backends.ec2_site import CapacityBlock, Site
+from fastlaunch.candidates import Candidate, candidates, has_several_interfaces
+from fastlaunch.capacity_block import check_reservation, known_block, max_minutes_in
+from fastlaunch.cloud_request import CloudRequest
+from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
+from fastlaunch.errors import BadConfiguration, NoCapacity, UserError
+from fastlaunch.job_images import container_image, is_own_image_seen, machine_image
+from fastlaunch.job_network import check_default_vpc, check_subnet, find_subnet, group_vpcs
+from fastlaunch.offline_sites import placement_group
+from fastlaunch.region_names import check_bucket, configured_bucket, configured_profile
+from fastlaunch.resolved import Inquiry, Resolved, resolved
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """sites: in the order in which they are tried. skipped: the candidates left out, as (name, why)."""
+def resolve(inquiry: Inquiry) -> Resolved:
+    """A site on EC2 for every candidate of which all is known; one request per fact and region.
 
-    sites: tuple[Site, ...]
-    skipped: tuple[tuple[str, str], ...]
-
-
-def resolve(
-    candidates: Sequence[Candidate],
-    *,
-    aws: Aws,
-    settings: Settings,
-    catalogue: Catalogue,
-    purchase: str,
-    max_price_usd: float | None,
-    base: "BaseImage | None",
-    bundle: Bundle | None,
-    today: datetime.date,
-    image: str | None = None,
-    ask: AskOnce | None = None,
-) -> Resolved:
-    """A site for every candidate of which all is known; one request per fact and region.
-
-    base: AWS's own container image, or else `image`: one of the user's, by digest. bundle: the code that is
-    going to be uploaded, None if the image holds it. Raises the first candidate's error if no site is left.
+    Raises the first candidate's error if no site is left.
     """
-    looking = _Looking(aws=aws, ask=ask or AskOnce(), settings=settings, candidates=tuple(candidates))
+    request = inquiry.request
+    found = candidates(request.instances, request.regions, inquiry.settings)
+    block = None
+    if request.reservation is not None:
+        block = find_block(inquiry)
+        found = in_zone_of(block, found, num_nodes=request.num_nodes)
     sites: list[Site] = []
     skipped: list[tuple[str, UserError]] = []
-    for candidate in candidates:
-        here = settings.aws.get(candidate.region, RegionSettings())
+    for candidate in found:
         try:
-            rate = dearest_rate(
-                candidate.instance,
-                candidate.region,
-                purchase=purchase,
-                max_price_usd=max_price_usd,
-                catalogue=catalogue,
-                today=today,
-            )
-            bucket = configured_bucket(settings, candidate.region)
-            profile = configured_profile(settings, candidate.region)
-            looking.check_offered(candidate)
-            looking.check_network(candidate)
-            check_bucket(aws, looking.ask, candidate.region, bucket)
-            machine = looking.machine_image(candidate.region)
-            container = looking.container_image(candidate.region, base, image)
+            sites.append(_site(inquiry, candidate, found, block))
         except UserError as error:
             skipped.append((candidate.name, error))
-            continue
-        site = Site(
-            instance=candidate.instance,
-            region=candidate.region,
-            zone=candidate.zone,
-            subnet=candidate.subnet,
-            security_groups=here.security_groups,
-            instance_profile=profile,
-            bucket=bucket,
-            prefix=here.prefix,
-            ami=machine.id,
-            root_device=machine.root_device,
-            root_gib=max(ROOT_GIB, machine.root_gib),
-            image=container,
-            code=CodeBundle.under(here.prefix, sha256=bundle.sha256, commit=bundle.commit)
-            if bundle
-            else None,
-            usd_per_hour=rate.usd_per_hour,
-            price_as_of=rate.as_of,
-            max_price_usd=max_price_usd,
-        )
-        sites.append(site)
-    if not sites:
-        raise nowhere(skipped)
-    return Resolved(sites=tuple(sites), skipped=tuple((name, error.message) for name, error in skipped))
+    return resolved(sites, skipped)
 
 
-def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
-    """The error of a job that fits in none of these places: the first one's kind and hint, all reasons."""
-    first = skipped[0][1]
-    if len({error.message for _, error in skipped}) == 1:
-        return first
-    told = "; ".join(f"{name}: {error.message}" for name, error in skipped)
-    kind = type(first) if isinstance(first, CloudRefused) else UserError
-    return kind(f"none of {len(skipped)} places can be used: {told}", first.hint)
+def fitted(inquiry: Inquiry) -> tuple[CloudRequest, tuple[str, ...]]:
+    """The request as it fits into its capacity block, if it is for one; and what of it was changed.
+
+    Raises UserError's kinds where the block cannot carry the job at all.
+    """
+    request = inquiry.request
+    if request.reservation is None:
+        return request, ()
+    block = find_block(inquiry)
+    longest = max_minutes_in(block, inquiry.now)
+    if request.max_minutes <= longest:
+        return request, ()
+    told = f"--max-hours is cut from {request.max_minutes} to {longest} min: {block.id} ends then"
+    return replace(request, max_minutes=longest), (told,)
 
 
-def configured_bucket(settings: Settings, region: str) -> str:
-    """The bucket of the region. Raises UserError if there is none in the config."""
-    return _configured(settings, region, "bucket", "for code, records and checkpoints", "--bucket")
+def find_block(inquiry: Inquiry) -> Reservation:
+    """The request's capacity block, in which its nodes can run; else an error for each fault."""
+    request = inquiry.request
+    assert request.reservation is not None
+    (instance,), (region,) = request.instances, request.regions
+    return check_reservation(
+        inquiry.ask(reservation, inquiry.aws, region, request.reservation),
+        wanted=request.reservation,
+        instance=instance,
+        region=region,
+        num_nodes=request.num_nodes,
+        now=inquiry.now,
+    )
 
 
-def configured_profile(settings: Settings, region: str) -> str:
-    """The instance profile of the region. Raises UserError if there is none in the config."""
-    what = "by which the machine may write to the bucket"
-    return _configured(settings, region, "instance_profile", what, "--instance-profile")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Looking:
-    """Looks things up. candidates: all of them, so that a region's subnets are one request."""
-
-    aws: Aws
-    ask: AskOnce
-    settings: Settings
-    candidates: tuple[Candidate, ...]
-
-    def check_offered(self, candidate: Candidate) -> None:
-        zones = self.ask(self.aws.zones_offering, candidate.region, candidate.instance.name)
-        check_offered(candidate, zones)
-
-    def check_network(self, candidate: Candidate) -> None:
-        here = self.settings.aws.get(candidate.region, RegionSettings())
-        vpcs = group_vpcs(self.aws, self.ask, candidate.region, here.security_groups)
-        if candidate.subnet is not None:
-            together = [
-                one.subnet for one in self.candidates if one.region == candidate.region and one.subnet
-            ]
-            subnet = find_subnet(self.aws, self.ask, candidate.region, candidate.subnet, together)
-            check_subnet(subnet, region=candidate.region, zone=candidate.zone, group_vpcs=vpcs)
-        else:
-            check_default_vpc(self.aws, self.ask, candidate.region, vpcs)
-
-    def machine_image(self, region: str) -> MachineImage:
-        return machine_image(self.aws, self.ask, self.settings, region)
-
-    def container_image(self, region: str, base: "BaseImage | None", image: str | None) -> str:
-        if image is not None:
-            is_own_image_seen(self.aws, self.ask, image, region)
-            return image
-        assert base is not None, "a container image, or a base image to look one up by"
-        return container_image(self.aws, self.ask, base, region)
+def in_zone_of(block: Reservation, found: Sequence[Candidate], *, num_nodes: int) -> tuple[Candidate, ...]:
+    """The candidates in the block's zone. Raises BadConfiguration if no subnet of it is named."""
+    here = tuple(one for one in found if one.zone == block.zone)
+    if here:
+        return here
+    (first, *_) = found
+    if first.subnet is None and not has_several_interfaces(first.instance, num_nodes):
+        # The default VPC has a subnet in every zone.
+        return (replace(first, zone=block.zone),)
+    raise BadConfiguration(
+        f"{block.id} is in {block.zone}, and no subnet there is named",
+        f"write `subnets: {{{block.zone}: subnet-...}}` under `aws: {first.region}:` in the config file, or "
+        f"give --subnet {block.zone}=ID",
+    )
 
 
 def check_offered(candidate: Candidate, zones: Sequence[str]) -> None:
@@ -179,130 +102,90 @@ def check_offered(candidate: Candidate, zones: Sequence[str]) -> None:
         )
 
 
-def group_vpcs(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ...]) -> dict[str, str]:
-    """VPC by security group. Raises BadConfiguration if one does not exist, or they are of several VPCs."""
-    vpcs = ask(aws.security_group_vpcs, region, groups) if groups else {}
-    if len(set(vpcs.values())) > 1:
-        told = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
-        raise BadConfiguration(
-            f"the security groups are of different VPCs: {told}",
-            f"name groups of one: `aws.{region}.security_groups` in the config file",
-        )
-    return vpcs
-
-
-def find_subnet(aws: Aws, ask: AskOnce, region: str, wanted: str, all_of_region: Sequence[str]) -> Subnet:
-    """The subnet, asked for together with the region's others. Raises BadConfiguration without one."""
-    together = tuple(sorted({*all_of_region, wanted}))
-    try:
-        found = ask(aws.subnets, region, together)
-    except BadConfiguration:
-        # One that does not exist fails the question for all of them.
-        found = ask(aws.subnets, region, (wanted,))
-    return next(subnet for subnet in found if subnet.id == wanted)
-
-
-def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: dict[str, str]) -> None:
-    """Nothing, if the subnet is in the zone and in the groups' VPC; else BadConfiguration."""
-    where = f"`aws.{region}.subnets` in the config file"
-    if zone is not None and subnet.zone != zone:
-        raise BadConfiguration(
-            f"{subnet.id} is in {subnet.zone}, not in {zone}",
-            f"write `{subnet.zone}: {subnet.id}`, or another subnet for {zone}: {where}",
-        )
-    for group, vpc in sorted(group_vpcs.items()):
-        if vpc != subnet.vpc:
-            raise BadConfiguration(
-                f"security group {group} is of {vpc}, and {subnet.id} of {subnet.vpc}",
-                f"name a group of {subnet.vpc}, or a subnet of {vpc}: {where}, and `security_groups` there",
-            )
-
-
-def check_default_vpc(aws: Aws, ask: AskOnce, region: str, group_vpcs: dict[str, str]) -> str | None:
-    """The default VPC, where a machine without a subnet starts; None if it may not be looked at.
-
-    Raises BadConfiguration if there is none, or a security group is of another.
-    """
-    give_subnets = (
-        f"write `subnets: {{ZONE: ID}}` under `aws: {region}:` in the config file, or give --subnet"
+def _site(
+    inquiry: Inquiry, candidate: Candidate, among: Sequence[Candidate], found: Reservation | None
+) -> Site:
+    """among: all candidates, so that a region's subnets are one request. found: the block's reservation."""
+    aws, ask, settings, region = inquiry.aws, inquiry.ask, inquiry.settings, candidate.region
+    here = inquiry.here(region)
+    block = _block(inquiry, candidate, found) if found else None
+    rate = _rate(inquiry, candidate, block)
+    bucket = configured_bucket(settings, region)
+    profile = configured_profile(settings, region)
+    check_offered(candidate, ask(aws.zones_offering, region, candidate.instance.name))
+    _check_network(inquiry, candidate, among)
+    check_bucket(aws, ask, region, bucket)
+    machine = machine_image(aws, ask, settings, region)
+    return Site(
+        instance=candidate.instance,
+        region=region,
+        zone=candidate.zone,
+        subnet=candidate.subnet,
+        security_groups=here.security_groups,
+        instance_profile=profile,
+        bucket=bucket,
+        prefix=here.prefix,
+        ami=machine.id,
+        root_device=machine.root_device,
+        root_gib=max(ROOT_GIB, machine.root_gib),
+        image=image_in(inquiry, region),
+        code=inquiry.code(region),
+        usd_per_hour=rate.usd_per_hour,
+        price_as_of=rate.as_of,
+        max_price_usd=inquiry.request.max_price_usd,
+        placement_group=placement_group(here, candidate.zone, inquiry.request),
+        block=block,
     )
-    try:
-        default = ask(aws.default_vpc, region)
-    except NotAuthorised:
-        return None
-    if default is None:
-        raise BadConfiguration(f"{region} has no default VPC, and no subnet is named", give_subnets)
-    for group, vpc in sorted(group_vpcs.items()):
-        if vpc != default:
-            raise BadConfiguration(
-                f"security group {group} is of {vpc}, and without a subnet EC2 takes default {default}",
-                f"{give_subnets}, of {vpc}",
-            )
-    return default
 
 
-def machine_image(aws: Aws, ask: AskOnce, settings: Settings, region: str) -> MachineImage:
-    """The AMI that the region's parameter names, with its own root device."""
-    name = settings.aws.get(region, RegionSettings()).ami_parameter
-    return ask(aws.machine_image, region, ask(aws.parameter, region, name))
+def image_in(inquiry: Inquiry, region: str) -> str:
+    """The container image by digest, as the region has it. Raises UserError's kinds if it does not."""
+    own = inquiry.request.image
+    if own is not None:
+        is_own_image_seen(inquiry.aws, inquiry.ask, own, region)
+        return own
+    assert inquiry.base is not None, "a container image, or a base image to look one up by"
+    return container_image(inquiry.aws, inquiry.ask, inquiry.base, region)
 
 
-def container_image(aws: Aws, ask: AskOnce, base: "BaseImage", region: str) -> str:
-    """AWS's own image in the region, by the digest that its tag has now."""
-    from fastlaunch.images import image_uri, registry_account
-
-    account = registry_account(region)
-    digest = ask(aws.image_digest, region, account, base.repository, base.tag)
-    if digest is None:
-        raise BadConfiguration(
-            f"the registry of AWS in {region} ({account}) has no image {base.name}",
-            "give another one to submit, such as --base-image 2.12",
-        )
-    return image_uri(base, region, digest)
+def _block(inquiry: Inquiry, candidate: Candidate, found: Reservation) -> CapacityBlock:
+    return known_block(
+        found,
+        instance=candidate.instance,
+        region=candidate.region,
+        fee_usd=inquiry.request.block_fee_usd,
+        catalogue=inquiry.catalogue,
+        today=inquiry.now.date(),
+    )
 
 
-def is_own_image_seen(aws: Aws, ask: AskOnce, uri: str, region: str) -> bool:
-    """Whether the user's image is there: False if it may not be looked at, which the machine's role may.
-
-    Raises BadConfiguration if it is not there, or not where a job in the region can name it.
-    """
-    from fastlaunch.images import own_image
-
-    image = own_image(uri, region)
-    try:
-        digest = ask(aws.image_digest, region, image.account, image.repository, image.digest)
-    except NotAuthorised:
-        return False
-    if digest is None:
-        raise BadConfiguration(
-            f"{region} has no image {uri}",
-            f"fastlaunch build --push --region {region} ends with one that it has",
-        )
-    return True
+def _rate(inquiry: Inquiry, candidate: Candidate, block: CapacityBlock | None) -> HourlyRate:
+    today = inquiry.now.date()
+    if block is not None:
+        return HourlyRate(usd_per_hour=block.usd_per_hour, as_of=today.isoformat())
+    return dearest_rate(
+        candidate.instance,
+        candidate.region,
+        purchase=inquiry.request.purchase,
+        max_price_usd=inquiry.request.max_price_usd,
+        catalogue=inquiry.catalogue,
+        today=today,
+    )
 
 
-def check_bucket(aws: Aws, ask: AskOnce, region: str, bucket: str) -> None:
-    """Nothing, if the bucket exists and is in the region, as far as that may be known; else BadConfiguration.
-
-    HeadBucket wants s3:ListBucket on all of the bucket; without, writing to it says more.
-    """
-    try:
-        exists = ask(aws.bucket_exists, region, bucket)
-    except NotAuthorised:
+def _check_network(inquiry: Inquiry, candidate: Candidate, among: Sequence[Candidate]) -> None:
+    aws, ask, region = inquiry.aws, inquiry.ask, candidate.region
+    vpcs = group_vpcs(aws, ask, region, inquiry.here(region).security_groups)
+    if candidate.subnet is not None:
+        together = [one.subnet for one in among if one.region == region and one.subnet]
+        subnet = find_subnet(aws, ask, region, candidate.subnet, together)
+        check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
         return
-    if not exists:
+    if has_several_interfaces(candidate.instance, inquiry.request.num_nodes):
         raise BadConfiguration(
-            f"there is no bucket {bucket}", f"create it: aws s3 mb s3://{bucket} --region {region}"
+            f"{candidate.instance.name} has several network interfaces on {inquiry.request.num_nodes} nodes, "
+            "which get no public address, and no subnet is named",
+            f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
+            "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
         )
-
-
-def _configured(settings: Settings, region: str, name: str, purpose: str, option: str) -> str:
-    value: str | None = getattr(settings.aws.get(region, RegionSettings()), name)
-    if value is None:
-        what = name.replace("_", " ")
-        raise UserError(
-            f"no {what} is named for {region}, {purpose}",
-            f"write `{name}: NAME` under `aws: {region}:` in the config file, or give {option} NAME; "
-            "`fastlaunch doctor --setup` says how to make one",
-        )
-    return value
+    check_default_vpc(aws, ask, region, vpcs)

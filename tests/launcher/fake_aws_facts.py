@@ -1,8 +1,9 @@
 """An AWS that answers what is asked before money is spent, from plain data, and counts what it is asked."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastlaunch.aws import Identity, MachineImage, Subnet
 from fastlaunch.errors import BadConfiguration, NotAuthorised
@@ -11,12 +12,24 @@ from fastlaunch.settings import RegionSettings, Settings
 DIGEST = "sha256:" + "ab" * 32
 
 
-@dataclass(kw_only=True)
+#: The role of the config file, as IAM tells of it.
+ROLE = "arn:aws:iam::123456789012:role/fastlaunch-training"
+
+
+def trusting(service: str) -> dict[str, Any]:
+    """What GetRole says of `ROLE` if it trusts this service."""
+    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {"Role": {"Arn": ROLE, "AssumeRolePolicyDocument": {"Statement": [statement]}}}
+
+
+# Not compared: it is asked as itself, and remembered by that.
+@dataclass(kw_only=True, eq=False)
 class FakeAws:
     """Everything is there in every region, unless a test says otherwise.
 
-    refused: what a method raises, by its name, or by name and region. zones: letters in which every type is
-    offered. routes: of every VPC.
+    refused: what a method or call raises, by its name, or by name and region. zones: letters in which every
+    type is offered. routes: of every VPC. answers: to calls of the services, by their names; several answers
+    are pages. untrusted: services to which no role may be passed.
     """
 
     zones: str = "abc"
@@ -36,6 +49,8 @@ class FakeAws:
     spot: tuple[float, str] | None = (18.73, "us-east-1a")
     unpassable: str | None = None
     lacking: tuple[str, ...] = ()
+    untrusted: tuple[str, ...] = ()
+    answers: dict[str, Any] = field(default_factory=dict)
     refused: dict[str | tuple[str, str], Exception] = field(default_factory=dict)
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     stored: list[tuple[str, str, str]] = field(default_factory=list)
@@ -45,6 +60,23 @@ class FakeAws:
         error = self.refused.get((name, region)) or self.refused.get(name)
         if error is not None:
             raise error
+
+    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+        self._ask(action, region)
+        return self.answers[action]
+
+    def pages(
+        self, service: str, region: str, action: str, *, subject: str = "", **given: Any
+    ) -> Iterator[Any]:
+        yield self.ask(service, region, action, subject=subject, **given)
+
+    def may_pass(self, role: str, service: str) -> str | None:
+        self._ask("may_pass")
+        return f"may not pass {role} to {service}" if service in self.untrusted else None
+
+    def role_lacks(self, role: str, rights: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        self._ask("role_lacks")
+        return [f"{what} on {to}" for to, actions in rights for what in actions if what in self.lacking]
 
     def identity(self) -> Identity:
         self._ask("identity")
@@ -146,6 +178,39 @@ def settings(**regions: RegionSettings) -> Settings:
 
     given = regions or {"us_east_1": usual()}
     return Settings(home=Path("home"), aws={name.replace("_", "-"): one for name, one in given.items()})
+
+
+def group(lets_in: bool = True, lets_out: bool = True) -> dict[str, Any]:
+    """What DescribeSecurityGroups says of sg-1, which lets all traffic through from and to itself, or not."""
+    itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}]
+    anywhere = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    return {
+        "SecurityGroups": [
+            {
+                "GroupId": "sg-1",
+                "IpPermissions": itself if lets_in else [],
+                "IpPermissionsEgress": itself if lets_out else anywhere,
+            }
+        ]
+    }
+
+
+def block(**changes: Any) -> dict[str, Any]:
+    """What DescribeCapacityReservations says of cr-0a1b2c3d: two p5.48xlarge in us-east-1b, for a day."""
+    from datetime import UTC, datetime
+
+    usually = {
+        "CapacityReservationId": "cr-0a1b2c3d",
+        "ReservationType": "capacity-block",
+        "InstanceType": "p5.48xlarge",
+        "AvailabilityZone": "us-east-1b",
+        "State": "active",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 2,
+        "StartDate": datetime(2026, 11, 20, 11, 30, tzinfo=UTC),
+        "EndDate": datetime(2026, 11, 21, 11, 30, tzinfo=UTC),
+    }
+    return {"CapacityReservations": [{**usually, **changes}]}
 
 
 def usual(region: str = "us-east-1", letters: str = "abc") -> RegionSettings:

@@ -1,7 +1,7 @@
 """The checks before money is spent: each one fails where it must, and holds up nothing that it need not."""
 
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime, time
 from typing import Any
 
 import pytest
@@ -18,9 +18,11 @@ from fastlaunch.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.images import find_base_image
-from fastlaunch.preflight import DOCTOR_KEY, Wanted, checks, usable
+from fastlaunch.images import training_base
+from fastlaunch.preflight import checks, usable
 from fastlaunch.preflight_check import Check, Result
+from fastlaunch.preflight_region import DOCTOR_KEY
+from fastlaunch.preflight_wanted import Wanted
 from fastlaunch.settings import RegionSettings
 
 TODAY = date(2026, 11, 21)
@@ -29,14 +31,17 @@ TODAY = date(2026, 11, 21)
 def wanted(*instances: str, **changes: Any) -> Wanted:
     usually: dict[str, Any] = {
         "regions": ("us-east-1",),
-        "base": find_base_image(None, flavour="ec2", today=TODAY),
+        "base": training_base(None, today=TODAY),
     }
     types = tuple(catalogue().instance(name) for name in instances or ("p5.48xlarge",))
     return Wanted(instances=types, **{**usually, **changes})
 
 
-def made(aws: FakeAws | None = None, job: Wanted | None = None, **changes: Any) -> list[Check]:
-    usually: dict[str, Any] = {"settings": settings(), "catalogue": catalogue(), "today": TODAY}
+def made(
+    aws: FakeAws | None = None, job: Wanted | None = None, today: date = TODAY, **changes: Any
+) -> list[Check]:
+    now = datetime.combine(today, time(12), tzinfo=UTC)
+    usually: dict[str, Any] = {"settings": settings(), "catalogue": catalogue(), "now": now}
     return checks(job or wanted(), aws=aws or fake_aws(), **{**usually, **changes})  # type: ignore[arg-type]
 
 
@@ -246,7 +251,7 @@ def test_an_old_price_is_a_warning(today: date, result: Result) -> None:
 
 
 def test_an_old_price_file_is_a_warning() -> None:
-    newest = max(price.as_of for price in catalogue().prices)
+    newest = max(price.as_of for price in catalogue().prices if price.service == "ec2")
     assert str(newest) in named("price file", made()).told
     assert named("price file", made(today=date(newest.year + 1, 12, 31))).result is Result.WARNING
 
@@ -306,7 +311,7 @@ def test_a_role_of_which_iam_does_not_tell_is_not_said_to_pass() -> None:
 
 def test_a_base_image_past_its_end_or_not_certain_is_a_warning() -> None:
     for tag, told in (("2.9.0", "AWS has not mended it since 2026-10-15"), ("2.14", "follow from 2.13")):
-        found = made(job=wanted(base=find_base_image(tag, flavour="ec2", today=TODAY)))
+        found = made(job=wanted(base=training_base(tag, today=TODAY)))
         check = named("container image", found)
         assert check.result is Result.WARNING and told in check.told
 

@@ -10,30 +10,51 @@ import click
 
 from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.listing import table
-from fastlaunch.cli.options import USD, next_command, table_or_json_option
+from fastlaunch.cli.options import (
+    MINUTES_ALONE,
+    POSITIVE_COUNT,
+    USD,
+    next_command,
+    table_or_json_option,
+)
 from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised, UnknownName
+from fastlaunch.cloud_terms import CloudTerms, backend_of, check_terms
+from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.shipped import shipped
 
 if TYPE_CHECKING:
-    from fastlaunch.preflight import Wanted
     from fastlaunch.preflight_check import Check
+    from fastlaunch.preflight_wanted import Wanted
+    from fastlaunch.prices import Catalogue
 
 _HEADERS = {"result": "result", "check": "check", "where": "where", "told": ""}
-_PURCHASES = ("on-demand", "spot")
 
 
 @click.command(short_help="What a job on AWS would meet: login, quota, image, network, bucket, price.")
 @click.option("--instance", metavar="TYPE[,TYPE]", help="Check what a job on it needs, quota and price too.")
+@click.option("--backend", metavar="NAME", help="ec2 or sagemaker.  [default: as --instance says]")
 @click.option("--region", metavar="REGION[,REGION]", help="Where to buy it.  [default: yours, or us-east-1]")
 @click.option(
-    "--purchase", default="on-demand", show_default=True, metavar="OPTION", help="on-demand or spot."
+    "--purchase",
+    default="on-demand",
+    show_default=True,
+    metavar="OPTION",
+    help="on-demand, spot or capacity-block.",
 )
-@click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of spot.")
+@click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of EC2's spot.")
+@click.option("--reservation", metavar="cr-ID", help="The capacity block to run in.")
+@click.option("--block-fee", type=USD, metavar="USD", help="What that block cost up front.")
+@click.option(
+    "--num-nodes", type=POSITIVE_COUNT, default=1, show_default=True, help="Machines that train together."
+)
+@click.option("--allow-tcp", is_flag=True, help="Let several nodes do without EFA.")
+@click.option(
+    "--keep-alive", type=MINUTES_ALONE, default=0, metavar="MIN", help="Keep SageMaker's machines so long."
+)
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @table_or_json_option("the checks are")
 def doctor(
-    instance: str | None, region: str | None, purchase: str, max_price: float | None, setup: bool, output: str
+    instance: str | None, backend: str | None, region: str | None, setup: bool, output: str, **terms: Any
 ) -> int:
     """What a job on AWS would meet: login, quota, image, network, bucket, price.
 
@@ -42,6 +63,7 @@ def doctor(
 
     \b
       fastlaunch doctor --instance p5.48xlarge,p5en.48xlarge --region us-east-1,us-west-2
+      fastlaunch doctor --instance ml.p5.48xlarge --num-nodes 2
       fastlaunch doctor --setup | less
     """
     from fastlaunch.preflight import checks
@@ -52,34 +74,51 @@ def doctor(
         return EXIT_DONE
     around = surroundings()
     catalogue = load_catalogue(around.settings.prices)
-    wanted = _wanted(around, catalogue.instance, instance, region, purchase, max_price)
-    today = around.now().date()
+    wanted = _wanted(around, catalogue, _terms(around, instance, backend, region, terms))
     found = [_config_file()]
-    found += checks(wanted, aws=around.aws, settings=around.settings, catalogue=catalogue, today=today)
+    found += checks(wanted, aws=around.aws, settings=around.settings, catalogue=catalogue, now=around.now())
     (_tell_json if output == "json" else _tell)(found)
     next_command(_next(around, found, instance))
     return _exit_code(found)
 
 
-def _wanted(
-    around: Surroundings,
-    instance_named: Any,
-    instance: str | None,
-    region: str | None,
-    purchase: str,
-    max_price: float | None,
-) -> "Wanted":
-    from fastlaunch.images import find_base_image
-    from fastlaunch.preflight import Wanted
-
-    if purchase not in _PURCHASES:
-        raise UnknownName("purchase option", purchase, _PURCHASES)
-    return Wanted(
-        instances=tuple(instance_named(name) for name in split_names(instance or "")),
+def _terms(
+    around: Surroundings, instance: str | None, backend: str | None, region: str | None, typed: dict[str, Any]
+) -> CloudTerms:
+    """What is to be checked, as typed. Raises UserError for what cannot be had together."""
+    instances = split_names(instance or "")
+    terms = CloudTerms(
+        instances=instances,
         regions=split_names(region or around.settings.region),
-        purchase=purchase,
-        max_price_usd=max_price,
-        base=find_base_image(None, flavour="ec2", today=around.now().date()),
+        backend=backend_of(instances, backend),
+        num_nodes=typed["num_nodes"],
+        allow_tcp=typed["allow_tcp"],
+        purchase=typed["purchase"],
+        max_price_usd=typed["max_price"],
+        reservation=typed["reservation"],
+        block_fee_usd=typed["block_fee"],
+        keep_alive_minutes=typed["keep_alive"],
+    )
+    check_terms(terms)
+    return terms
+
+
+def _wanted(around: Surroundings, catalogue: "Catalogue", terms: CloudTerms) -> "Wanted":
+    from fastlaunch.cloud_request import instances_of
+    from fastlaunch.images import training_base
+    from fastlaunch.preflight_wanted import Wanted
+
+    return Wanted(
+        instances=instances_of(terms, catalogue) if terms.instances else (),
+        regions=terms.regions,
+        backend=terms.backend,
+        purchase=terms.purchase,
+        max_price_usd=terms.max_price_usd,
+        num_nodes=terms.num_nodes,
+        base=training_base(None, today=around.now().date()),
+        reservation=terms.reservation,
+        block_fee_usd=terms.block_fee_usd,
+        keep_alive_minutes=terms.keep_alive_minutes,
     )
 
 

@@ -1,0 +1,99 @@
+"""Candidates -> training sites, by asking AWS what a job names: role, container image, bucket.
+
+Nothing is changed and nothing uploaded. A region that cannot be used is left out, by name and with why.
+"""
+
+from fastlaunch.ask_once import AskOnce
+from fastlaunch.aws import Aws
+from fastlaunch.aws_roles import role
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.candidates import TrainingCandidate, training_candidates
+from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
+from fastlaunch.errors import BadConfiguration, NotAuthorised, UserError
+from fastlaunch.hardware import InstanceType
+from fastlaunch.offline_sites import TRAINING_VOLUME_GIB, priced
+from fastlaunch.region_names import check_bucket, configured_bucket, configured_role
+from fastlaunch.resolve import image_in
+from fastlaunch.resolved import Inquiry, Resolved, resolved
+
+SERVICE = "sagemaker.amazonaws.com"
+
+
+def resolve_training(inquiry: Inquiry) -> Resolved:
+    """A site on SageMaker for every region of which all is known, with the types whose price is known.
+
+    Raises the first candidate's error if no site is left.
+    """
+    request = inquiry.request
+    sites: list[TrainingSite] = []
+    skipped: list[tuple[str, UserError]] = []
+    for group in training_candidates(request.instances, request.regions, purchase=request.purchase):
+        types, unpriced = priced(group, lambda one, region: _rate(inquiry, one, region))
+        skipped += unpriced
+        if not types:
+            continue
+        try:
+            sites.append(_site(inquiry, group, types))
+        except UserError as error:
+            skipped += [(f"ml.{one.name} in {group.region}", error) for one, _ in types]
+    return resolved(sites, skipped)
+
+
+def check_role(aws: Aws, ask: AskOnce, region: str, arn: str) -> bool:
+    """Whether the role is seen to exist and to trust SageMaker: False if it may not be looked at.
+
+    Raises BadConfiguration if it does not exist, or does not trust SageMaker.
+    """
+    try:
+        found = ask(role, aws, region, arn)
+    except NotAuthorised:
+        return False
+    if found is None:
+        raise BadConfiguration(
+            f"there is no role {arn}",
+            "`aws iam list-roles` names yours; `fastlaunch iam print --cloudformation` has one to make",
+        )
+    if SERVICE not in found.trusts:
+        raise BadConfiguration(
+            f"{arn} does not let SageMaker take it on",
+            f"its trust policy has to name the service {SERVICE}: `fastlaunch iam print` has one that does",
+        )
+    return True
+
+
+def _site(
+    inquiry: Inquiry, group: TrainingCandidate, types: list[tuple[InstanceType, HourlyRate]]
+) -> TrainingSite:
+    aws, ask, region = inquiry.aws, inquiry.ask, group.region
+    bucket = configured_bucket(inquiry.settings, region)
+    arn = configured_role(inquiry.settings, region)
+    check_role(aws, ask, region, arn)
+    check_bucket(aws, ask, region, bucket)
+    dearest = max((rate for _, rate in types), key=lambda rate: rate.usd_per_hour)
+    return TrainingSite(
+        instance=types[0][0],
+        others=tuple(one for one, _ in types[1:]),
+        region=region,
+        role=arn,
+        bucket=bucket,
+        prefix=inquiry.here(region).prefix,
+        image=image_in(inquiry, region),
+        code=inquiry.code(region),
+        usd_per_hour=dearest.usd_per_hour,
+        price_as_of=dearest.as_of,
+        volume_gib=TRAINING_VOLUME_GIB,
+        keep_alive_minutes=inquiry.request.keep_alive_minutes,
+        training_plan=inquiry.request.training_plan,
+    )
+
+
+def _rate(inquiry: Inquiry, instance: InstanceType, region: str) -> HourlyRate:
+    return dearest_rate(
+        instance,
+        region,
+        purchase=inquiry.request.purchase,
+        max_price_usd=None,
+        catalogue=inquiry.catalogue,
+        today=inquiry.now.date(),
+        service="sagemaker",
+    )

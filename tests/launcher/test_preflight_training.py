@@ -1,0 +1,209 @@
+"""Checks of what a training job needs: a role that SageMaker may take on, room in its quotas, prices."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ec2_builders import IMAGE, catalogue
+from fake_aws_facts import ROLE, FakeAws, denied, fake_aws, settings, trusting, usual
+
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.errors import BadConfiguration, NotAuthorised, QuotaExceeded, UserError
+from fastlaunch.images import training_base
+from fastlaunch.preflight import checks, usable
+from fastlaunch.preflight_check import Check, Result
+from fastlaunch.preflight_wanted import Wanted
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def quotas(**values: float) -> dict[str, Any]:
+    """What ListServiceQuotas says; `p5_48xlarge="..."` of training jobs, `spot_` and `pool_` before it."""
+    usages = {"spot": "spot training job", "pool": "training warm pool"}
+    found = []
+    for number, (name, value) in enumerate(values.items()):
+        kind, _, rest = name.partition("_")
+        usage, family = (usages[kind], rest) if kind in usages else ("training job", name)
+        instance = family.replace("_", ".").replace("p6.b200", "p6-b200")
+        quota = {"QuotaName": f"ml.{instance} for {usage} usage", "QuotaCode": f"L-{number}", "Value": value}
+        found.append(quota)
+    return {"Quotas": found}
+
+
+def furnished(**changes: Any) -> FakeAws:
+    """An account in which a job may start."""
+    answers = {
+        "GetRole": trusting("sagemaker.amazonaws.com"),
+        "ListServiceQuotas": quotas(p5_48xlarge=2.0, p4d_24xlarge=2.0),
+        "ListAWSDefaultServiceQuotas": quotas(p5_48xlarge=0.0, spot_p5_48xlarge=0.0, pool_p5_48xlarge=0.0),
+        "ListTrainingJobs": {"TrainingJobSummaries": []},
+    }
+    return fake_aws(answers={**answers, **changes.pop("answers", {})}, **changes)
+
+
+def job(*instances: str, **changes: Any) -> Wanted:
+    usually: dict[str, Any] = {
+        "backend": "sagemaker",
+        "regions": ("us-east-1",),
+        "base": training_base(None, today=NOW.date()),
+    }
+    types = tuple(catalogue().instance(name) for name in instances or ("p5.48xlarge",))
+    return Wanted(instances=types, **{**usually, **changes})
+
+
+def all_of(aws: FakeAws, wanted: Wanted | None = None, **here: Any) -> list[Check]:
+    config = settings(us_east_1=replace(usual(), **{"role": ROLE, **here}))
+    return checks(
+        wanted or job(),
+        aws=aws,  # type: ignore[arg-type]
+        settings=config,
+        catalogue=catalogue(),
+        now=NOW,
+    )
+
+
+def made(aws: FakeAws, wanted: Wanted | None = None, **here: Any) -> dict[str, Check]:
+    """The first check of every name."""
+    return {check.name: check for check in reversed(all_of(aws, wanted, **here))}
+
+
+def training_site(*instances: str) -> TrainingSite:
+    first, *others = (catalogue().instance(name) for name in instances)
+    return TrainingSite(
+        instance=first,
+        others=tuple(others),
+        region="us-east-1",
+        role=ROLE,
+        bucket="acme",
+        prefix="fastlaunch",
+        image=IMAGE,
+        code=None,
+        usd_per_hour=63.296,
+        price_as_of="2026-09-01",
+        volume_gib=200,
+    )
+
+
+def test_where_all_is_well_a_job_may_start() -> None:
+    found = all_of(furnished())
+    assert {check.result for check in found} == {Result.OK}
+    assert [check.name for check in found] == [
+        *("login", "config", "region", "container image", "role", "bucket", "quota", "price file", "price"),
+    ]
+    told = {check.name: check.told for check in found}
+    assert told["config"] == f"bucket acme, role {ROLE}"
+    assert told["quota"] == "needs 1 instance of 2: ml.p5.48xlarge for training job usage (L-0)"
+    # SageMaker's price, not EC2's.
+    assert told["price"] == "at most $63.296/h, as of 2026-09-01"
+    assert {check.instance for check in found} == {None, "ml.p5.48xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "told", "hint"),
+    [
+        (
+            {"answers": {"GetRole": trusting("ec2.amazonaws.com")}},
+            BadConfiguration,
+            "does not let SageMaker take it on",
+            "sagemaker.amazonaws.com",
+        ),
+        (
+            {"answers": {"GetRole": {"Role": {"Arn": ROLE.replace("role/", "role/other/")}}}},
+            BadConfiguration,
+            f"there is no role {ROLE}",
+            "fastlaunch iam print",
+        ),
+        (
+            {"untrusted": ("sagemaker.amazonaws.com",)},
+            NotAuthorised,
+            "may not pass",
+            "fastlaunch iam print",
+        ),
+    ],
+)
+def test_a_role_is_there_and_sagemakers_and_may_be_passed(
+    changes: dict[str, Any], kind: type[UserError], told: str, hint: str
+) -> None:
+    check = made(furnished(**changes))["role"]
+    assert type(check.error) is kind
+    assert told in check.told and hint in str(check.hint)
+
+
+def test_a_role_that_iam_does_not_know_is_none() -> None:
+    unknown = BadConfiguration("no such entity")
+    unknown.code = "NoSuchEntity"
+    assert f"there is no role {ROLE}" in made(furnished(refused={"GetRole": unknown}))["role"].told
+
+
+def test_a_role_that_may_not_be_looked_at_holds_up_nothing() -> None:
+    assert made(furnished(refused={"GetRole": denied("iam:GetRole")}))["role"].result is Result.OK
+    refused = {"may_pass": denied("iam:SimulatePrincipalPolicy")}
+    assert made(furnished(refused=refused))["role"].result is Result.NOT_CHECKED
+
+
+def test_a_role_that_could_not_upload_is_warned_of() -> None:
+    check = made(furnished(lacking=("s3:PutObject",)))["role"]
+    assert check.result is Result.WARNING and "do not give s3:PutObject on arn:PARTITION:s3" in check.told
+
+
+def test_without_a_role_it_says_what_makes_one() -> None:
+    found = made(furnished(), role=None)
+    assert "no role is named for us-east-1" in found["config"].told
+    assert "role: ARN" in str(found["config"].hint) and "--role ARN" in str(found["config"].hint)
+    assert found["role"].result is Result.NOT_CHECKED
+    assert "aws cloudformation deploy --region us-east-1" in str(found["role"].hint)
+    assert "neither bucket nor role" in made(furnished(), role=None, bucket=None)["config"].told
+
+
+def test_quotas_count_nodes() -> None:
+    check = made(furnished(), job(num_nodes=3))["quota"]
+    assert type(check.error) is QuotaExceeded
+    assert "needs 3 instances of 2: ml.p5.48xlarge for training job usage" in check.told
+    assert "/servicequotas/home/services/sagemaker/quotas/L-0" in str(check.hint)
+    assert "ask for 3: https://us-east-1.console.aws.amazon.com" in str(check.hint)
+
+
+def test_spot_and_warm_pools_have_quotas_of_their_own() -> None:
+    spot = made(furnished(), job(purchase="spot", checkpoint_every=9))["quota"]
+    assert "0, AWS's default: ml.p5.48xlarge for spot training job usage" in spot.told and spot.error
+    pool = made(furnished(), job(keep_alive_minutes=30))
+    assert "for training warm pool usage" in pool["warm pool quota"].told and pool["warm pool quota"].error
+    assert pool["quota"].ok
+
+
+def test_a_training_plan_needs_no_quota() -> None:
+    assert "quota" not in made(furnished(), job(has_plan=True))
+
+
+def test_quotas_that_may_not_be_listed_hold_up_nothing() -> None:
+    refused = {"ListServiceQuotas": denied("servicequotas:ListServiceQuotas")}
+    assert made(furnished(refused=refused))["quota"].result is Result.NOT_CHECKED
+    # A type that the region does not have has no quota either.
+    assert (
+        "no quota of SageMaker's for ml.p6-b200" in made(furnished(), job("p6-b200.48xlarge"))["quota"].told
+    )
+
+
+def test_quotas_are_listed_once_for_all_types() -> None:
+    aws = furnished()
+    all_of(aws, job("p5.48xlarge", "p4d.24xlarge", keep_alive_minutes=9))
+    assert {
+        aws.asked[name, "us-east-1"] for name in ("ListServiceQuotas", "ListAWSDefaultServiceQuotas")
+    } == {1}
+
+
+def test_of_several_types_those_with_room_are_left() -> None:
+    short = furnished(answers={"ListServiceQuotas": quotas(p5_48xlarge=0.0, p4d_24xlarge=2.0)})
+    found = all_of(short, job("p5.48xlarge", "p4d.24xlarge"))
+    left = usable([training_site("p5.48xlarge", "p4d.24xlarge")], found)
+    assert [place.name for place in left.sites] == ["ml.p4d.24xlarge in us-east-1"]
+    ((name, why),) = left.skipped
+    assert name == "ml.p5.48xlarge in us-east-1" and "not enough quota" in why
+    with pytest.raises(QuotaExceeded, match="not enough quota"):
+        usable([training_site("p5.48xlarge")], found)
+
+
+def test_an_image_of_the_region_is_looked_up() -> None:
+    check = made(furnished(digest=None))["container image"]
+    assert type(check.error) is BadConfiguration and "has no image pytorch:2.13-cu133-amzn2023" in check.told
