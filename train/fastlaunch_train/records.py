@@ -55,12 +55,14 @@ __all__ = [
     "RecordError",
     "RecordWriter",
     "Step",
+    "last_attempt",
     "read_record",
     "record_path",
 ]
 
 #: Every ending of a record file's name that the reader takes.
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+_ATTEMPT = re.compile(r"-attempt-(\d+)\.jsonl")
 #: No line of a record is nearly as long; a foreign file without line ends is not read to its end.
 _MAX_LINE_BYTES = 2**20
 
@@ -91,6 +93,12 @@ class RankRecord:
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
     """Where rank `rank` of attempt `attempt` (from 1) writes its record."""
     return directory / f"rank-{rank:05d}-attempt-{attempt}.jsonl"
+
+
+def last_attempt(directory: Path) -> int:
+    """The highest number of an attempt that left a record, of whatever rank; 0 without one."""
+    names = (path.name for path in directory.glob("rank-*-attempt-*.jsonl*"))
+    return max((int(match[1]) for name in names if (match := _ATTEMPT.search(name))), default=0)
 
 
 class RecordWriter:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import logging
 import os
-import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from fastlaunch_train.options import Options
 from fastlaunch_train.parallel import Process, agree, broadcast, start_process, stop_process, wrap_ddp
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.records import End, RecordWriter, record_path
+from fastlaunch_train.records import End, RecordWriter, last_attempt, record_path
 from fastlaunch_train.tracebacks import TracebackFile, leave_traceback, traceback_path
 from fastlaunch_train.workload import DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
@@ -121,6 +120,11 @@ class Session:
             return False
         return True
 
+    def end_stuck(self, message: str) -> None:
+        """End the record of a rank that was asked to stop and cannot, from another thread."""
+        self.end("interrupted", message)
+        self.traceback.close()
+
 
 def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
@@ -134,7 +138,7 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     except Exception as error:
         leave_traceback(options.output, launched.attempt, error)
         raise
-    interrupts.on_stuck = lambda message: (session.end("interrupted", message), session.traceback.close())
+    interrupts.on_stuck = session.end_stuck
     try:
         session.last_done = _train(session, interrupts)
         failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
@@ -177,14 +181,9 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
     free = shutil.disk_usage(options.output).free
     if free < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, f"only {free / 2**20:.0f} MiB are free", str(options.output))
-    numbers = [
-        int(match[1])
-        for path in options.output.glob("rank-*-attempt-*.jsonl*")
-        if (match := re.search(r"-attempt-(\d+)\.jsonl", path.name))
-    ]
     left = latest_checkpoint(options.output / "checkpoints")
     newest, any_left, least = agree(
-        process, [float(max(numbers, default=0)), float(left is not None), float(launched.attempt)]
+        process, [float(last_attempt(options.output)), float(left is not None), float(launched.attempt)]
     )
     # Checkpoints alone are refused too: the newest are kept, which would be those of the other run.
     if (newest or any_left) and not options.resume:
