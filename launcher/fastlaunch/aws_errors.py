@@ -195,7 +195,7 @@ _INVALID_JOBS = (
     ("bucket", _JOB_FILES),
     ("image", _JOB_IMAGE),
     ("repository", _JOB_IMAGE),
-    ("ecr", _JOB_IMAGE),
+    (".ecr.", _JOB_IMAGE),
 )
 
 #: What an answer without a code means, by HTTP status: those to HEAD, and a proxy's.

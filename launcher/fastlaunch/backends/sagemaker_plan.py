@@ -187,7 +187,7 @@ def _program(site: TrainingSite) -> dict[str, list[str]]:
 def _hyperparameters(jobs: Mapping[str, JobSpec]) -> dict[str, str]:
     """`run-001`: run id and arguments of the entrypoint, in order; the container adds where it writes."""
     values = {
-        f"run-{number:03d}": shlex.join([run_id, *entrypoint_arguments(job)])
+        f"run-{number:03d}": f"{run_id} {shlex.join(entrypoint_arguments(job))}"
         for number, (run_id, job) in enumerate(jobs.items(), 1)
     }
     for value in values.values():
