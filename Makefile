@@ -8,16 +8,17 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-gpu lint types wheel bench check clean
+.PHONY: help install demo sagemaker-sdk test test-slow test-gpu lint types wheel bench check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
 	@echo 'make test       make an environment and run the fast test suite'
 	@echo 'make test-slow  the tests that compile, use several processes or many runs'
 	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, one small run on EC2 and SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
-	@echo 'make check      all of these but bench, demo and test-gpu: what CI runs'
+	@echo 'make check      all of these but bench, demo, test-gpu and live-check: what CI runs'
 	@echo 'make clean      remove the environment and everything built'
 
 install: $(INSTALLED)
@@ -46,8 +47,20 @@ test-slow: $(INSTALLED)
 	@echo '==> slow tests'
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu' --timeout 600
 
+# The SageMaker SDK pins and brings much: it gets an environment of its own, for one slow test.
+sagemaker-sdk: .venv-sagemaker/.installed
+
+.venv-sagemaker/.installed: pyproject.toml
+	@echo '==> the SageMaker SDK in .venv-sagemaker (about 1 GB)'
+	@$(PYTHON) -m venv .venv-sagemaker
+	@.venv-sagemaker/bin/python -m pip install --quiet --editable '.[sagemaker]' sagemaker==3.27.0
+	@touch $@
+
 test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m gpu --timeout 600
+
+live-check: $(INSTALLED)
+	@PYTHON=$(BIN)/python FASTLAUNCH=$(BIN)/fastlaunch tests/live/live_check.sh
 
 lint: $(INSTALLED)
 	@echo '==> ruff'
@@ -79,4 +92,4 @@ bench: $(INSTALLED)
 check: lint types test test-slow wheel
 
 clean:
-	rm -rf $(VENV) $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-sagemaker $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis

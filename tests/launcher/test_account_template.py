@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -162,6 +164,20 @@ def test_it_deploys_and_its_output_is_a_config_file(
     assert ast.literal_eval(document) == policy("node", names)
     version = iam.get_policy_version(PolicyArn=outputs["LauncherPolicy"], VersionId="v1")["PolicyVersion"]
     assert version["Document"] == policy("launcher", names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_it_fits_cloudformations_own_schemas(tmp_path: "Path") -> None:
+    pytest.importorskip("cfnlint", reason="moto's server brings cfn-lint along")
+    paths = []
+    for kms_key in (None, KEY):
+        paths.append(tmp_path / f"{len(paths)}.yaml")
+        paths[-1].write_text(template_text(template(zones=ZONES, kms_key=kms_key)))
+    start = "import sys; from cfnlint.runner import main; sys.exit(main())"
+    argv = [sys.executable, "-c", start, "--regions", "us-east-1", "--", *map(str, paths)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (0, ""), told.stdout + told.stderr
 
 
 def test_the_command_prints_one_policy_or_all_with_the_config_files_names(
