@@ -8,7 +8,7 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo sagemaker-sdk test test-slow test-gpu lint types wheel bench check clean
+.PHONY: help install demo sagemaker-sdk test test-slow test-gpu live-check lint types wheel bench check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
