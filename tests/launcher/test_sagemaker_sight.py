@@ -148,16 +148,21 @@ def test_a_time_that_was_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "started_at", "is_capacity"),
-    [(1_830, None, True), (600, None, False), (40_000, None, False), (1_830, THEN, False)],
+    ("waited_s", "changes", "is_capacity"),
+    [
+        (1_830, {}, True),
+        (600, {}, False),
+        (40_000, {}, False),
+        (1_830, {"started_at": THEN}, False),
+        (1_830, {"is_spot": True}, False),
+    ],
 )
 def test_a_job_that_waited_as_long_as_it_may_found_no_capacity(
-    waited_s: int, started_at: datetime | None, is_capacity: bool
+    waited_s: int, changes: dict[str, Any], is_capacity: bool
 ) -> None:
     ended_at = THEN + timedelta(seconds=waited_s)
-    waited = job(
-        status="Stopped", secondary_status="Stopped", started_at=started_at, ended_at=ended_at, is_spot=False
-    )
+    ended = {"status": "Stopped", "secondary_status": "Stopped", "started_at": None, "ended_at": ended_at}
+    waited = job(**{**ended, **changes})
     problem = sight_of(waited, is_old=False).problem
     assert isinstance(problem, NoCapacity) is is_capacity
     if problem is not None:

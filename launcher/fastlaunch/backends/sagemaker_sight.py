@@ -140,7 +140,7 @@ def _waited_too_long(job: TrainingJob) -> bool:
 
     One that somebody stopped at that very time passes for it.
     """
-    if job.secondary_status != "Stopped" or job.started_at is not None or job.ended_at is None:
+    if job.secondary_status != "Stopped" or job.is_spot or job.started_at is not None or job.ended_at is None:
         return False
     return abs((job.ended_at - job.created_at).total_seconds() - MAX_PENDING_S) < _PENDING_SLACK_S
 
