@@ -110,6 +110,32 @@ def test_several_nodes_files_lie_side_by_side(tmp_path: Path) -> None:
     assert len(synced.files) == 15
 
 
+def test_a_training_jobs_output_is_read_alike(tmp_path: Path) -> None:
+    # Beside it lie the checkpoints of its runs, and what other jobs at the same runs wrote.
+    root = f"fastlaunch/runs/{RUN}"
+    lying = {
+        f"{root}/{TOKEN}/boot.json": said(host="algo-1"),
+        f"{root}/{TOKEN}/node-1/boot.json": said(host="algo-2"),
+        f"{root}/{TOKEN}/node-1/{RUN}/log.txt.{0:012d}": b"printed",
+        f"{root}/{RUN}-a10/node-0/log.txt.{0:012d}": b"another's",
+        f"{root}/{RUN}/checkpoints/step-00000040.pt": b"weights",
+    }
+
+    class Shelf:
+        def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+            return lying.get(key)
+
+        def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+            return [StoredObject(key=key, size=len(lying[key])) for key in lying if key.startswith(prefix)]
+
+    synced = s3_sync.sync(
+        Shelf(), tmp_path, region="us-east-1", output=f"s3://bucket/{root}/{TOKEN}", token=TOKEN, num_nodes=2
+    )
+    assert synced.num_booted == 2
+    assert [path.name for path in synced.files] == ["log-node-1.txt"]
+    assert synced.files[0].read_bytes() == b"printed"
+
+
 def test_several_nodes_have_said_their_last_when_all_have(tmp_path: Path) -> None:
     bucket = Bucket(**{"node-0/status.json": said(outcome="completed"), "boot.json": said()})
     synced = sync(bucket, tmp_path, num_nodes=2)

@@ -127,7 +127,9 @@ def checked_fabric(process: Process, output: Path, wanted: str) -> Fabric:
     is_wrong = wanted == "efa" and not found.is_efa
     if error is not None:
         # The others hear of it when this rank is gone.
-        raise (fabric_error(found, node) if is_wrong else error) from error
+        if is_wrong:
+            raise fabric_error(found, node) from error
+        raise error
     wrong_node = round(agree(process, [float(node + 1 if is_wrong else 0)])[0]) - 1
     if is_wrong:
         raise fabric_error(found, node)
