@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from fastlaunch.errors import BadFile, UserError
+from fastlaunch.settings import Settings
 from fastlaunch.shipped import shipped
 
 _PIN = re.compile(
@@ -44,6 +45,11 @@ class Pin:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
+
+
+def wheel_folder(settings: Settings) -> Path:
+    """Where wheels are kept once they were fetched."""
+    return settings.home / "wheels"
 
 
 def wanted_pins() -> tuple[Pin, ...]:

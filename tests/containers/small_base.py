@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +18,11 @@ import torch
 PACKAGES = "/opt/packages"
 WORKLOADS = "/opt/workloads"
 _TINY = Path(__file__).parents[1] / "train" / "workloads" / "tiny.py"
-#: What run_train.sh calls, and what every image has.
-_TOOLS = ("bash", "sh", "env", "dirname", "cat", "grep", "head", "tail", "sort", "timeout", "sleep", "mkdir")
+#: What run_train.sh, and the line that unpacks the code of a training job, call, and every image has.
+_TOOLS = (
+    *("bash", "sh", "env", "dirname", "cat", "grep", "head", "tail", "sort", "timeout", "sleep", "mkdir"),
+    *("sha256sum", "tar", "gzip", "tee"),
+)
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip")
 
 
@@ -27,8 +31,8 @@ def packages() -> Path:
     return Path(torch.__file__).parents[1]
 
 
-def base_image() -> bytes:
-    """A tar of its file system, for `docker import`."""
+def base_image(*, holding: Sequence[str] = ()) -> bytes:
+    """A tar of its file system, for `docker import`. holding: packages of this Python that are in it."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for folder in ("tmp", "root", "proc", "dev", "sys", "etc", "out"):
@@ -50,6 +54,8 @@ def base_image() -> bytes:
             *Path(torch.__file__).parent.glob("lib/*.so*"),
             *Path(torch.__file__).parent.glob("_C*.so"),
         ]
+        for name in holding:
+            archive.add(packages() / name, f"{PACKAGES[1:]}/{name}")
         for library in _libraries([python, *tools, *compiled]):
             archive.add(library.resolve(), str(library)[1:])
     return content.getvalue()

@@ -125,12 +125,21 @@ def take_cloud_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in _NAMES}
 
 
-def check_local(typed: Mapping[str, Any]) -> None:
+#: What a rehearsal in containers heeds too.
+_OF_CONTAINERS = ("num_nodes", "image", "base_image")
+
+
+def check_local(typed: Mapping[str, Any], *, container: bool = False) -> None:
     """Nothing, if none of these options was given; UserError for one, which a run here would not heed.
 
     A rehearsal with --instance is the command for AWS with --local, and may have them.
     """
-    given = [_option(name) for name, value in typed.items() if value and value != _DEFAULTS.get(name)]
+    heeded = _OF_CONTAINERS if container else ()
+    given = [
+        _option(name)
+        for name, value in typed.items()
+        if value and value != _DEFAULTS.get(name) and name not in heeded
+    ]
     if given:
         raise UserError(f"{given[0]} is for AWS, and this trains here", f"leave {given[0]} out")
 

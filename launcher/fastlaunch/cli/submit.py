@@ -1,9 +1,11 @@
 """`fastlaunch submit`: options to jobs, jobs to plans, and they run: here, or on AWS (submit_cloud.py)."""
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +37,11 @@ _RUN_ID = "<run-id>"
     "--backend",
     metavar="NAME",
     help="Where to train: local, ec2 or sagemaker; --instance implies ec2, or sagemaker with ml. before it.",
+)
+@click.option(
+    "--container",
+    is_flag=True,
+    help="With --local --backend sagemaker: rehearse the job in containers here, by the SageMaker SDK.",
 )
 @click.option(
     "--instance",
@@ -79,6 +86,7 @@ _RUN_ID = "<run-id>"
 @yes_option
 def submit(
     local: bool,
+    container: bool,
     backend: str | None,
     dry_run: bool,
     output: str,
@@ -99,6 +107,11 @@ def submit(
     """
     around = surroundings()
     typed = take_cloud_options(options)
+    if container and not (local and backend == "sagemaker"):
+        raise UserError(
+            "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
+        )
+    backend = "local" if container else backend
     name = _backend_name(around, local=local, named=backend, instance=options["instance"])
     region = region or around.settings.region
     if name in BACKENDS:
@@ -108,15 +121,18 @@ def submit(
         request = _request(region, options)
         return submit_to_cloud(around, request, typed, where, dry_run=dry_run, output=output, yes=yes)
     if options["instance"] is None:
-        check_local(typed)
+        check_local(typed, container=container)
     jobs = _jobs(around, region, options)
     for line in _rehearsal(options["instance"], jobs):
         click.echo(line, err=True)
+    specs, here = jobs.specs, around.backends[name]
+    if container:
+        specs, here = _in_containers(around, specs, typed)
     if dry_run:
-        plans = [around.backends[name].plan({_RUN_ID: job}) for job in jobs.specs]
-        click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, jobs.specs))
+        plans = [here.plan({_RUN_ID: job}) for job in specs]
+        click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, specs))
         return EXIT_DONE
-    return _run(around, around.backends[name], jobs.specs, output=output)
+    return _run(around, here, specs, output=output, needs_torch=not container)
 
 
 def _backend_name(around: Surroundings, *, local: bool, named: str | None, instance: str | None) -> str:
@@ -190,13 +206,25 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
     return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
 
 
-def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str) -> int:
+def _in_containers(
+    around: Surroundings, jobs: Sequence[JobSpec], typed: Mapping[str, Any]
+) -> tuple[tuple[JobSpec, ...], Backend]:
+    from fastlaunch.cli.submit_container import rehearsal_backend, rehearsed_jobs
+
+    path, separator, _ = jobs[0].workload.rpartition(".py:")
+    user_file = Path(f"{path}.py") if separator else None
+    return rehearsed_jobs(jobs, typed), rehearsal_backend(around, typed, os.environ, user_file=user_file)
+
+
+def _run(
+    around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str, needs_torch: bool = True
+) -> int:
     from fastlaunch.follow import make_display
     from fastlaunch.runs import open_ledger
     from fastlaunch.stop_request import StopRequest
     from fastlaunch.submission import Launcher, check_home, reconcile
 
-    if around.machine.missing:
+    if needs_torch and around.machine.missing:
         raise UserError(
             f"training here needs {' and '.join(around.machine.missing)}, not installed in {sys.prefix}",
             "pip install 'fastlaunch[train]'",

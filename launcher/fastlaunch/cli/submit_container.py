@@ -1,0 +1,101 @@
+"""`submit --local --container --backend sagemaker`: a training job rehearsed in containers here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from fastlaunch.backends.local import LocalBackend
+from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.cli.surroundings import Surroundings, local_settings
+from fastlaunch.container_rehearsal import RehearsalBackend
+from fastlaunch.errors import UserError
+from fastlaunch.hardware import InstanceType
+from fastlaunch.job import JobSpec
+
+#: Stands for SageMaker's machine in the request, whose place this one takes.
+_HERE = InstanceType(
+    name="local",
+    accelerator="none",
+    num_accelerators=1,
+    vcpus=1,
+    memory_gib=1,
+    network_gbps=1,
+    num_network_cards=1,
+    num_efa_interfaces=0,
+    local_nvme_gb=0,
+    purchase_options=(),
+    source="this machine",
+)
+
+
+def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[JobSpec, ...]:
+    """The jobs on as many containers as nodes were asked for, which find each other over TCP."""
+    nodes = typed["num_nodes"]
+    return tuple(
+        replace(job, num_nodes=nodes, num_gpus=nodes * job.num_gpus, image=typed["image"], allow_tcp=True)
+        for job in jobs
+    )
+
+
+def rehearsal_backend(
+    around: Surroundings, typed: Mapping[str, Any], environ: Mapping[str, str], *, user_file: Path | None
+) -> RehearsalBackend:
+    """What carries the jobs out; the code bundle is made, and kept with the runs, if the image lacks it.
+
+    user_file: the user's own workload. Raises UserError where the SageMaker SDK or docker is missing.
+    """
+    if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
+        raise UserError(
+            "a rehearsal in containers needs the SageMaker SDK, which is not installed",
+            "pip install 'fastlaunch[sagemaker]' (about 1 GB)",
+        )
+    if which("docker") is None:
+        raise UserError("a rehearsal in containers needs docker with compose", "install docker")
+    image, code, stored = typed["image"], None, None
+    if image is None:
+        image, code, stored = _image_and_code(around, typed["base_image"], user_file)
+    site = TrainingSite(
+        instance=_HERE,
+        region=around.settings.region,
+        role="<role>",
+        bucket="rehearsal",
+        prefix="",
+        image=image,
+        code=stored,
+        # Nothing is billed.
+        usd_per_hour=0.0,
+        price_as_of=around.now().date().isoformat(),
+        volume_gib=1,
+    )
+    return RehearsalBackend(
+        local=LocalBackend(local_settings(around.settings.home, around.machine, environ)),
+        site=site,
+        code=code,
+        max_minutes=typed["max_hours"],
+        has_gpus=bool(around.machine.devices),
+    )
+
+
+def _image_and_code(
+    around: Surroundings, base_image: str | None, user_file: Path | None
+) -> tuple[str, Path, CodeBundle]:
+    """AWS's image in its public gallery, and the bundle that a job with it would get, as a file here."""
+    from fastlaunch.code_bundle import make_bundle
+    from fastlaunch.images import find_base_image, public_uri
+    from fastlaunch.pinned_wheels import wheel_folder
+
+    base = find_base_image(base_image, flavour="ec2", today=around.now().date())
+    bundle = make_bundle(
+        base, user_file=user_file, commit=around.commit, wheels=wheel_folder(around.settings)
+    )
+    path = around.settings.home.absolute() / "code" / bundle.sha256 / f"{bundle.sha256}.tar.gz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bundle.data)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", "free some space") from None
+    return public_uri(base), path, CodeBundle.under("", sha256=bundle.sha256, commit=bundle.commit)
