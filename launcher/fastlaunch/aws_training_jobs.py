@@ -34,7 +34,8 @@ class TrainingJob:
     its machines. instance_type: the one that it got, as SageMaker names it (`ml.p5.48xlarge`), None until
     SageMaker has chosen. billable_s, training_s: of one machine, None until they are known; billable time
     holds the spot discount. pool_billable_s: for which a warm pool was kept after it, of one machine.
-    tags: only those of `live_training_jobs` have them.
+    keeps_pool: whether its machines are, or will be, kept after it. tags: only those of `live_training_jobs`
+    have them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TrainingJob:
     failure_reason: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     pool_billable_s: float | None = None
+    keeps_pool: bool = False
     status_message: str | None = None
 
     @property
@@ -115,6 +117,15 @@ def stop_training_job(aws: Aws, region: str, name: str) -> None:
     except BadConfiguration as error:
         if not is_unknown_job(error) and "is in status" not in error.message:
             raise
+
+
+def end_warm_pool(aws: Aws, region: str, name: str) -> None:
+    """Have the machines that are kept after a job let go: they are even after one that was stopped.
+
+    docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
+    """
+    none = {"KeepAlivePeriodInSeconds": 0}
+    aws.ask("sagemaker", region, "UpdateTrainingJob", subject=name, TrainingJobName=name, ResourceConfig=none)
 
 
 def training_log(aws: Aws, region: str, name: str) -> str:
@@ -215,6 +226,7 @@ def _job(region: str, told: Mapping[str, Any]) -> TrainingJob:
         billable_s=told.get("BillableTimeInSeconds"),
         training_s=told.get("TrainingTimeInSeconds"),
         failure_reason=told.get("FailureReason") or None,
+        keeps_pool=told.get("WarmPoolStatus", {}).get("Status") in ("InUse", "Available"),
         pool_billable_s=told.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds"),
         status_message=transitions[-1].get("StatusMessage") or None,
     )

@@ -94,8 +94,8 @@ def launcher(names: AccountNames) -> tuple[Statement, ...]:
         ),
         Statement(
             sid="StopTaggedJobs",
-            why="only fastlaunch's training jobs are stopped",
-            actions=("sagemaker:StopTrainingJob",),
+            why="only fastlaunch's training jobs are stopped, and their warm pools ended",
+            actions=("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"),
             resources=(names.arn("sagemaker", "training-job/*"),),
             condition={"Null": {"aws:ResourceTag/fastlaunch:run": "false"}},
         ),

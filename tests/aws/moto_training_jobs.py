@@ -62,6 +62,19 @@ class Job:
         return self.status not in ENDED
 
 
+_TRUST = json.dumps(
+    {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sagemaker.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ]
+    }
+)
+
+
 class TrainingJobs:
     """All training jobs of the account, and what SageMaker answers about them.
 
@@ -81,12 +94,12 @@ class TrainingJobs:
     # What tests do
 
     def role(self, name: str = "fastlaunch-job") -> str:
-        """ARN of an execution role that is there."""
+        """ARN of an execution role that is there, and that SageMaker may take on."""
         from moto_server import backend
 
         iam = backend("iam", "aws")
         if name not in {role.name for role in iam.roles.values()}:
-            iam.create_role(name, "{}", "/", None, "", [], None)
+            iam.create_role(name, _TRUST, "/", None, "", [], None)
         return str(next(role.arn for role in iam.roles.values() if role.name == name))
 
     def job(self, name: str) -> Job:
@@ -125,7 +138,7 @@ class TrainingJobs:
         billable_s: by default the time on its machines, or SPOT_SHARE of it. A job that got none has no time.
         """
         job, now = self.job(name), self.now()
-        job.status, job.ended_at, job.pool_s = status, now, pool_s
+        job.status, job.ended_at, job.pool_s = status, now, job.pool_s if pool_s is None else pool_s
         job.failure_reason = reason[:1024] if reason else None
         if job.started_at is not None:
             job.training_s = max(1, round((now - job.started_at).total_seconds()))
@@ -231,6 +244,17 @@ class TrainingJobs:
             call(job.region, job.name)
         return 200, _HEADERS, b""
 
+    def update(self, request: SentRequest) -> "Answer":
+        job = self._seen(request)
+        if job is None:
+            return _error(request, "ValidationException", "Requested resource not found.")
+        kept_s = request.parameters["ResourceConfig"]["KeepAlivePeriodInSeconds"]
+        if not job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or job.pool_s is not None:
+            return _error(request, "ValidationException", "There is no warm pool to update")
+        if not kept_s:
+            job.pool_s = round((self.now() - (job.ended_at or self.now())).total_seconds())
+        return _json({"TrainingJobArn": job.arn})
+
     def _seen(self, request: SentRequest) -> Job | None:
         job = self.jobs.get((request.region, request.parameters["TrainingJobName"]))
         if job is not None and job.hidden:
@@ -259,6 +283,7 @@ _ANSWERS = {
     "ListTrainingJobs": TrainingJobs.list,
     "ListTags": TrainingJobs.list_tags,
     "StopTrainingJob": TrainingJobs.stop,
+    "UpdateTrainingJob": TrainingJobs.update,
 }
 
 
@@ -325,10 +350,8 @@ def _described(job: Job) -> dict[str, Any]:
 def _pool(job: Job) -> dict[str, Any] | None:
     if not job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
         return None
-    if job.is_live:
-        return {"Status": "InUse"}
     if job.pool_s is None:
-        return {"Status": "Available"}
+        return {"Status": "InUse" if job.is_live else "Available"}
     return {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": job.pool_s}
 
 

@@ -145,6 +145,7 @@ LAUNCHER: Mapping[str, tuple[Ask, ...]] = {
     "sagemaker:ListTags": _on(_JOB, "sagemaker:ListTags"),
     "sagemaker:ListTrainingJobs": _free("sagemaker:ListTrainingJobs"),
     "sagemaker:StopTrainingJob": _under(_JOB, _OWN, "sagemaker:StopTrainingJob"),
+    "sagemaker:UpdateTrainingJob": _under(_JOB, _OWN, "sagemaker:UpdateTrainingJob"),
     # Written either way by CloudWatch Logs, by region and time.
     "logs:DescribeLogStreams": (
         *_on(_JOB_LOGS, "logs:DescribeLogStreams"),
@@ -282,7 +283,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         policies=_EC2,
         operations=(
             *("s3:PutObject", "ec2:TerminateInstances", "sagemaker:StopTrainingJob"),
-            "scheduler:DeleteSchedule",
+            *("sagemaker:UpdateTrainingJob", "scheduler:DeleteSchedule"),
         ),
     ),
     "collect": Scenario(policies=_EC2, operations=(*_FOLLOW, "key of the bucket")),

@@ -14,6 +14,7 @@ from fastlaunch.aws import Aws
 from fastlaunch.aws_training_jobs import (
     LOG_LINES,
     create_training_job,
+    end_warm_pool,
     live_training_jobs,
     stop_training_job,
     training_job,
@@ -193,7 +194,7 @@ def test_a_job_as_sagemaker_tells_of_it(stubbed_aws: StubbedAws) -> None:
     assert (job.name, job.arn, job.region) == (NAME, ARN, REGION)
     assert (job.instance_type, job.num_instances, job.is_spot) == ("ml.p5en.48xlarge", 2, True)
     assert (job.billable_s, job.training_s, job.pool_billable_s) == (100, 300, 60)
-    assert job.failure_reason == "AlgorithmError: , exit code: 1"
+    assert job.failure_reason == "AlgorithmError: , exit code: 1" and not job.keeps_pool
     assert job.status_message == "Training job failed"
 
 
@@ -251,6 +252,12 @@ def test_stopping_without_the_right_is_one(stubbed_aws: StubbedAws) -> None:
     stubbed_aws.error("sagemaker", "stop_training_job", "AccessDeniedException")
     with pytest.raises(NotAuthorised):
         stop_training_job(stubbed_aws.aws, REGION, NAME)
+
+
+def test_ending_a_warm_pool_keeps_it_for_no_time(stubbed_aws: StubbedAws) -> None:
+    asked = {"TrainingJobName": NAME, "ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
+    stubbed_aws.stub("sagemaker").add_response("update_training_job", {"TrainingJobArn": ARN}, asked)
+    end_warm_pool(stubbed_aws.aws, REGION, NAME)
 
 
 def listed(name: str, status: str = "InProgress") -> dict[str, Any]:

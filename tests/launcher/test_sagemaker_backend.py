@@ -1,6 +1,7 @@
 """The SageMaker backend over HTTP: what it sends, and what it makes of what comes back."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,34 @@ def test_stopping_waits_for_what_the_job_saves(
     assert jobs.job(NAME).status == "Stopped"
     status = backend.sync(handle).status
     assert status is not None and status["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_no_machines_are_kept_for_a_job_that_is_stopped(
+    backend: SageMakerBackend, jobs: TrainingJobs, how: str
+) -> None:
+    assert backend.site is not None
+    warm = backend.at(replace(backend.site, keep_alive_minutes=30), 120)
+    handle = warm.execute(plan(warm))
+    jobs.move(NAME, "Training")
+    getattr(warm, how)(handle)
+    assert jobs.job(NAME).pool_s == 0
+
+
+def test_a_pool_that_may_not_be_ended_keeps_no_job_alive(
+    backend: SageMakerBackend, jobs: TrainingJobs, aws_server: MotoServer
+) -> None:
+    assert backend.site is not None
+    warm = backend.at(replace(backend.site, keep_alive_minutes=30), 120)
+    handle = warm.execute(plan(warm))
+    aws_server.refuse("UpdateTrainingJob", "AccessDeniedException")
+    warm.stop(handle)
+    assert (jobs.job(NAME).status, jobs.job(NAME).pool_s) == ("Stopped", None)
+
+
+def test_without_a_pool_none_is_ended(backend: SageMakerBackend, aws_server: MotoServer) -> None:
+    backend.stop(backend.execute(plan(backend)))
+    assert aws_server.sent("UpdateTrainingJob") == []
 
 
 def test_a_job_that_stops_for_ever_is_left_to_sagemaker(

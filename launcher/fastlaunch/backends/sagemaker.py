@@ -17,6 +17,7 @@ from fastlaunch.aws import Aws
 from fastlaunch.aws_training_jobs import (
     TrainingJob,
     create_training_job,
+    end_warm_pool,
     stop_training_job,
     training_job,
     training_log,
@@ -124,7 +125,7 @@ class SageMakerBackend:
         )
 
     def stop(self, handle: Mapping[str, Any]) -> None:
-        """Have SageMaker stop the job, and bring what its containers save until it has ended.
+        """Have SageMaker stop the job, bring what its containers save until it has ended, and keep no machines.
 
         One that is still stopping after ten minutes is left to SageMaker, which ends it in any case.
         """
@@ -138,6 +139,7 @@ class SageMakerBackend:
             self._try_to_sync(handle)
             self.sleep(LOOK_INTERVAL_S)
         self._try_to_sync(handle)
+        self._let_go(handle)
 
     def kill(self, handle: Mapping[str, Any]) -> None:
         """Have SageMaker stop the job, and see that it is stopping: there is nothing harder.
@@ -152,6 +154,7 @@ class SageMakerBackend:
                 # Again and again for one that SageMaker does not show yet: the order may miss it.
                 stop_training_job(self.aws, region, name)
                 if self._is_stopping(handle):
+                    self._let_go(handle)
                     return
             except (Throttled, Unreachable):
                 if self.now() >= deadline:
@@ -196,6 +199,14 @@ class SageMakerBackend:
 
     def _is_old(self, handle: Mapping[str, Any]) -> bool:
         return self.now() - datetime.fromisoformat(handle["launched_at"]) > FORGOTTEN_AFTER
+
+    def _let_go(self, handle: Mapping[str, Any]) -> None:
+        """End its warm pool, which SageMaker keeps for a job that was stopped as well."""
+        # Where that is refused the pool ends by itself, and what it costs is told.
+        with suppress(CloudRefused):
+            job = training_job(self.aws, handle["region"], handle["job_name"])
+            if job is not None and job.keeps_pool:
+                end_warm_pool(self.aws, handle["region"], handle["job_name"])
 
     def _try_to_sync(self, handle: Mapping[str, Any]) -> None:
         # Neither a bucket that refuses nor a full disk keeps anybody from waiting for the job's end.
