@@ -192,6 +192,22 @@ def _quota(server: "MotoServer", request: SentRequest) -> "Answer":
     return _as_json({"Quota": quota})
 
 
+def _quotas(server: "MotoServer", request: SentRequest) -> "Answer":
+    """SageMaker's quotas: those that tests set by their names instead of codes."""
+    known = server.quotas if request.action == "ListServiceQuotas" else server.default_quotas
+    quotas = [
+        {
+            "ServiceCode": request.parameters["ServiceCode"],
+            "QuotaName": name,
+            "QuotaCode": f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}",
+            "Value": value,
+        }
+        for (region, name), value in known.items()
+        if region == request.region and name.startswith("ml.")
+    ]
+    return _as_json({"Quotas": quotas})
+
+
 def _batch_get_image(server: "MotoServer", request: SentRequest) -> "Answer | None":
     from moto_server import ACCOUNT
 
@@ -233,5 +249,7 @@ _ANSWERS = {
     ("iam", "SimulatePrincipalPolicy"): _simulate,
     ("servicequotas", "GetServiceQuota"): _quota,
     ("servicequotas", "GetAWSDefaultServiceQuota"): _quota,
+    ("servicequotas", "ListServiceQuotas"): _quotas,
+    ("servicequotas", "ListAWSDefaultServiceQuotas"): _quotas,
     ("ecr", "BatchGetImage"): _batch_get_image,
 }

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 from fake_train.launcher import surroundings
 from moto_gaps import image_digest
+from moto_nodes import Block
 from moto_server import MotoServer, backend
 
 from fastlaunch.aws import Aws
@@ -93,6 +94,48 @@ def test_each_thing_is_asked_once(account: MotoServer, capsys: pytest.CaptureFix
     # Of who is logged in, and of the machine's role.
     expected_twice |= {"GetInstanceProfile", "SimulatePrincipalPolicy"}
     assert {name for name, count in account.counts().items() if count > 1} == expected_twice
+
+
+def test_what_sagemaker_needs_is_checked_instead(
+    account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 1
+    argv = ("--instance", "ml.p5.48xlarge", "--num-nodes", "2")
+    configure(isolated, None, bucket="runs-us-east-1", role=account.training_jobs.role())
+    found = told(capsys, *argv, code=3)
+    assert found["quota"]["instance"] == "ml.p5.48xlarge"
+    assert "needs 2 instances of 1: ml.p5.48xlarge for training job usage" in found["quota"]["told"]
+    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
+    assert list(told(capsys, *argv)) == [
+        *("price", "price file", "quota", "bucket", "role", "container image", "region", "config", "login"),
+        "config file",
+    ]
+    # A user's machine, an instance profile and a subnet are EC2's.
+    assert {check["result"] for check in told(capsys, "--backend", "sagemaker").values()} == {"ok"}
+    configure(isolated, None, bucket="runs-us-east-1")
+    missing = told(capsys, *argv, code=2)
+    assert "role: ARN" in missing["config"]["hint"]
+    assert "aws cloudformation deploy --region us-east-1" in missing["role"]["hint"]
+
+
+def test_a_block_is_looked_at(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "944")
+    assert (
+        "there is no reservation cr-0a1b2c3d" in told(capsys, *TYPE, *argv, code=3)["capacity block"]["told"]
+    )
+    start = datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
+    account.blocks["cr-0a1b2c3d"] = Block(
+        id="cr-0a1b2c3d",
+        region="us-east-1",
+        zone="us-east-1b",
+        instance_type="p5.48xlarge",
+        num_instances=1,
+        starts_at=start,
+        ends_at=start + timedelta(days=1),
+    )
+    found = told(capsys, *TYPE, *argv)
+    assert found["capacity block"]["told"].endswith("1 of 1 instances free, 23 h 30 min left")
+    assert "quota" not in found
 
 
 def test_without_a_login_it_says_what_to_do(

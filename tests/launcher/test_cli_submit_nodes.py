@@ -1,0 +1,264 @@
+"""`fastlaunch submit` for several nodes, a capacity block and SageMaker, against an AWS on loopback."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_train.launcher import surroundings
+from fake_train.processes import runs
+from moto_nodes import Block
+from moto_server import MotoServer, backend
+
+from fastlaunch.aws import Aws
+from fastlaunch.backends import RunState
+from fastlaunch.cli import run
+from fastlaunch.runs import open_ledger
+from fastlaunch.settings import load_settings
+
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
+#: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.
+SUBMIT = ("submit", "--image", IMAGE, "--steps", "20", "--detach", "--yes")
+#: For all tests, since making a client takes most of their time.
+AWS = Aws(timeouts_s=(5, 20), attempts=1)
+RESERVATION = "cr-0a1b2c3d4e5f67890"
+
+
+@pytest.fixture
+def account(aws_server: MotoServer, isolated: Path) -> Iterator[MotoServer]:
+    """An account set up for several nodes of EC2 and for jobs of SageMaker, with its config file."""
+    region = aws_server.set_up_region("us-east-1")
+    ec2 = backend("ec2", "us-east-1")
+    vpc = ec2.get_default_vpc()
+    group = ec2.create_security_group("nodes", "speak to each other", vpc.id)
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
+    for action in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
+        AWS.ask("ec2", "us-east-1", action, GroupId=group.id, IpPermissions=[itself])
+    (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
+    subnets = dict(list(region.subnets.items())[:2])
+    nat = ec2.create_nat_gateway(next(iter(subnets.values())), None, connectivity_type="private")
+    ec2.create_route(main.id, "0.0.0.0/0", nat_gateway_id=nat.id)
+    AWS.ask("ec2", "us-east-1", "CreatePlacementGroup", GroupName="close", Strategy="cluster")
+    aws_server.quotas["us-east-1", "L-417A185B"] = 384
+    aws_server.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
+    config = {
+        "bucket": region.bucket,
+        "instance_profile": region.instance_profile,
+        "security_groups": [group.id],
+        "subnets": subnets,
+        "placement_groups": dict.fromkeys(subnets, "close"),
+        "role": aws_server.training_jobs.role(),
+    }
+    (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": config}}))
+    yield aws_server
+
+
+def fastlaunch(*argv: str) -> int:
+    """Exit code of the command in this process."""
+    return run(list(argv), replace(surroundings(*argv), aws=AWS))
+
+
+def interfaces(parameters: dict[str, Any]) -> list[str]:
+    """Types of a request's network interfaces, by card."""
+    numbers = range(1, 1 + sum(name.endswith(".NetworkCardIndex") for name in parameters))
+    return [parameters[f"NetworkInterface.{number}.InterfaceType"] for number in numbers]
+
+
+def test_two_nodes_are_one_request_in_their_placement_group(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "2") == 0
+    err = capsys.readouterr().err
+    (sent,) = account.sent("RunInstances")
+    assert (sent.parameters["MinCount"], sent.parameters["MaxCount"]) == ("2", "2")
+    assert sent.parameters["Placement.GroupName"] == "close"
+    # One that has an address, one for EFA beside it, and 31 other cards.
+    assert interfaces(sent.parameters) == ["interface", *["efa-only"] * 32]
+    assert len(account.instances("pending", "running")) == 2
+    (job,) = runs()
+    assert (job.state, job.backend) == (RunState.RUNNING, "ec2")
+    assert job.spec is not None and (job.spec["num_nodes"], job.spec["num_gpus"]) == (2, 16)
+    # Known answer: 2 x (2 h + 10 min) at $55.04.
+    assert "on 2 x p5.48xlarge (8 x H100 each) in us-east-1a, on-demand." in err
+    assert "at most $238.51 of instance time: 2 x (2 h + 10 min) x $55.04/h" in err
+    assert "warning" not in err
+
+
+def test_quota_counts_all_nodes(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "3") == 3
+    assert "needs 576 vCPUs, 0 of 384" in capsys.readouterr().err
+    assert account.sent("RunInstances") == []
+
+
+def test_nodes_that_cannot_speak_are_not_started(
+    account: MotoServer, capsys: pytest.CaptureFixture[str], isolated: Path
+) -> None:
+    path = isolated.parent / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    default = backend("ec2", "us-east-1").get_default_security_group().id
+    config["aws"]["us-east-1"]["security_groups"] = [default]
+    path.write_text(yaml.safe_dump(config))
+    assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "2") == 3
+    err = capsys.readouterr().err
+    assert f"aws ec2 authorize-security-group-egress --region us-east-1 --group-id {default}" in err
+    assert account.sent("RunInstances") == []
+
+
+def block(account: MotoServer, **changes: Any) -> None:
+    """Two p5.48xlarge in us-east-1b, until tomorrow."""
+    now = datetime.now(UTC)
+    account.blocks[RESERVATION] = replace(
+        Block(
+            id=RESERVATION,
+            region="us-east-1",
+            zone="us-east-1b",
+            instance_type="p5.48xlarge",
+            num_instances=2,
+            starts_at=now - timedelta(hours=4),
+            ends_at=now + timedelta(hours=20),
+        ),
+        **changes,
+    )
+
+
+IN_BLOCK = (
+    *("--instance", "p5.48xlarge", "--num-nodes", "2", "--purchase", "capacity-block"),
+    *("--reservation", RESERVATION, "--block-fee", "1887.84"),
+)
+
+
+def test_a_block_is_used_and_none_is_bought(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    block(account)
+    account.quotas.clear()
+    assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
+    err = capsys.readouterr().err
+    (sent,) = account.sent("RunInstances")
+    target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+    assert sent.parameters["InstanceMarketOptions.MarketType"] == "capacity-block"
+    assert sent.parameters[target] == RESERVATION
+    assert "Placement.GroupName" not in sent.parameters
+    assert f"in us-east-1b, capacity block {RESERVATION}." in err
+    # Known answer: $39.33 for each of 48 instance hours.
+    assert "effectively at most $170.43: 2 x (2 h + 10 min) x $39.33/h" in err
+    assert "fee of $1,887.84, which is spent already (2 for 24 h)" in err
+    assert not any("Purchase" in one.action for one in account.sent())
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(runs()[0].id)
+        plan = ledger.plan_of(attempt.id)
+    assert plan is not None and plan.sunk_usd == 1887.84 and plan.max_cost_usd == pytest.approx(170.43)
+
+
+def test_a_block_that_ends_sooner_cuts_the_limit(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block(account, ends_at=datetime.now(UTC) + timedelta(minutes=100, seconds=30))
+    assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
+    assert f"--max-hours is cut from 120 to 70 min: {RESERVATION} ends then" in capsys.readouterr().err
+    assert account.sent("RunInstances")[0].tags("instance")["fastlaunch:max-minutes"] == "70"
+
+
+def test_the_budget_is_held_against_what_the_block_costs_effectively(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block(account)
+    assert fastlaunch(*SUBMIT, *IN_BLOCK, "--max-cost", "170") != 0
+    assert "above --max-cost 170" in capsys.readouterr().err
+    assert account.sent("RunInstances") == []
+    assert fastlaunch(*SUBMIT, *IN_BLOCK, "--max-cost", "171") == 0
+
+
+def test_a_training_job_is_one_request(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (*SUBMIT, "--instance", "ml.p5.48xlarge", "--num-nodes", "2", "--keep-alive", "30")
+    pool = ("us-east-1", "ml.p5.48xlarge for training warm pool usage")
+    account.default_quotas[pool] = 0
+    assert fastlaunch(*argv) == 3
+    assert "not enough quota: needs 2 instances of 0, AWS's default" in capsys.readouterr().err
+    assert account.training_jobs.live() == []
+    account.quotas[pool] = 2
+    assert fastlaunch(*argv) == 0
+    err = capsys.readouterr().err
+    (job,) = account.training_jobs.live()
+    assert job.request["ResourceConfig"]["InstanceCount"] == 2
+    assert job.request["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
+    (stored,) = runs()
+    assert (stored.backend, stored.state, stored.instance) == ("sagemaker", RunState.RUNNING, "p5.48xlarge")
+    assert job.name == f"{stored.id}-a1"
+    # Known answer: 2 x (120 + 10 + 30) min at $63.296.
+    assert "on 2 x ml.p5.48xlarge (8 x H100 each) of SageMaker in us-east-1, on-demand, kept for 30" in err
+    assert "at most $337.58 of SageMaker instance time: 2 x (2 h + 10 min + 30 min kept alive)" in err
+    # Nothing of EC2's was asked for, and nothing started there.
+    assert {one.service for one in account.sent()} <= {
+        "sts",
+        "iam",
+        "s3",
+        "ecr",
+        "servicequotas",
+        "sagemaker",
+        "ec2",
+    }
+    asked = [one.action for one in account.sent() if one.service == "ec2"]
+    assert [action for action in asked if action.startswith(("Describe", "Run"))] == ["DescribeRegions"] * 2
+
+
+def test_of_two_types_the_one_with_room_is_asked_for(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.default_quotas["us-east-1", "ml.p4d.24xlarge for training job usage"] = 0
+    argv = ("--backend", "sagemaker", "--instance", "p4d.24xlarge,p5.48xlarge")
+    assert fastlaunch(*SUBMIT, *argv) == 0
+    (job,) = account.training_jobs.live()
+    assert job.request["ResourceConfig"]["InstanceType"] == "ml.p5.48xlarge"
+    assert "left out: ml.p4d.24xlarge in us-east-1: not enough quota" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--instance", "ml.p5.48xlarge", "--instance-profile", "x"), "--instance-profile is for EC2"),
+        (("--instance", "ml.p5.48xlarge", "--subnet", "us-east-1a=subnet-1"), "--subnet is for EC2"),
+        (
+            ("--instance", "ml.p5.48xlarge", "--placement-group", "us-east-1a=x"),
+            "--placement-group is for EC2",
+        ),
+        (("--instance", "p5.48xlarge", "--role", "arn:aws:iam::1:role/x"), "--role is for SageMaker"),
+        (("--instance", "p5.48xlarge", "--placement-group", "us-east-1a=x"), "is for several nodes"),
+        (
+            ("--instance", "p5.48xlarge", "--num-nodes", "2", "--placement-group", "close"),
+            "is not ZONE=NAME",
+        ),
+        ((*IN_BLOCK, "--placement-group", "us-east-1a=x"), "take no placement group"),
+        (("--instance", "p5.48xlarge", "--backend", "lambda"), "unknown backend 'lambda'"),
+        (("--backend", "sagemaker"), "does not say on which instance type"),
+        (("--local", "--num-nodes", "2"), "--num-nodes is for AWS"),
+    ],
+)
+def test_options_that_mean_nothing_there_are_refused_before_anything_is_asked(
+    aws_server: MotoServer,
+    isolated: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    told: str,
+) -> None:
+    assert fastlaunch("submit", "--dry-run", *argv) == 2
+    assert told in capsys.readouterr().err
+    assert aws_server.sent() == []
+
+
+def test_a_dry_run_needs_no_aws_and_names_what_is_missing(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fastlaunch("submit", "--dry-run", "--instance", "p5.48xlarge", "--num-nodes", "4") == 0
+    out = capsys.readouterr().out
+    assert "on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours, on-demand." in out
+    assert "<security-group-id>, <subnet-id>, by --bucket and --instance-profile" in out
+    assert fastlaunch("submit", "--dry-run", *IN_BLOCK) == 0
+    out = capsys.readouterr().out
+    assert "Planned, not started: nothing on top of the capacity block's fee, which is spent already" in out
+    assert "<block-end>" in out
+    assert fastlaunch("submit", "--dry-run", "--instance", "ml.p4d.24xlarge,ml.p5.48xlarge") == 0
+    out = capsys.readouterr().out
+    assert "on one ml.p4d.24xlarge (8 x A100 40GB), else ml.p5.48xlarge, of SageMaker in us-east-1" in out
+    assert "To be given: <bucket>, <role>, by --bucket and --role" in out
