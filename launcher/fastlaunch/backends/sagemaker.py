@@ -125,7 +125,7 @@ class SageMakerBackend:
         )
 
     def stop(self, handle: Mapping[str, Any]) -> None:
-        """Have SageMaker stop the job, bring what its containers save until it has ended, and keep no machines.
+        """Have SageMaker stop the job and keep no machines; bring what its containers save until it has ended.
 
         One that is still stopping after ten minutes is left to SageMaker, which ends it in any case.
         """
