@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from moto_server import MotoServer
 
 PRICE_OF_P5 = 55.04
+PRICE_OF_ML_P5 = 63.296
+PLANS = Path(__file__).parents[1] / "plans"
 
 
 def start(
@@ -118,17 +121,24 @@ def test_nothing_is_terminated_unasked(aws_server: "MotoServer", capsys: pytest.
     assert states(aws_server) == {old: "running"}
 
 
-def test_all_regions_are_looked_at_and_one_that_refuses_is_named(
+def test_a_region_that_refuses_is_named_and_the_others_are_looked_at(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = start(hours_ago=3, region="us-east-2", server=aws_server)
     aws_server.refuse(
         "DescribeInstances", "UnauthorizedOperation", where=lambda request: request.region == "us-west-2"
     )
-    told = reaped(capsys, "--all-regions", "--yes", code=3)
+    told = reaped(capsys, "--region", "us-west-2", "--region", "us-east-2", "--yes", code=3)
     assert [region["region"] for region in told["refused_regions"]] == ["us-west-2"]
     assert states(aws_server) == {old: "shutting-down"}
-    assert len(told["regions"]) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_all_regions_are_looked_at(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    old = start(hours_ago=3, region="us-east-2", server=aws_server)
+    assert len(reaped(capsys, "--all-regions", "--yes")["regions"]) > 10
+    assert states(aws_server) == {old: "shutting-down"}
 
 
 def test_one_region_is_looked_at_if_named(
@@ -281,54 +291,44 @@ def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
     assert states(aws_server) == {live: "shutting-down"}
 
 
-def start_job(name: str, *, hours_ago: float, tags: dict[str, str] | None = None) -> None:
-    """A training job on two machines, as `submit` starts it, created so long ago and in progress since."""
-    from moto.backends import get_backend
-    from moto_server import ACCOUNT
-
-    run_id = name.rpartition("-a")[0]
-    given = {"fastlaunch:run": run_id, "fastlaunch:attempt": "1", "fastlaunch:max-minutes": "60"}
+def start_job(
+    server: "MotoServer", name: str, *, hours_ago: float, tags: dict[str, str] | None = None
+) -> None:
+    """A training job on two machines, as `submit` starts it, created so long ago and running since."""
+    plan = json.loads((PLANS / "sagemaker-2-p5.48xlarge-on-demand.json").read_text())
+    source = plan["request"]["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"]
+    aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
+    given = {"fastlaunch:run": name.rpartition("-a")[0], "fastlaunch:max-minutes": "60"}
     given = given if tags is None else tags
-    create_training_job(
-        aws(),
-        "us-east-1",
-        {
-            "TrainingJobName": name,
-            "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
-            "RoleArn": "arn:aws:iam::123456789012:role/fastlaunch-training",
-            "OutputDataConfig": {"S3OutputPath": "s3://acme/out"},
-            "ResourceConfig": {
-                "InstanceType": "ml.p5.48xlarge",
-                "InstanceCount": 2,
-                "VolumeSizeInGB": 100,
-            },
-            "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
-            "Tags": [{"Key": key, "Value": value} for key, value in given.items()],
-        },
-    )
-    job = get_backend("sagemaker")[ACCOUNT]["us-east-1"].training_jobs[name]
-    job.training_job_status, job.secondary_status = "InProgress", "Training"
-    since = (datetime.now(UTC) - timedelta(hours=hours_ago)).strftime("%Y-%m-%d %H:%M:%S")
-    job.creation_time = job.training_start_time = since
+    asked = {
+        "TrainingJobName": name,
+        "RoleArn": server.training_jobs.role(),
+        "Tags": [{"Key": key, "Value": value} for key, value in given.items()],
+    }
+    create_training_job(aws(), "us-east-1", {**plan["request"], **asked})
+    server.training_jobs.move(name, "Training")
+    job = server.training_jobs.job(name)
+    job.created_at = job.started_at = datetime.now(UTC) - timedelta(hours=hours_ago)
 
 
 def test_a_job_that_is_over_its_time_is_stopped(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # moto's own jobs are over at once, and it cannot stop one: that the request comes is what counts.
-    aws_server.refuse("StopTrainingJob", "ValidationException", "The job is in status Stopped", times=1)
-    start_job("20261121-060000-aaaa-a1", hours_ago=3)
-    start_job("20261121-090000-bbbb-a1", hours_ago=1)
-    start_job("somebody-elses", hours_ago=30, tags={})
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    old, young = "20261121-060000-aaaa-a1", "20261121-090000-bbbb-a1"
+    start_job(aws_server, old, hours_ago=3)
+    start_job(aws_server, young, hours_ago=1)
+    start_job(aws_server, "somebody-elses", hours_ago=30, tags={})
     told = {one["job"]: one for one in reaped(capsys, "--yes")["jobs"]}
-    assert {name: one["done"] for name, one in told.items()} == {
-        "20261121-060000-aaaa-a1": "stopped",
-        "20261121-090000-bbbb-a1": "left",
+    assert {name: one["done"] for name, one in told.items()} == {old: "stopped", young: "left"}
+    assert told[young]["cost_usd"] == pytest.approx(2 * PRICE_OF_ML_P5, rel=1e-2)
+    assert {job.name for job in aws_server.training_jobs.live() if job.status == "InProgress"} == {
+        young,
+        "somebody-elses",
     }
-    assert [one.parameters["TrainingJobName"] for one in aws_server.sent("StopTrainingJob")] == [
-        "20261121-060000-aaaa-a1"
-    ]
-    assert told["20261121-090000-bbbb-a1"]["num_machines"] == 2
+    again = {one["job"]: one["why"] for one in reaped(capsys, "--yes")["jobs"]}
+    assert again[old] == "it is being stopped"
+    assert len(aws_server.sent("StopTrainingJob")) == 1
 
 
 def test_schedules_go_with_their_machines(
