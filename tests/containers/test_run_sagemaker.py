@@ -150,7 +150,8 @@ def test_runs_are_done_in_order_and_all_that_they_write_is_left_in_segments(cont
     boot = json.loads((container.shelf / TOKEN / "boot.json").read_text())
     assert boot == {
         **{"schema": 1, "token": TOKEN, "node": 0, "instance_id": None, "host": "algo-1"},
-        **{"instance_type": "g5.xlarge", "zone": None, "lifecycle": None, "booted_at": boot["booted_at"]},
+        **{"instance_type": "g5.xlarge", "zone": None, "lifecycle": None},
+        **{"booted_at": boot["booted_at"], "began_at": boot["began_at"]},
     }
     status = container.status
     assert (status["outcome"], status["reason"], status["node"]) == ("completed", None, 0)
@@ -266,7 +267,8 @@ def test_a_later_container_of_the_job_goes_on_and_truncates_nothing(
     assert after[f"{TOKEN}/node-0/{SECOND}/rank-00000-attempt-2.jsonl"] == "b\n"
     assert before[f"{TOKEN}/node-0/{SECOND}/log.txt"] != after[f"{TOKEN}/node-0/{SECOND}/log.txt"]
     boots = [json.loads((one.shelf / TOKEN / "boot.json").read_text()) for one in (container, again)]
-    assert boots[0] == boots[1]
+    assert boots[0]["began_at"] == boots[1]["began_at"]
+    assert boots[0]["booted_at"] <= boots[1]["booted_at"] <= again.status["billed_until"]
 
 
 def test_records_of_an_earlier_job_are_counted_too(container: Container) -> None:

@@ -105,12 +105,13 @@ def main() -> int:
 
 def header(args: argparse.Namespace, attempt: int, first_step: int, rank: int) -> dict[str, object]:
     info = workload_info(args.workload)
+    num_nodes = int(os.environ.get("FASTLAUNCH_NUM_NODES") or "1")
     return {
         "run_id": os.environ["FASTLAUNCH_RUN_ID"],
         "attempt": attempt,
         "rank": rank,
-        "world_size": 1,
-        "num_nodes": 1,
+        "world_size": num_nodes,
+        "num_nodes": num_nodes,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "workload": {
             "name": args.workload,

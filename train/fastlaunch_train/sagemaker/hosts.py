@@ -49,6 +49,7 @@ class Hosts:
         self._connections: dict[int, socket.socket] = {}
         self._words: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._lost: str | None = None
+        self._left: set[int] = set()
         self._closed = False
 
     @property
@@ -90,9 +91,11 @@ class Hosts:
         with self._lock:
             return {host: word for (of, host), word in self._words.items() if of == run}
 
-    def close(self) -> None:
-        """Go. To the others this host is gone then, so all must have been said before."""
+    def close(self, *, is_done: bool) -> None:
+        """Go. is_done: all has been said; else this host is gone to the others, who may wait for its word."""
         self._closed = True
+        if is_done:
+            self._send({"leaves": True})
         for connection in self._connections.values():
             # What was sent still arrives.
             with suppress(OSError):
@@ -158,6 +161,8 @@ class Hosts:
     def _hear(self, rank: int, said: dict[str, Any]) -> None:
         if "lost" in said:
             self._lost = self._lost or said["lost"]
+        if "leaves" in said:
+            self._left.add(rank)
         if "run" not in said:
             return
         word = dict(said)
@@ -167,7 +172,7 @@ class Hosts:
             self._send(said, but=rank)
 
     def _lose(self, rank: int) -> None:
-        if self._closed or self._lost:
+        if self._closed or self._lost or rank in self._left:
             return
         self._lost = f"{self._names[rank]} is gone"
         if self._rank == 0:

@@ -70,7 +70,7 @@ class Job:
         #: Why nothing more can be done here, and what the failure file says, cause first.
         self._problem = ""
         self._causes: list[str] = []
-        self._booted_at = words.now()
+        self._began_at = words.now()
 
     def say(self, text: str) -> None:
         """Tell it in this host's log, and in SageMaker's."""
@@ -111,15 +111,14 @@ class Job:
     def _begin(self) -> None:
         request = self._request
         before = words.read(self._shelf.root / words.boot_name(request))
-        if before is None:
-            self._shelf.put_json(words.boot_name(request), words.boot(request))
-        else:
-            self._booted_at = str(before["booted_at"])
+        if before is not None:
+            self._began_at = str(before["began_at"])
+        self._shelf.put_json(words.boot_name(request), words.boot(request, self._began_at))
         (self._shelf.root / self._folder / "status.json").unlink(missing_ok=True)
         self.say(
             f"job {request.token}, {request.hosts[request.rank]} of {request.num_nodes} host(s), "
             f"{request.instance or 'unknown instance'}, {len(request.runs)} run(s)"
-            + (f", goes on since {self._booted_at}" if before else "")
+            + (f", goes on since {self._began_at}" if before else "")
         )
         for run in request.runs:
             # In S3 every checkpoint stays, and all of them were brought here.
@@ -139,7 +138,7 @@ class Job:
             self.say(f"run {run.run_id}: {before.state} before")
             return before
         self.say(f"run {run.run_id}")
-        started_s = words.uptime_s(self._booted_at)
+        started_s = words.uptime_s(self._began_at)
         attempt = max(self._request.attempt, 1 + last_attempt(self._shelf.root, run.run_id))
         code, is_made_to = self._train(number, run, attempt)
         cause = self._cause(run, code, attempt) if code else ""
@@ -152,17 +151,18 @@ class Job:
             ends=bool(is_stopped or self._problem),
         )
         self._hosts.say(number, vars(word))
-        told = verdict(self._request.rank, self._await_words(number), is_one_lost=bool(self._hosts.lost))
+        said = self._await_words(number)
+        told = verdict(self._request.rank, said, is_one_lost=len(said) < self._request.num_nodes)
         end = RunEnd(
             run_id=run.run_id,
             state=told.state,
             exit_code=code,
             started_s=started_s,
-            ended_s=words.uptime_s(self._booted_at),
+            ended_s=words.uptime_s(self._began_at),
         )
         self.say(f"run {run.run_id}: {told.state}, exit code {code}{': ' if cause else ''}{cause}")
         self._shipping.now()
-        self._note(number, end, told)
+        self._note(end, told, said)
         return end
 
     def _train(self, number: int, run: AskedRun, attempt: int) -> tuple[int, bool]:
@@ -250,12 +250,12 @@ class Job:
         folder = self._shipping.run_folder(run.run_id)
         return cause_of(folder / "output", folder / LOG, attempt)
 
-    def _note(self, number: int, end: RunEnd, told: Verdict) -> None:
+    def _note(self, end: RunEnd, told: Verdict, said: Mapping[int, Word]) -> None:
         """Note why it failed and, for a container after this one, that it has ended; make room."""
         if told.blamed is not None:
-            cause = self._heard(number)[told.blamed].cause or "no cause known"
-            host = self._request.hosts[told.blamed]
-            self._causes.append(f"{cause} (run {end.run_id} on {host}, exit code {end.exit_code})")
+            word, host = said[told.blamed], self._request.hosts[told.blamed]
+            cause = word.cause or "no cause known"
+            self._causes.append(f"{cause} (run {end.run_id} on {host}, exit code {word.code})")
         if told.is_final:
             with suppress(OSError):
                 self._shelf.put_json(f"{self._folder}/{end.run_id}/ended.json", vars(end))
@@ -288,7 +288,7 @@ class Job:
             if self._shipping.now():
                 break
             time.sleep(1)
-        uptime_s = words.uptime_s(self._booted_at)
+        uptime_s = words.uptime_s(self._began_at)
         with suppress(OSError):
             self._shelf.put_json(
                 f"{self._folder}/status.json", words.status(self._request, outcome, self._ends, uptime_s)
@@ -298,7 +298,7 @@ class Job:
             said = [*self._causes, *lost, outcome.reason or ""]
             with suppress(OSError):
                 words.write_failure(self._failure, "\n".join(said) + "\n")
-        self._hosts.close()
+        self._hosts.close(is_done=all(end.state != "not-started" for end in self._ends))
         return _EXIT_CODES[outcome.name] if outcome.reason != "peer" else 1
 
 

@@ -91,4 +91,4 @@ def _can_rename(source: Path, target: Path) -> bool:
 
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ FAILURE_CHARS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """What became of a run on this host: its state as in status.json, and when, in seconds since the boot."""
+    """What became of a run on this host, as in status.json; times in seconds since the first boot."""
 
     run_id: str
     state: str = "not-started"
@@ -50,9 +50,13 @@ def node_folder(request: Request, rank: int | None = None) -> str:
     return f"{request.token}/node-{request.rank if rank is None else rank}"
 
 
-def boot(request: Request) -> dict[str, Any]:
-    """boot.json. There is no instance that anybody could ask for; `host` is SageMaker's name."""
-    return {**_who(request), "lifecycle": None, "booted_at": now()}
+def boot(request: Request, began_at: str) -> dict[str, Any]:
+    """boot.json. There is no instance that anybody could ask for; `host` is SageMaker's name.
+
+    Each container of a job says it anew, so that the last word of one before it is known to be old. began_at:
+    when the first one booted.
+    """
+    return {**_who(request), "lifecycle": None, "booted_at": now(), "began_at": began_at}
 
 
 def status(request: Request, outcome: Outcome, runs: Sequence[RunEnd], uptime_s: float) -> dict[str, Any]:
@@ -69,9 +73,9 @@ def status(request: Request, outcome: Outcome, runs: Sequence[RunEnd], uptime_s:
     }
 
 
-def uptime_s(booted_at: str) -> float:
+def uptime_s(began_at: str) -> float:
     """Seconds since the first container of this job booted here, those between two of them included."""
-    started = datetime.strptime(booted_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=_UTC)
+    started = datetime.strptime(began_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=_UTC)
     return round((datetime.now(_UTC) - started).total_seconds(), 2)
 
 
