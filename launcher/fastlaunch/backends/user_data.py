@@ -69,8 +69,13 @@ class NodeProgram:
 def render_user_data(program: NodeProgram) -> str:
     """The shell script of `program`. Raises UserError if it, or its next attempt's, is larger than EC2 takes.
 
-    It ends with `node-0/status.json`, in which boot_s is when the script began, pull_s when code and image
+    It ends with `node-<k>/status.json`, in which boot_s is when the script began, pull_s when code and image
     were there, in seconds since boot; billed_until is when it was written, or when EC2 takes a spot machine.
+    A node that stops because another one did says outcome `interrupted`, reason `peer`.
+
+    Several nodes find each other through objects under the output: `rank0` has the address of rank 0,
+    `ready/<n>/<address>` says that a node is about to begin run number n (from 1; `end`: has done the last),
+    `abort-<n>` that run n failed somewhere, `abort` in a line why all are to stop.
     """
     script = _script(program)
     # An attempt that goes on with the runs has a checkpoint to fetch, and more to say.
