@@ -51,6 +51,7 @@ class Hosts:
         self._lost: str | None = None
         self._left: set[int] = set()
         self._closed = False
+        self._server: socket.socket | None = None
 
     @property
     def lost(self) -> str | None:
@@ -62,18 +63,16 @@ class Hosts:
         if len(self._names) == 1:
             return True
         end = time.monotonic() + self._join_limit_s
-        meet = self._accept_all if self._rank == 0 else self._reach_first
-        while not meet():
-            if is_stopped():
-                return False
-            if time.monotonic() > end:
-                missing = [
-                    n for at, n in enumerate(self._names) if at not in (*self._connections, self._rank)
-                ]
-                self._lost = (
-                    f"{', '.join(missing) or self._names[0]} did not come in {self._join_limit_s:g} s"
-                )
-                return False
+        try:
+            while not (self._accept() if self._rank == 0 else self._reach_first()):
+                if is_stopped():
+                    return False
+                if time.monotonic() > end:
+                    self._lost = f"{self._missing()} did not come in {self._join_limit_s:g} s"
+                    return False
+        finally:
+            if self._server is not None:
+                self._server.close()
         for rank, connection in self._connections.items():
             connection.settimeout(self._silence_s)
             threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
@@ -104,8 +103,9 @@ class Hosts:
 
     # Meeting
 
-    def _accept_all(self) -> bool:
-        if not hasattr(self, "_server"):
+    def _accept(self) -> bool:
+        """Hear a host that comes; whether all have come."""
+        if self._server is None:
             self._server = socket.create_server(("", self._port), backlog=len(self._names))
             self._server.settimeout(0.5)
         with suppress(TimeoutError):
@@ -113,10 +113,13 @@ class Hosts:
             self._greet(connection)
         if len(self._connections) < len(self._names) - 1:
             return False
-        self._server.close()
         # Nobody begins before all are there.
         self._send({"all": True})
         return True
+
+    def _missing(self) -> str:
+        there = (*self._connections, self._rank) if self._rank == 0 else (self._rank,)
+        return ", ".join(name for at, name in enumerate(self._names) if at not in there)
 
     def _greet(self, connection: socket.socket) -> None:
         connection.settimeout(5)
@@ -128,6 +131,7 @@ class Hosts:
         connection.close()
 
     def _reach_first(self) -> bool:
+        """Reach the first host, or hear it; whether it has said that all are there."""
         try:
             if 0 not in self._connections:
                 connection = socket.create_connection((self._names[0], self._port), timeout=5)
