@@ -127,8 +127,8 @@ class SageMakerBackend:
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Have SageMaker stop the job, and bring what its containers save until it has ended.
 
-        No machines are kept after it. One that is still stopping after ten minutes is left to SageMaker, which
-        ends it in any case.
+        No machines are kept after it. One that is still stopping after ten minutes is left to SageMaker,
+        which ends it in any case.
         """
         self.kill(handle)
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)
