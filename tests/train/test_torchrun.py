@@ -175,7 +175,7 @@ def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path)
     time.sleep(3)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
+    assert process.returncode == 130, output
     assert "SIGTERM: the ranks have 65 s to end" in output
     ends = [record(tmp_path, rank=rank).end for rank in range(2)]
     assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
