@@ -54,9 +54,12 @@ def prepare(
     now: datetime.datetime,
     commit: str | None,
     max_cost_usd: float | None = None,
+    detach: bool = False,
     pins: "Sequence[Pin] | None" = None,
 ) -> Prepared:
     """Where the request can be carried out. pins: wheels of the bundle instead of the shipped ones.
+
+    detach: nobody will follow it.
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
@@ -82,7 +85,7 @@ def prepare(
     request, told = fitted(inquiry)
     resolved = (resolve_training if request.backend == "sagemaker" else resolve)(inquiry)
     found = checks(
-        wanted_by(request, base=base, max_cost_usd=max_cost_usd),
+        wanted_by(request, base=base, max_cost_usd=max_cost_usd, detach=detach),
         aws=aws,
         settings=settings,
         catalogue=catalogue,
@@ -101,7 +104,9 @@ def prepare(
     )
 
 
-def wanted_by(request: CloudRequest, *, base: "BaseImage | None", max_cost_usd: float | None) -> Wanted:
+def wanted_by(
+    request: CloudRequest, *, base: "BaseImage | None", max_cost_usd: float | None, detach: bool
+) -> Wanted:
     """What the checks are made for. base: AWS's container image, None for the request's own."""
     return Wanted(
         instances=request.instances,
@@ -119,6 +124,7 @@ def wanted_by(request: CloudRequest, *, base: "BaseImage | None", max_cost_usd: 
         block_fee_usd=request.block_fee_usd,
         keep_alive_minutes=request.keep_alive_minutes,
         has_plan=request.training_plan is not None,
+        is_unfollowed=detach,
     )
 
 

@@ -6,6 +6,7 @@ from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws, Subnet
 from fastlaunch.aws_network import GroupRules, group_rules, placement_group
 from fastlaunch.errors import BadConfiguration, NotAuthorised
+from fastlaunch.region_names import making
 
 
 def group_vpcs(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ...]) -> dict[str, str]:
@@ -79,8 +80,8 @@ def check_open_groups(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ..
     if not groups:
         raise BadConfiguration(
             "no security group is named, and the VPC's default one lets nothing out by EFA",
-            f"make one that names itself both ways, and write it into `aws.{region}.security_groups`: "
-            "`fastlaunch iam print --cloudformation` has one",
+            f"write one that names itself both ways into `aws.{region}.security_groups`; this makes one: "
+            f"{making(region)}",
         )
     rules = ask(group_rules, aws, region, groups)
     lacking = [way for way in ("ingress", "egress") if not _is_open(rules, way)]

@@ -5,15 +5,17 @@ from functools import partial
 from fastlaunch.aws_reservations import reservation
 from fastlaunch.candidates import candidates
 from fastlaunch.capacity_block import check_reservation, minutes_left
-from fastlaunch.errors import NoCapacity, NotAuthorised, UserError
+from fastlaunch.errors import CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job_images import machine_image
+from fastlaunch.job_roles import SCHEDULER, check_role
 from fastlaunch.node_rights import node_lacks
 from fastlaunch.preflight_check import Result, Told
 from fastlaunch.preflight_network import network_checks
 from fastlaunch.preflight_region import bucket, container
 from fastlaunch.preflight_wanted import Looking, ToMakeAll
 from fastlaunch.quotas import quota_use
+from fastlaunch.region_names import making
 from fastlaunch.resolve import check_offered
 from fastlaunch.resolved import nowhere
 
@@ -23,6 +25,8 @@ def machine_checks(look: Looking, region: str) -> ToMakeAll:
     yield {"name": "machine image"}, partial(_image, look, region)
     yield {"name": "container image"}, partial(container, look, region)
     yield {"name": "instance profile"}, partial(_profile, look, region)
+    if look.wanted.is_unfollowed:
+        yield {"name": "scheduler role"}, partial(_scheduler_role, look, region)
     yield {"name": "bucket"}, partial(bucket, look, region)
     yield from network_checks(look, region)
     for one in look.wanted.instances:
@@ -63,6 +67,27 @@ def _profile(look: Looking, region: str) -> str | Told:
         f"{told}; the role's own policies do not give {' nor '.join(lacking)}",
         "`fastlaunch doctor --setup` has the role's policy; a machine that cannot upload ends itself",
     )
+
+
+def _scheduler_role(look: Looking, region: str) -> str | Told:
+    """Never an error: without it the machine's own timer protects, and nothing else."""
+    arn = look.here(region).scheduler_role
+    alone = "of a detached job only its machines' own timers would end it"
+    if arn is None:
+        write = f"write `scheduler_role: ARN` under `aws: {region}:` in the config file"
+        hint = f"{write}; this makes one: {making(region)}"
+        return Told(Result.NOT_CHECKED, f"none is named: {alone}", hint)
+    try:
+        check_role(look.aws, look.ask, region, arn, SCHEDULER)
+        problem = look.ask(look.aws.may_pass, arn, SCHEDULER)
+    except NotAuthorised as error:
+        return Told(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
+    except CloudRefused as error:
+        return Told(Result.WARNING, f"{error.message}: {alone}", error.hint)
+    if problem is not None:
+        hint = "`fastlaunch iam print` has the policy that lets you pass it"
+        return Told(Result.WARNING, f"{problem}: {alone}", hint)
+    return f"{arn} ends the machines of detached jobs"
 
 
 def _offered(look: Looking, instance: InstanceType, region: str) -> str | Told:

@@ -4,7 +4,13 @@ from fastlaunch.errors import BadConfiguration, UserError
 from fastlaunch.job_images import container_image, is_own_image_seen
 from fastlaunch.preflight_check import Result, Told
 from fastlaunch.preflight_wanted import Looking
-from fastlaunch.region_names import check_bucket, configured_bucket, configured_profile, configured_role
+from fastlaunch.region_names import (
+    check_bucket,
+    configured_bucket,
+    configured_profile,
+    configured_role,
+    making,
+)
 
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "doctor/written-by-doctor"
@@ -24,7 +30,7 @@ def config(look: Looking, region: str) -> str:
         raise UserError(
             f"neither bucket nor {what} is named for {region}",
             f"write `bucket: NAME` and `{entry}` under `aws: {region}:` in the config file; "
-            "`fastlaunch doctor --setup` says how to make them",
+            f"`fastlaunch doctor --setup` says how to make them, or all at once: {making(region)}",
         )
     if problems:
         raise problems[0]

@@ -4,18 +4,13 @@ from functools import partial
 
 from fastlaunch.errors import NotAuthorised
 from fastlaunch.hardware import InstanceType
+from fastlaunch.job_roles import SAGEMAKER, check_role
 from fastlaunch.node_rights import job_lacks
 from fastlaunch.preflight_check import Result, Told
 from fastlaunch.preflight_region import bucket, container
 from fastlaunch.preflight_wanted import Looking, ToMakeAll
-from fastlaunch.resolve_training import SERVICE, check_role
+from fastlaunch.region_names import making
 from fastlaunch.training_quotas import JOB, SPOT_JOB, WARM_POOL, training_quota
-
-#: What makes role and policies, for whoever may.
-_MAKE = (
-    "fastlaunch iam print --cloudformation > fastlaunch.yaml && aws cloudformation deploy --region {region} "
-    "--stack-name fastlaunch --template-file fastlaunch.yaml --capabilities CAPABILITY_NAMED_IAM"
-)
 
 
 def training_checks(look: Looking, region: str) -> ToMakeAll:
@@ -35,10 +30,10 @@ def training_checks(look: Looking, region: str) -> ToMakeAll:
 def _role(look: Looking, region: str) -> str | Told:
     arn = look.here(region).role
     if arn is None:
-        return Told(Result.NOT_CHECKED, "none is named", _MAKE.format(region=region))
-    is_seen = check_role(look.aws, look.ask, region, arn)
+        return Told(Result.NOT_CHECKED, "none is named", making(region))
+    is_seen = check_role(look.aws, look.ask, region, arn, SAGEMAKER)
     try:
-        problem = look.ask(look.aws.may_pass, arn, SERVICE)
+        problem = look.ask(look.aws.may_pass, arn, SAGEMAKER)
     except NotAuthorised as error:
         return Told(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
     if problem is not None:

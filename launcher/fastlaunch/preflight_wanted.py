@@ -24,7 +24,8 @@ class Wanted:
     checkpoint_every: steps, 0 for none; None if it was not said. base: AWS's container image; image: the
     user's, by digest, instead. max_cost_usd: the budget, with max_minutes to compare it with. reservation:
     of a capacity block; block_fee_usd: what it cost. keep_alive_minutes: of a warm pool. has_plan: whether
-    SageMaker's machines are those of a training plan.
+    SageMaker's machines are those of a training plan. is_unfollowed: whether a timer in the account is to end
+    its machines.
     """
 
     instances: tuple[InstanceType, ...]
@@ -42,6 +43,7 @@ class Wanted:
     block_fee_usd: float | None = None
     keep_alive_minutes: int = 0
     has_plan: bool = False
+    is_unfollowed: bool = False
 
     @property
     def has_several_interfaces(self) -> bool:

@@ -6,6 +6,16 @@ from fastlaunch.errors import BadConfiguration, NotAuthorised, UserError
 from fastlaunch.settings import RegionSettings, Settings
 
 
+def making(region: str, zone: str | None = None) -> str:
+    """The commands that make all of it in a region, and placement groups in a zone, by one template."""
+    zones = f" --zone {zone}" if zone else ""
+    return (
+        f"fastlaunch iam print --cloudformation --region {region}{zones} > fastlaunch.yaml && "
+        f"aws cloudformation deploy --region {region} --stack-name fastlaunch "
+        "--template-file fastlaunch.yaml --capabilities CAPABILITY_IAM --parameter-overrides BucketName=NAME Vpc=vpc-ID"
+    )
+
+
 def configured_bucket(settings: Settings, region: str) -> str:
     """The bucket of the region. Raises UserError if there is none in the config."""
     return _configured(settings, region, "bucket", "for code, records and checkpoints", "--bucket")

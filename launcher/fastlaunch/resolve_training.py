@@ -3,20 +3,16 @@
 Nothing is changed and nothing uploaded. A region that cannot be used is left out, by name and with why.
 """
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
-from fastlaunch.aws_roles import role
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.candidates import TrainingCandidate, training_candidates
 from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
-from fastlaunch.errors import BadConfiguration, NotAuthorised, UserError
+from fastlaunch.errors import UserError
 from fastlaunch.hardware import InstanceType
+from fastlaunch.job_roles import SAGEMAKER, check_role
 from fastlaunch.offline_sites import TRAINING_VOLUME_GIB, priced
 from fastlaunch.region_names import check_bucket, configured_bucket, configured_role
 from fastlaunch.resolve import image_in
 from fastlaunch.resolved import Inquiry, Resolved, resolved
-
-SERVICE = "sagemaker.amazonaws.com"
 
 
 def resolve_training(inquiry: Inquiry) -> Resolved:
@@ -39,35 +35,13 @@ def resolve_training(inquiry: Inquiry) -> Resolved:
     return resolved(sites, skipped)
 
 
-def check_role(aws: Aws, ask: AskOnce, region: str, arn: str) -> bool:
-    """Whether the role is seen to exist and to trust SageMaker: False if it may not be looked at.
-
-    Raises BadConfiguration if it does not exist, or does not trust SageMaker.
-    """
-    try:
-        found = ask(role, aws, region, arn)
-    except NotAuthorised:
-        return False
-    if found is None:
-        raise BadConfiguration(
-            f"there is no role {arn}",
-            "`aws iam list-roles` names yours; `fastlaunch iam print --cloudformation` has one to make",
-        )
-    if SERVICE not in found.trusts:
-        raise BadConfiguration(
-            f"{arn} does not let SageMaker take it on",
-            f"its trust policy has to name the service {SERVICE}: `fastlaunch iam print` has one that does",
-        )
-    return True
-
-
 def _site(
     inquiry: Inquiry, group: TrainingCandidate, types: list[tuple[InstanceType, HourlyRate]]
 ) -> TrainingSite:
     aws, ask, region = inquiry.aws, inquiry.ask, group.region
     bucket = configured_bucket(inquiry.settings, region)
     arn = configured_role(inquiry.settings, region)
-    check_role(aws, ask, region, arn)
+    check_role(aws, ask, region, arn, SAGEMAKER)
     check_bucket(aws, ask, region, bucket)
     dearest = max((rate for _, rate in types), key=lambda rate: rate.usd_per_hour)
     return TrainingSite(

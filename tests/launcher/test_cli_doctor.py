@@ -33,6 +33,7 @@ def configure(isolated: Path, region: RegionSettings | None, **changes: Any) -> 
             "instance_profile": region.instance_profile,
             "security_groups": list(region.security_groups),
             "subnets": dict(list(region.subnets.items())[:2]),
+            **({"scheduler_role": region.scheduler_role} if region.scheduler_role else {}),
         }
     (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": written | changes}}))
 
@@ -49,8 +50,15 @@ def account(aws_server: MotoServer, isolated: Path) -> MotoServer:
     ec2.attach_internet_gateway(gateway.id, vpc.id)
     (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
     ec2.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
-    configure(isolated, region)
+    configure(isolated, replace(region, scheduler_role=scheduler_role()))
     return aws_server
+
+
+def scheduler_role() -> str:
+    """ARN of a role that EventBridge Scheduler may take on."""
+    trust = {"Effect": "Allow", "Principal": {"Service": "scheduler.amazonaws.com"}}
+    policy = json.dumps({"Statement": [{**trust, "Action": "sts:AssumeRole"}]})
+    return str(backend("iam", "aws").create_role("timer", policy, "/", None, "", [], None).arn)
 
 
 def doctor(*argv: str, aws: Aws = AWS) -> int:
@@ -73,7 +81,7 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
 ) -> None:
     assert doctor(*TYPE) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("15 checks: 15 ok.\n")
+    assert out.endswith("16 checks: 16 ok.\n")
     assert "arn:aws:sts::123456789012:user/moto (account 123456789012)" in out
     assert err == "next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n"
 
@@ -221,22 +229,23 @@ def test_a_role_that_may_not_be_passed_fails(account: MotoServer, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("action", "name"),
+    ("action", "names"),
     [
-        ("GetServiceQuota", "quota"),
-        ("GetInstanceProfile", "instance profile"),
-        ("SimulatePrincipalPolicy", "instance profile"),
-        ("DescribeVpcs", None),
-        ("DescribeRouteTables", None),
-        ("HeadBucket", None),
+        ("GetServiceQuota", ["quota"]),
+        ("GetInstanceProfile", ["instance profile"]),
+        ("SimulatePrincipalPolicy", ["scheduler role", "instance profile"]),
+        ("GetRole", []),
+        ("DescribeVpcs", []),
+        ("DescribeRouteTables", []),
+        ("HeadBucket", []),
     ],
 )
 def test_a_lesser_right_that_is_lacking_fails_nothing(
-    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, name: str | None
+    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, names: list[str]
 ) -> None:
     account.refuse(action, "AccessDenied", status=403)
     found = told(capsys, *TYPE)
-    assert [one["name"] for one in found.values() if one["result"] != "ok"] == ([name] if name else [])
+    assert [one["name"] for one in found.values() if one["result"] != "ok"] == names
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,7 @@ def test_a_failure_is_told_with_what_to_do(account: MotoServer, capsys: pytest.C
     out, err = capsys.readouterr()
     assert "failed: quota (p5.48xlarge in us-east-1): not enough quota: needs 192 vCPUs" in out
     assert "  ask for 192 vCPUs: " in out
-    assert "15 checks: 14 ok, 1 failed." in out
+    assert "16 checks: 15 ok, 1 failed." in out
     assert err == "next: mend the first that failed, then fastlaunch doctor --instance p5.48xlarge\n"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ec2_builders import catalogue, site
-from fake_aws_facts import FakeAws, denied, fake_aws, settings, usual
+from fake_aws_facts import ROLE, FakeAws, denied, fake_aws, settings, trusting, usual
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.errors import (
@@ -339,3 +339,20 @@ def test_what_only_looks_is_not_said_to_have_started_something() -> None:
         "is the network there, and `r` a region of AWS? Then type the same again"
     )
     assert started is not None and "may have been done" in (started.hint or "")
+
+
+def test_a_detached_jobs_timer_is_looked_at_and_holds_up_nothing() -> None:
+    def told(aws: FakeAws, **here: Any) -> Check:
+        config = settings(us_east_1=replace(usual(), **{"scheduler_role": ROLE, **here}))
+        return named("scheduler role", made(aws, wanted(is_unfollowed=True), settings=config))
+
+    answers = {"GetRole": trusting("scheduler.amazonaws.com")}
+    assert told(fake_aws(answers=answers)).result is Result.OK
+    none = told(fake_aws(), scheduler_role=None)
+    assert none.result is Result.NOT_CHECKED and "aws cloudformation deploy" in str(none.hint)
+    other = told(fake_aws(answers={"GetRole": trusting("ec2.amazonaws.com")}))
+    assert other.result is Result.WARNING and "does not let EventBridge Scheduler take it on" in other.told
+    unpassed = told(fake_aws(answers=answers, untrusted=("scheduler.amazonaws.com",)))
+    assert unpassed.result is Result.WARNING and "may not pass" in unpassed.told
+    # A job that is followed has no such timer.
+    assert "scheduler role" not in {check.name for check in made()}

@@ -119,6 +119,7 @@ def _wanted(around: Surroundings, catalogue: "Catalogue", terms: CloudTerms) -> 
         reservation=terms.reservation,
         block_fee_usd=terms.block_fee_usd,
         keep_alive_minutes=terms.keep_alive_minutes,
+        is_unfollowed=True,
     )
 
 

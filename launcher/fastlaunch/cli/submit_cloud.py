@@ -188,6 +188,7 @@ def _prepared(
         now=around.now(),
         commit=around.commit,
         max_cost_usd=max_cost,
+        detach=detach,
     )
     submission = CloudSubmission(
         sites=prepared.sites,
