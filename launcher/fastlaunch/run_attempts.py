@@ -25,7 +25,7 @@ class Attempt:
     the discount. launched_at: ISO 8601, of the machine. lived_s: from then to its end. billed_seconds: None
     while it lasts. billing: how they are known, one of `cloud_backend.BILLINGS`. usd_per_hour, lived_s and
     billed_seconds are of one machine, of num_nodes. schedule: in the account, which ends the machines of a
-    detached attempt: `{"name", "region", "state"}`; see `deadline_schedule`. sunk_usd: see `Plan`.
+    detached attempt: `{"name", "region", "state", ...}`; see `deadline_schedule`. sunk_usd: see `Plan`.
     idle_minutes: for which a warm pool may be kept, and billed, after it.
     """
 

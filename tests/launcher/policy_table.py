@@ -226,11 +226,14 @@ _PREPARE_EC2 = (
     *("ec2:DescribeInstances", "ec2:DescribeInstanceTypes"),
     *("servicequotas:GetServiceQuota", "servicequotas:GetAWSDefaultServiceQuota"),
     *("ec2:DescribeSubnets", "ec2:DescribeSecurityGroups", "ec2:DescribeRouteTables"),
+    *("ec2:DescribeVpcs", "ec2:DescribeVpcEndpoints"),
     *("iam:GetInstanceProfile", "iam:SimulatePrincipalPolicy", "s3:PutObject"),
 )
 _PREPARE_JOB = (
     *(*_LOOK, "servicequotas:ListServiceQuotas", "servicequotas:ListAWSDefaultServiceQuotas"),
     *("iam:GetRole", "iam:SimulatePrincipalPolicy", "s3:PutObject"),
+    # What runs counts against the quota.
+    *("sagemaker:ListTrainingJobs", "sagemaker:DescribeTrainingJob"),
 )
 _FOLLOW = ("s3:ListObjectsV2", "s3:GetObject")
 _FOLLOW_EC2 = ("ec2:DescribeInstances", *_FOLLOW)
@@ -242,7 +245,7 @@ _EC2, _JOBS = ("launcher",), ("launcher", "launcher-sagemaker")
 SCENARIOS: Mapping[str, Scenario] = {
     "doctor": Scenario(
         policies=_EC2,
-        operations=(*_PREPARE_EC2, *_PREPARE_JOB, "ec2:DescribeVpcs", "ec2:DescribeVpcEndpoints"),
+        operations=(*_PREPARE_EC2, *_PREPARE_JOB),
     ),
     "submit to EC2": Scenario(policies=_EC2, operations=(*_PREPARE_EC2, "ec2:RunInstances", *_FOLLOW_EC2)),
     "submit to EC2, spot": Scenario(
@@ -264,7 +267,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         policies=_EC2, operations=("ec2:RunInstances", "key of a volume", "s3:PutObject", "key of the bucket")
     ),
     "submit to EC2, detached": Scenario(
-        policies=_EC2, operations=(*_PREPARE_EC2, "ec2:RunInstances", "scheduler:CreateSchedule")
+        policies=_EC2,
+        operations=(*_PREPARE_EC2, "iam:GetRole", "ec2:RunInstances", "scheduler:CreateSchedule"),
     ),
     "submit to SageMaker": Scenario(
         policies=_JOBS, operations=(*_PREPARE_JOB, "sagemaker:CreateTrainingJob", *_FOLLOW_JOB)
