@@ -124,6 +124,19 @@ def test_sagemakers_own_words_are_shown(world: World) -> None:
     assert shown.rstrip().endswith("bf16: completed")
 
 
+def test_what_it_waits_for_is_noted_for_other_commands(world: World) -> None:
+    seen: list[str | None] = []
+
+    def look(job: FakeJob) -> None:
+        job.train()
+        for seconds in (60, 150, TRAINING_S + 30):
+            world.clock.at(seconds, lambda: seen.append(world.ledger.select()[0].reason))
+
+    world.aws.job = look
+    world.submit()
+    assert seen == ["waiting for capacity", "downloading the image and the code", None]
+
+
 def test_waiting_for_hours_ends_nothing(world: World) -> None:
     def wait_long(job: FakeJob) -> None:
         job.move(30, "Pending")
@@ -193,6 +206,13 @@ def test_a_quota_leads_to_the_next_region(world: World) -> None:
     # The quota is the type's in the region, whatever else might be taken instead.
     assert [region for region, _ in world.names()] == ["us-east-1", "us-west-2"]
     assert run.state is RunState.COMPLETED
+
+
+def test_a_quota_of_one_type_says_nothing_against_another_of_its_family(world: World) -> None:
+    world.aws.answers = [QuotaExceeded("ResourceLimitExceeded")]
+    world.submit(EAST, training_site("p5en.48xlarge"))
+    types = [request["ResourceConfig"]["InstanceType"] for _, request in world.aws.requests]
+    assert types == ["ml.p5.48xlarge", "ml.p5en.48xlarge"]
 
 
 def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) -> None:
