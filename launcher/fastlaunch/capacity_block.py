@@ -32,8 +32,7 @@ def check_reservation(
     if found is None:
         raise BadConfiguration(
             f"there is no reservation {wanted} in {region}",
-            "`aws ec2 describe-capacity-reservations --filters Name=reservation-type,Values=capacity-block "
-            f"--region {region}` lists the blocks of who is logged in",
+            f"`aws ec2 describe-capacity-blocks --region {region}` lists those of who is logged in",
         )
     if found.kind != "capacity-block":
         raise BadConfiguration(

@@ -154,8 +154,7 @@ def _check_block(terms: CloudTerms) -> None:
     if terms.reservation is None:
         raise UserError(
             "it does not say which capacity block",
-            "add --reservation cr-...; fastlaunch buys none, and `aws ec2 describe-capacity-reservations "
-            "--filters Name=reservation-type,Values=capacity-block` lists yours",
+            "add --reservation cr-...; `aws ec2 describe-capacity-blocks` lists yours (fastlaunch buys none)",
         )
     if not _RESERVATION.fullmatch(terms.reservation):
         raise UserError(

@@ -11,8 +11,8 @@ def making(region: str, zone: str | None = None) -> str:
     zones = f" --zone {zone}" if zone else ""
     return (
         f"fastlaunch iam print --cloudformation --region {region}{zones} > fastlaunch.yaml && "
-        f"aws cloudformation deploy --region {region} --stack-name fastlaunch "
-        "--template-file fastlaunch.yaml --capabilities CAPABILITY_IAM --parameter-overrides BucketName=NAME Vpc=vpc-ID"
+        f"aws cloudformation deploy --region {region} --stack-name fastlaunch --capabilities CAPABILITY_IAM "
+        "--template-file fastlaunch.yaml --parameter-overrides BucketName=NAME Vpc=vpc-ID"
     )
 
 

@@ -118,6 +118,11 @@ def test_what_sagemaker_needs_is_checked_instead(
         *("price", "price file", "quota", "bucket", "role", "container image", "region", "config", "login"),
         "config file",
     ]
+    capsys.readouterr()
+    assert doctor(*argv) == 0
+    assert capsys.readouterr().err == (
+        "next: fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --recipe bf16 --dry-run\n"
+    )
     # A user's machine, an instance profile and a subnet are EC2's.
     assert {check["result"] for check in told(capsys, "--backend", "sagemaker").values()} == {"ok"}
     configure(isolated, None, bucket="runs-us-east-1")

@@ -156,6 +156,14 @@ def test_rehearsal_says_what_it_does_not_cover(capsys: pytest.CaptureFixture[str
     assert (run.workload, run.recipe, run.instance) == ("vit-tiny", "bf16 optimizer_impl=fused", None)
 
 
+def test_a_rehearsal_for_several_nodes_of_sagemaker_is_one_process_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("submit", "--local", "--instance", "ml.p5.48xlarge", "--num-nodes", "2", "--dry-run")
+    assert fastlaunch(*argv) == 0
+    assert re.search(r"^  nodes +2; here: 1$", capsys.readouterr().err, re.MULTILINE)
+
+
 def test_outside_a_rehearsal_the_entrypoint_refuses_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

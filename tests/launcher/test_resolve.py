@@ -300,7 +300,13 @@ def test_a_block_is_where_it_is_and_costs_what_was_paid() -> None:
 @pytest.mark.parametrize(
     ("told", "terms", "kind", "message", "hint"),
     [
-        (None, {}, BadConfiguration, "there is no reservation cr-0a1b2c3d in us-east-1", "lists the blocks"),
+        (
+            None,
+            {},
+            BadConfiguration,
+            "there is no reservation cr-0a1b2c3d in us-east-1",
+            "lists those",
+        ),
         (block(ReservationType="default"), {}, BadConfiguration, "is no capacity block", "--purchase on-dem"),
         (block(InstanceType="p5en.48xlarge"), {}, BadConfiguration, "is of p5en", "--instance p5en.48xlarge"),
         (block(State="expired"), {}, BadConfiguration, "cr-0a1b2c3d is expired", "one that is active"),

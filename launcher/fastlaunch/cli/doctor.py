@@ -78,7 +78,7 @@ def doctor(
     found = [_config_file()]
     found += checks(wanted, aws=around.aws, settings=around.settings, catalogue=catalogue, now=around.now())
     (_tell_json if output == "json" else _tell)(found)
-    next_command(_next(around, found, instance))
+    next_command(_next(around, found, wanted))
     return _exit_code(found)
 
 
@@ -177,11 +177,13 @@ def _tell_json(found: Sequence["Check"]) -> None:
     click.echo(json.dumps({"ok": _exit_code(found) == EXIT_DONE, "checks": told}, indent=2))
 
 
-def _next(around: Surroundings, found: Sequence["Check"], instance: str | None) -> str:
+def _next(around: Surroundings, found: Sequence["Check"], wanted: "Wanted") -> str:
     if any(check.name == "login" and isinstance(check.error, NotAuthorised) for check in found):
         return "aws configure   (or `aws sso login`), then fastlaunch doctor"
     if any(check.error is not None for check in found):
         return f"mend the first that failed, then {shlex.join(['fastlaunch', *around.argv])}"
-    if instance is None:
-        return "fastlaunch doctor --instance p5.48xlarge"
-    return f"fastlaunch submit --instance {instance} --recipe bf16 --dry-run"
+    if not wanted.instances:
+        return f"fastlaunch doctor --instance {'ml.' if wanted.backend == 'sagemaker' else ''}p5.48xlarge"
+    instances = ",".join(wanted.name_of(one) for one in wanted.instances)
+    nodes = f" --num-nodes {wanted.num_nodes}" if wanted.num_nodes > 1 else ""
+    return f"fastlaunch submit --instance {instances}{nodes} --recipe bf16 --dry-run"

@@ -123,7 +123,7 @@ def submit(
     if options["instance"] is None:
         check_local(typed, container=container)
     jobs = _jobs(around, region, options)
-    for line in _rehearsal(options["instance"], jobs):
+    for line in _rehearsal(options["instance"], jobs, typed["num_nodes"]):
         click.echo(line, err=True)
     specs, here = jobs.specs, around.backends[name]
     if container:
@@ -179,13 +179,15 @@ def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
     return build_jobs(request, machine=around.machine, catalogue=catalogue)
 
 
-def _rehearsal(instance: str | None, jobs: Jobs) -> list[str]:
+def _rehearsal(instance: str | None, jobs: Jobs, num_nodes: int) -> list[str]:
     if instance is None:
         return []
-    width = max(len(what) for what, _ in jobs.left_out)
+    nodes = [("nodes", f"{num_nodes}; here: 1")] if num_nodes > 1 else []
+    left_out = [*nodes, *jobs.left_out]
+    width = max(len(what) for what, _ in left_out)
     return [
         f"rehearsing for {instance} on this machine, which does not cover:",
-        *(f"  {what:<{width}}  {how}" for what, how in jobs.left_out),
+        *(f"  {what:<{width}}  {how}" for what, how in left_out),
     ]
 
 
