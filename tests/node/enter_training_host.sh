@@ -22,6 +22,10 @@ mkdir -p "$root"/dev/shm "$root"/{sim,opt/ml,root}
 mount -t tmpfs shm "$root/dev/shm"
 mount --bind "$sim" "$root/sim"
 cp "$sim/hosts" "$root/etc/hosts"
+if [ -e "$sim/image.tar.gz" ]; then
+  mkdir "$root/fastlaunch"
+  tar -xzf "$sim/image.tar.gz" -C "$root/fastlaunch" --no-same-owner
+fi
 hostname "$(cat "$sim/name")"
 
 mount -t tmpfs -o "size=$2m" volume "$sim/disk/volume"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from moto_server import MotoServer
+from node_scene import code_bundle
 from simulated_instance import cannot_simulate
 from training_host import Bucket, Container, TrainingHost
 
@@ -227,11 +228,14 @@ class SimulatedTrainingJob:
         algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
         environment = {"TRAINING_JOB_NAME": self.name, **request["Environment"], **self._environment}
         command: Sequence[str] = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
+        channels = {one["ChannelName"]: self._files(one) for one in request.get("InputDataConfig", ())}
         return Container(
             command=command,
+            # Without the code as a channel, `fastlaunch build` has made the image.
+            layer=None if channels else code_bundle().data,
             environment=environment,
             hyperparameters=request["HyperParameters"],
-            channels={one["ChannelName"]: self._files(one) for one in request.get("InputDataConfig", ())},
+            channels=channels,
             instance_type=self._job.selected_type or resources["InstanceType"],
             hosts=[f"algo-{number}" for number in range(1, resources["InstanceCount"] + 1)],
         )

@@ -37,7 +37,7 @@ exec env PYTHONPATH={path} {python} {stand_in} "$@"
 class Container:
     """What SageMaker starts on every host. environment: of the job. channels: bytes by file, by channel.
 
-    interface: of the network between the hosts.
+    layer: what the image has at /fastlaunch, as tar.gz. interface: of the network between the hosts.
     """
 
     command: Sequence[str]
@@ -46,6 +46,7 @@ class Container:
     channels: Mapping[str, Mapping[str, bytes]]
     instance_type: str
     hosts: Sequence[str]
+    layer: bytes | None = None
     interface: str = "lo"
 
 
@@ -171,6 +172,8 @@ class TrainingHost:
         for folder in ("bin", "disk", "ml/checkpoints", "ml/input/config"):
             (sim / folder).mkdir(parents=True)
         self._bucket.restore(sim / "ml/checkpoints")
+        if container.layer is not None:
+            (sim / "image.tar.gz").write_bytes(container.layer)
         resources = {
             "current_host": self.name,
             "current_instance_type": container.instance_type,
