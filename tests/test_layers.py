@@ -35,6 +35,9 @@ FORBIDDEN = (
 #: A module under `fastlaunch.backends` is of one of these if its name is, up to the first underscore.
 BACKENDS = {"local", "ec2", "sagemaker"}
 
+#: What only these modules import, for an extra of its name.
+OPTIONAL = {"sagemaker": ("fastlaunch.rehearsed_job",)}
+
 #: What `fastlaunch.report` may import of the launcher.
 REPORT_MAY = ("report", "analysis", "prices", "hardware", "metrics", "errors")
 
@@ -179,6 +182,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
 
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
+    extras = {name.lower() for name in project["optional-dependencies"]}
     names = importlib.metadata.packages_distributions()
     for module, path in MODULES.items():
         if not within(module, "fastlaunch"):
@@ -188,6 +192,9 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
             if top in sys.stdlib_module_names or top in ("fastlaunch", "fastlaunch_train"):
                 continue
             owners = {name.lower() for name in names.get(top, [top])}
+            # Imported where it is used, with an error that says which extra to install.
+            if module in OPTIONAL.get(top, ()) and top in extras:
+                continue
             assert owners & distributions, (
                 f"{module}:{line} imports {imported}, which pyproject does not require"
             )
