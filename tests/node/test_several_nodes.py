@@ -248,7 +248,7 @@ def test_rank_0_that_never_comes_is_not_waited_for_without_end(
     scene: Scene, launch: Callable[..., list[SimulatedInstance]]
 ) -> None:
     program = two_nodes(node_run(), max_minutes=600)
-    (node,) = launch(program, training="fake", boots=[1], scale=100.0)
+    (node,) = launch(program, training="fake", boots=[1], scale=20.0)
     assert node.wait(300) == "shutdown"
     assert told(scene.status(program, 1)) == ("configuration", "rank 0")
     assert scene.objects(program.output)["abort"].startswith(b"failed configuration rank 0")
