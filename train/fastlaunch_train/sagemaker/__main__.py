@@ -1,7 +1,9 @@
 """`python -m fastlaunch_train.sagemaker RUN_TRAIN`: the program of a training job's container."""
 
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from fastlaunch_train.sagemaker.job import Job
@@ -12,6 +14,9 @@ from fastlaunch_train.sagemaker.words import write_failure
 
 def main(entrypoint: Path) -> int:
     """Exit code of the container: 0 every run completed, 1 one failed, 2 a configuration, 143 stopped."""
+    stopped = threading.Event()
+    # At once: to process 1 of a container a signal would be lost.
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     root = Path(os.environ.get("FASTLAUNCH_SYSTEM_ROOT") or "/")
     opt_ml = root / "opt" / "ml"
     adopt_orphans()
@@ -22,7 +27,14 @@ def main(entrypoint: Path) -> int:
         write_failure(opt_ml / "output" / "failure", f"the job's request cannot be read: {error}\n")
         return 2
     try:
-        job = Job(request, entrypoint=entrypoint, opt_ml=opt_ml, scratch=root / "tmp", environment=os.environ)
+        job = Job(
+            request,
+            entrypoint=entrypoint,
+            opt_ml=opt_ml,
+            scratch=root / "tmp",
+            environment=os.environ,
+            stopped=stopped,
+        )
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")
         write_failure(opt_ml / "output" / "failure", f"{request.checkpoints} cannot be written: {error}\n")

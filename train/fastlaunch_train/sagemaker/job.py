@@ -9,7 +9,6 @@ import errno
 import math
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -17,7 +16,6 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from fastlaunch_train.sagemaker import words
 from fastlaunch_train.sagemaker.causes import cause_of
@@ -35,6 +33,8 @@ PEER_GRACE_S = 10.0
 _STOP_MARGIN_S = 10.0
 #: Until SIGTERM comes here too, where another host has it: a container that ends before fails the job.
 _SIGNAL_LIMIT_S = 60.0
+#: For the others' words, after SIGTERM.
+_LAST_WORDS_S = 5.0
 _LOOK_S = 0.2
 _MIN_FREE_BYTES = 1_000_000_000
 #: The training's own word for a network that is not the one asked for.
@@ -45,7 +45,9 @@ _EXIT_CODES = {"completed": 0, "failed": 1, "configuration": 2, "interrupted": 1
 
 
 class Job:
-    """A job on this host. entrypoint: run_train.sh. failure: the file of SageMaker's FailureReason."""
+    """A job on this host. entrypoint: run_train.sh. stopped: set by SIGTERM, by which SageMaker stops a job
+    or takes a machine; SIGKILL comes 120 s later.
+    """
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Job:
         opt_ml: Path,
         scratch: Path,
         environment: Mapping[str, str],
+        stopped: threading.Event,
     ) -> None:
         self._request = request
         self._entrypoint = entrypoint
@@ -64,7 +67,7 @@ class Job:
         self._folder = words.node_folder(request)
         self._shipping = Shipping(self._shelf, self._folder, every_s=request.ship_every_s, say=self.say)
         self._hosts = Hosts(request.hosts, request.rank, token=request.token)
-        self._stopped = threading.Event()
+        self._stopped = stopped
         self._ends = [RunEnd(run_id=run.run_id) for run in request.runs]
         self._num_gpus = _num_gpus()
         #: Why nothing more can be done here, and what the failure file says, cause first.
@@ -81,13 +84,8 @@ class Job:
         with suppress(OSError), (self._shelf.work / LOG).open("a") as file:
             file.write(line)
 
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """Handler of SIGTERM: the job is being stopped, or the machine taken; SIGKILL comes 120 s later."""
-        self._stopped.set()
-
     def work(self) -> int:
         """Do the job; returns the container's exit code, 0 only if every run completed."""
-        signal.signal(signal.SIGTERM, self.stop)
         try:
             self._begin()
             if self._hosts.join(self._stopped.is_set):
@@ -228,8 +226,13 @@ class Job:
         return {rank: Word(**said) for rank, said in self._hosts.words(number).items()}
 
     def _await_words(self, number: int) -> dict[int, Word]:
-        """What all hosts say of the run; what is known where one is gone."""
+        """What all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
+        end = math.inf
         while len(said := self._heard(number)) < self._request.num_nodes and not self._hosts.lost:
+            if self._stopped.is_set():
+                end = min(end, time.monotonic() + _LAST_WORDS_S)
+            if time.monotonic() >= end:
+                break
             time.sleep(_LOOK_S)
         return said
 

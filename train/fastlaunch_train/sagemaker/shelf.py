@@ -7,6 +7,7 @@ is no elsewhere, and a hidden folder in it has to do: nobody reads what SageMake
 import json
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,13 +32,14 @@ class Shelf:
         _empty(self.work)
         self._staging = (self.work if is_beside else root / _HIDDEN) / "staged"
         self._staging.mkdir(parents=True)
-        self._reserve = self._staging / "reserve"
+        # Not among what is copied; the folders of a container are on one volume, however they are mounted.
+        self._reserve = self.work / "reserve"
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, whole. Raises OSError where the disk refuses; then nothing has changed."""
-        staged = self._staging / name.replace("/", "+")
+        staged = self._staging / f"part-{threading.get_ident()}"
         try:
             staged.write_bytes(data)
             self._place(staged, name)
@@ -50,14 +52,18 @@ class Shelf:
         self.put(name, json.dumps(data).encode() + b"\n")
 
     def move(self, file: Path, name: str) -> None:
-        """Take a complete file in, which is then no longer where it was. Raises as `put` does."""
+        """Take a complete file in, which is then no longer where it was. Raises as `put` does.
+
+        One at a time.
+        """
         try:
             self._place(file, name)
             return
         except OSError:
             if not file.exists():
                 raise
-        staged = self._staging / name.replace("/", "+")
+        # Always of one name: where it is copied meanwhile, it is all that stays of it.
+        staged = self._staging / "moving"
         try:
             shutil.copyfile(file, staged)
             self._place(staged, name)
