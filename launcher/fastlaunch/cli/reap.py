@@ -168,9 +168,9 @@ def _usd_per_hour(around: Surroundings, findings: Sequence[Finding]) -> dict[str
     prices = {
         finding.id: finding.known.usd_per_hour
         for finding in findings
-        if finding.known and finding.known.usd_per_hour
+        if finding.known and finding.known.usd_per_hour and not (finding.kind == "job" and finding.is_spot)
     }
-    # What somebody else's spot instance costs, only its own request tells; of spot jobs, only their end.
+    # What a spot job costs, its end tells; what somebody else's spot instance does, its own request.
     listed = [
         (one, one.instance_type)
         for one in findings
