@@ -29,6 +29,8 @@ _NO_FABRIC = (
     "the nodes did not use EFA, and over TCP they would wait for each other: see that the security group "
     "lets all traffic from and to itself through, and the image holds EFA's software; or give --allow-tcp"
 )
+#: What a service calls that which ends.
+_MACHINE = {"SageMaker": "training job"}
 #: AWS's words for machines that it never had, after which another place may have some.
 _NEVER_HAD = ("InsufficientInstanceCapacity", "CapacityError", "MaxWaitTimeExceeded")
 
@@ -177,7 +179,8 @@ def how_it_ended(
         return End(state=RunState.FAILED, reason=sight.problem.message)
     return End(
         state=RunState.LOST,
-        reason=f"its machine ended without saying why{f' ({sight.told})' if sight.told else ''}",
+        reason=f"its {_MACHINE.get(service, 'machine')} ended without saying why"
+        + (f" ({sight.told})" if sight.told else ""),
     )
 
 

@@ -8,11 +8,13 @@ from functools import cache
 from typing import Any, Protocol
 
 import ec2_builders
+import sagemaker_builders
 from moto_gaps import machine_image_id
 
 from fastlaunch.aws import Aws
+from fastlaunch.backends.cloud_backend import Place
 from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.cli import run
 from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.job import JobSpec
@@ -35,11 +37,11 @@ class Clock(Protocol):
 def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     """Exit code of `fastlaunch ARGV` in this process."""
     settings, aws = load_settings(), Aws(connect=connect, sleep=clock.sleep)
-    backend = Ec2Backend(aws=aws, home=settings.home, sleep=clock.sleep, now=clock.now)
+    how: Any = {"aws": aws, "home": settings.home, "sleep": clock.sleep, "now": clock.now}
     around = Surroundings(
         settings=settings,
         machine=CPU,
-        backends={"ec2": backend},
+        backends={"ec2": Ec2Backend(**how), "sagemaker": SageMakerBackend(**how)},
         argv=tuple(argv),
         monotonic_s=clock.monotonic_s,
         sleep=clock.sleep,
@@ -51,9 +53,10 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     return run(list(argv), around)
 
 
-def start(around: Surroundings, sites: Sequence[str]) -> int:
-    """Exit code of a submission of two runs that has been resolved to `sites`, each `TYPE/REGION/ZONE`.
+def start(around: Surroundings, words: Sequence[str]) -> int:
+    """Exit code of a submission of two runs that has been resolved to places.
 
+    words: each `TYPE/REGION/ZONE`, or `ml.TYPE/REGION`; after `--nodes=N`, `--detach`, if they are there.
     As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
     """
     from fastlaunch.cloud import CloudLauncher, CloudSubmission
@@ -62,8 +65,13 @@ def start(around: Surroundings, sites: Sequence[str]) -> int:
     from fastlaunch.runs import open_ledger
     from fastlaunch.stop_request import StopRequest
 
+    num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
     submission = CloudSubmission(
-        sites=tuple(_site(name, around) for name in sites), jobs_at=_jobs_at, max_minutes=MAX_MINUTES
+        sites=tuple(_place(name, around) for name in words if not name.startswith("--")),
+        jobs_at=lambda place: _jobs_at(place, num_nodes),
+        max_minutes=MAX_MINUTES,
+        num_nodes=num_nodes,
+        detach="--detach" in words,
     )
     with open_ledger(around.settings) as ledger, StopRequest() as stop:
         launcher = CloudLauncher(
@@ -84,15 +92,19 @@ def start(around: Surroundings, sites: Sequence[str]) -> int:
     return 0
 
 
-def _site(name: str, around: Surroundings) -> Site:
-    instance, region, zone = name.split("/")
+def _place(name: str, around: Surroundings) -> Place:
+    instance, region, *zone = name.split("/")
     own = around.settings.aws[region]
     assert own.bucket and own.instance_profile
+    if not zone:
+        return sagemaker_builders.training_site(
+            instance.removeprefix("ml."), region=region, bucket=own.bucket, role=own.role
+        )
     return ec2_builders.site(
         instance,
         region=region,
-        zone=zone,
-        subnet=own.subnets[zone],
+        zone=zone[0],
+        subnet=own.subnets[zone[0]],
         security_groups=own.security_groups,
         instance_profile=own.instance_profile,
         bucket=own.bucket,
@@ -100,10 +112,16 @@ def _site(name: str, around: Surroundings) -> Site:
     )
 
 
-def _jobs_at(site: Site) -> tuple[JobSpec, ...]:
-    changes = {"instance": site.instance.name, "region": site.region, "max_minutes": MAX_MINUTES}
-    jobs = [ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32")]
-    return tuple(jobs)
+def _jobs_at(place: Place, num_nodes: int) -> tuple[JobSpec, ...]:
+    changes: dict[str, Any] = {
+        "backend": place.backend,
+        "instance": place.instance.name,
+        "region": place.region,
+        "max_minutes": MAX_MINUTES,
+        "num_nodes": num_nodes,
+        "num_gpus": 8 * num_nodes,
+    }
+    return tuple(ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32"))
 
 
 def connect(service: str, region: str, endpoint: str | None = None) -> Any:
@@ -138,5 +156,5 @@ def warm_up() -> None:
     import fastlaunch.runs  # noqa: F401
 
     ec2_builders.catalogue()
-    for service in ("ec2", "s3"):
+    for service in ("ec2", "s3", "sagemaker", "scheduler"):
         connect(service, "us-east-1", "http://127.0.0.1:1")

@@ -68,15 +68,17 @@ class _Node:
     def live(self, fate: str) -> None:
         if fate == "never-boots":
             return
-        self._put("boot.json", json.dumps({**self._who(), "booted_at": _now()}).encode())
-        self._put("node-0/log.txt.000000000000", b"pulling\n")
+        rank = self.nodes.server.instance(self.id).ami_launch_index
+        booted = "boot.json" if rank == 0 else f"node-{rank}/boot.json"
+        self._put(booted, json.dumps({**self._who(), "booted_at": _now()}).encode())
+        self._put(f"node-{rank}/log.txt.000000000000", b"pulling\n")
         if fate == "hangs":
             return
         states = []
         for run_id in self._run_ids():
             interrupted = fate == "is-taken" or self._asked_to_stop()
             state = {"fails": "failed"}.get(fate, "interrupted" if interrupted else "completed")
-            self._put(f"node-0/{run_id}/log.txt.000000000000", b"training\n")
+            self._put(f"node-{rank}/{run_id}/log.txt.000000000000", b"training\n")
             states.append({"run_id": run_id, "state": state, "exit_code": 0, "started_s": 1, "ended_s": 2})
         if fate != "vanishes":
             outcome = {"fails": "failed", "is-taken": "interrupted"}.get(fate, "completed")
@@ -84,6 +86,7 @@ class _Node:
                 outcome = "interrupted"
             status = {
                 **self._who(),
+                "node": rank,
                 "outcome": outcome,
                 "reason": None,
                 "boot_s": 1.0,
@@ -92,7 +95,7 @@ class _Node:
                 "billed_until": _now(),
                 "runs": states,
             }
-            self._put("node-0/status.json", json.dumps(status).encode())
+            self._put(f"node-{rank}/status.json", json.dumps(status).encode())
         self._pause()
         told = datetime.now(UTC)
         self.nodes.server.set_instance(

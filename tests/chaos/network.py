@@ -9,15 +9,18 @@ import moto_gaps
 from faulty_proxy import Fault, FaultyProxy
 from sent_request import SentRequest
 
+#: The requests that start machines.
+LAUNCHES = ("RunInstances", "CreateTrainingJob")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """How often what goes wrong, each a probability for every request.
 
     refused, throttled: answered with an error, not passed on. unsent: lost on the way there. lost: carried
-    out, with the answer lost; lost_launches: the same of RunInstances. no_capacity: of RunInstances, unless
-    its token has an instance. hidden: in how many answers a new instance is missing. expires_at: the request
-    from which on the credentials have expired; None for never.
+    out, with the answer lost; lost_launches: the same of what starts machines. no_capacity: of RunInstances,
+    unless its token has an instance. hidden: in how many answers what is new is missing. expires_at: the
+    request from which on the credentials have expired; None for never.
     """
 
     refused: float = 0.0
@@ -61,7 +64,7 @@ class Network(FaultyProxy):
         }
         self.at_random({**others, Fault.LOSE_ANSWER: faults.lost})
         launches = {fault: rate * (1 - faults.lost_launches) for fault, rate in others.items()}
-        self.at_random({Fault.LOSE_ANSWER: faults.lost_launches, **launches}, actions=["RunInstances"])
+        self.at_random({Fault.LOSE_ANSWER: faults.lost_launches, **launches}, actions=LAUNCHES)
         self.hide_describes = faults.hidden
 
     def calm(self) -> None:

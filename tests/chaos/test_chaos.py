@@ -1,17 +1,19 @@
 """The launcher killed at every step and at random moments, over a service that fails, throttles and lies.
 
-After `fastlaunch reap`, hours later: no live instance, every row of the ledger final and explained, nothing
-started twice for a token, no second machine for a run while its first one lives, every tag in its place.
+After `fastlaunch reap`, hours later: no live instance, no running job, no schedule left, every row of the
+ledger final and explained, nothing started twice for a token, no second machine or job for a run while its
+first one lives, every tag in its place.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drawn import Death, launch_of
 from forked_launcher import Zygote
 from moto_server import MotoServer
 from network import Faults, Moment, Network
-from trial import Death, Trial
+from trial import SUBMISSIONS, Trial
 
 NUM_TRIALS = 200
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
@@ -41,8 +43,16 @@ def trial(
     zygote: Zygote,
     request: pytest.FixtureRequest,
 ) -> Trial:
-    seed = request.node.callspec.params.get("seed", 0)
-    return Trial(seed=seed, folder=tmp_path, server=shared_aws_server, network=network, zygote=zygote)
+    given = request.node.callspec.params
+    seed = given.get("seed", 0)
+    return Trial(
+        seed=seed,
+        kind=given.get("kind", list(SUBMISSIONS)[seed % len(SUBMISSIONS)]),
+        folder=tmp_path,
+        server=shared_aws_server,
+        network=network,
+        zygote=zygote,
+    )
 
 
 @pytest.mark.parametrize("seed", range(NUM_TRIALS), ids=lambda seed: f"seed-{seed}-")
@@ -57,19 +67,29 @@ def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, step: int, befo
     assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
 
 
+@pytest.mark.parametrize("kind", ["nodes", "detached", "job"])
+@pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
+def test_nothing_leaks_from_any_step_of_the_other_kinds(trial: Trial, step: int, kind: str) -> None:
+    trial.faults = Faults()
+    assert not trial.run(Death(commit=step)), trial.story()
+
+
+@pytest.mark.parametrize("kind", SUBMISSIONS)
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 @pytest.mark.parametrize("hidden", [0, 30])
-def test_nothing_leaks_from_the_launch_itself(trial: Trial, hidden: int, after: bool) -> None:
+def test_nothing_leaks_from_the_launch_itself(trial: Trial, hidden: int, after: bool, kind: str) -> None:
     trial.faults = Faults(hidden=hidden)
     # Typed at once, while EC2 may not show the machine yet: the ledger must not call it ended.
     trial.next_typed = (("status",), ("reap", "--yes"), ("collect",), ("status",))
-    assert not trial.run(Death(moment=Moment(n=1, action="RunInstances", after=after))), trial.story()
+    launch = Moment(n=1, action=launch_of(kind), after=after)
+    assert not trial.run(Death(moment=launch)), trial.story()
 
 
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
 @pytest.mark.parametrize("expires_at", [None, 3])
 @pytest.mark.parametrize("hidden", [0, 3, 30])
 def test_no_second_machine_is_started_where_no_answer_comes(
-    trial: Trial, hidden: int, expires_at: int | None
+    trial: Trial, hidden: int, expires_at: int | None, kind: str
 ) -> None:
     trial.faults = Faults(lost_launches=1.0, hidden=hidden, expires_at=expires_at)
     assert not trial.run(Death(after_s=5.0)), trial.story()

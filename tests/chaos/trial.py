@@ -18,19 +18,29 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from drawn import Death, draw_death, draw_faults
 from ec2_builders import IMAGE
+from fake_container import Containers
 from fake_node import Nodes
 from forked_launcher import Command, Order, Zygote
-from moto_server import MotoServer
-from network import Faults, Moment, Network
+from moto_server import MotoServer, backend
+from network import Faults, Network
+from sagemaker_builders import training_site
 
 from fastlaunch.backends import RunState
 
-SITES = (
+_MACHINES = (
     "p5.48xlarge/us-east-1/us-east-1a",
     "p5.48xlarge/us-east-1/us-east-1b",
     "p4d.24xlarge/us-west-2/us-west-2a",
 )
+#: What is submitted, by kind. A detached one is left to itself, with a timer in the account.
+SUBMISSIONS = {
+    "machine": _MACHINES,
+    "nodes": ("--nodes=2", *_MACHINES),
+    "detached": ("--detach", *_MACHINES),
+    "job": ("ml.p5.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2"),
+}
 REGIONS = ("us-east-1", "us-west-2")
 #: After that, every machine is over its time, and EC2 has forgotten what was terminated.
 LATER_S = 5 * 3600.0
@@ -38,26 +48,18 @@ LIVE = ("pending", "running", "stopping", "stopped")
 _TAGS = ("fastlaunch:run", "fastlaunch:attempt", "fastlaunch:max-minutes", "fastlaunch:output", "Name")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Death:
-    """When the launcher is killed: at a commit, at a moment of the network, or after seconds; one of them."""
-
-    commit: int | None = None
-    before_commit: bool = False
-    moment: Moment | None = None
-    after_s: float = 2.0
-
-
 @dataclass(kw_only=True)
 class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
-    faults, next_typed: instead of those that are drawn; the second are commands that follow the launcher.
+    kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
+    follow the launcher.
     is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
     clock, and not a fork.
     """
 
     seed: int
+    kind: str = "machine"
     folder: Path
     server: MotoServer
     network: Network
@@ -75,10 +77,13 @@ class Trial:
         rng = random.Random(self.seed)
         self._set_up()
         nodes = Nodes(server=self.server, rng=random.Random(rng.random()))
+        containers = Containers(server=self.server, rng=random.Random(rng.random()))
         self.server.when_launched = [self._note_launch, nodes.launch]
-        self._troubled = self.faults or _faults(rng)
+        self.server.training_jobs.when_created = [self._note_job, containers.start]
+        self._troubled = self.faults or draw_faults(rng)
+        self.server.training_jobs.hidden_describes = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
-        (self._launch_real if self.is_real else self._launch)(death or _death(rng))
+        (self._launch_real if self.is_real else self._launch)(death or draw_death(rng, self.kind))
         for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
             killed_after_s = (
                 rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
@@ -88,7 +93,10 @@ class Trial:
                 killed_after_s = 3.0
             self._command(*argv, killed_after_s=killed_after_s)
         self.network.calm()
+        for job in self.server.training_jobs.jobs.values():
+            job.hidden = 0
         nodes.freeze()
+        containers.freeze()
         self._forget_some(rng)
         self._clean_up(rng)
         self._judge()
@@ -96,7 +104,7 @@ class Trial:
 
     @property
     def num_launched(self) -> int:
-        """Machines that the service made."""
+        """Machines and jobs that the service made."""
         return len(self._launched)
 
     # What happens
@@ -110,23 +118,42 @@ class Trial:
                 "instance_profile": own.instance_profile,
                 "security_groups": list(own.security_groups),
                 "subnets": dict(own.subnets),
+                "role": self.server.training_jobs.role(),
+                "scheduler_role": "arn:aws:iam::123456789012:role/fastlaunch-scheduler",
             }
             for region, own in settings.items()
         }
+        # A job that was told to stop is stopped when it is looked at next.
+        self.server.training_jobs.stopping_describes = 0
+        code = training_site().code
+        for own in settings.values() if code else ():
+            backend("s3", "aws").put_object(own.bucket, code.key, b"code")
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.yaml").write_text(yaml.safe_dump({"aws": config}))
 
     def _note_launch(self, region: str, instance_id: str) -> None:
         """Called by the server for every instance that it makes, before anything else happens."""
-        tags = self._tags(instance_id)
+        self._note(region, instance_id, self._tags(instance_id))
+
+    def _note_job(self, region: str, name: str) -> None:
+        """Called by the server for every training job that it makes, before anything else happens."""
+        self._note(region, name, self.server.training_jobs.job(name).tags)
+
+    def _note(self, region: str, started: str, tags: dict[str, str]) -> None:
         for before_region, before_id, before in self._launched:
             same_run = before.get("fastlaunch:run") == tags.get("fastlaunch:run")
-            if same_run and self.server.instance(before_id).state in LIVE:
+            if same_run and _token(before) != _token(tags) and self._lives(before_id):
                 self.problems.append(
-                    f"{instance_id} in {region} was started while {before_id} in {before_region} lives, "
+                    f"{started} in {region} was started while {before_id} in {before_region} lives, "
                     "for the same run"
                 )
-        self._launched.append((region, instance_id, tags))
+        self._launched.append((region, started, tags))
+
+    def _lives(self, started: str) -> bool:
+        """Whether the machine, or job, costs or may come to."""
+        if started.startswith("i-"):
+            return started in {instance.id for instance in self.server.instances(*LIVE)}
+        return self.server.training_jobs.job(started).status == "InProgress"
 
     def _launch_real(self, death: Death) -> None:
         """`fastlaunch submit` as it is typed, which looks everything up first."""
@@ -152,7 +179,9 @@ class Trial:
         self.network.at(None)
 
     def _launch(self, death: Death) -> None:
-        order = self._order("start", *SITES, commit=death.commit, before_commit=death.before_commit)
+        order = self._order(
+            "start", *SUBMISSIONS[self.kind], commit=death.commit, before_commit=death.before_commit
+        )
         self.told.append(f"{death}")
         command = self.zygote.start(order)
         if death.moment is not None:
@@ -216,7 +245,7 @@ class Trial:
                         ("cancel", run_id),
                         ("resume", run_id, "--yes"),
                         ("collect",),
-                        ("start", *SITES),
+                        ("start", *SUBMISSIONS[self.kind]),
                     ]
                 )
             )
@@ -249,15 +278,22 @@ class Trial:
     def _judge_instances(self) -> None:
         for instance in self.server.instances(*LIVE):
             self.problems.append(f"{instance.id} lives: {instance.state}")
-        for region, instance_id, tags in self._launched:
-            if missing := [name for name in _TAGS if not tags.get(name)]:
-                self.problems.append(f"{instance_id} in {region} was started without {', '.join(missing)}")
-        tokens = Counter(_token(tags) for _, _, tags in self._launched)
-        self.problems += [f"{token} was started {n} times" for token, n in tokens.items() if n > 1]
+        for job in self.server.training_jobs.live():
+            self.problems.append(f"{job.name} runs: {job.status}")
+        for region in REGIONS:
+            for group in backend("scheduler", region).schedule_groups.values():
+                self.problems += [f"the schedule {name} is left in {region}" for name in group.schedules]
+        for region, started, tags in self._launched:
+            # A job's name is its own.
+            wanted = [name for name in _TAGS if name != "Name" or started.startswith("i-")]
+            if missing := [name for name in wanted if not tags.get(name)]:
+                self.problems.append(f"{started} in {region} was started without {', '.join(missing)}")
+        tokens, most = Counter(_token(tags) for _, _, tags in self._launched), 1 + (self.kind == "nodes")
+        self.problems += [f"{token} was started {n} times" for token, n in tokens.items() if n > most]
 
     def _judge_ends(self) -> None:
         """At any time: what the ledger calls ended costs nothing more."""
-        live = {instance.id for instance in self.server.instances(*LIVE)}
+        live = {started for _, started, _ in self._launched if self._lives(started)}
         rows = self._rows("SELECT token, reason FROM attempts WHERE ended_at IS NOT NULL")
         ended = {row["token"]: row["reason"] for row in rows}
         for region, instance_id, tags in self._launched:
@@ -303,7 +339,7 @@ class Trial:
     def story(self) -> str:
         """All that happened, for a trial that failed."""
         lines = [
-            f"seed {self.seed}; alone: pytest tests/chaos -m slow -k 'seed-{self.seed}-'",
+            f"{self.kind}, seed {self.seed}; alone: pytest tests/chaos -m slow -k 'seed-{self.seed}-'",
             *self.problems,
             "",
             f"faults: {self._troubled}",
@@ -321,32 +357,3 @@ class Trial:
 
 def _token(tags: dict[str, str]) -> str:
     return f"{tags.get('fastlaunch:run')}-a{tags.get('fastlaunch:attempt')}"
-
-
-def _faults(rng: random.Random) -> Faults:
-    """Mostly a service that is nearly well, at times one that is hardly there."""
-
-    def often(most: float) -> float:
-        return most * rng.random() if rng.random() < 0.5 else 0.0
-
-    return Faults(
-        refused=often(0.2),
-        throttled=often(0.3),
-        unsent=often(0.2),
-        lost=often(0.2),
-        lost_launches=rng.choice((0.0, 0.0, 0.5, 1.0)),
-        no_capacity=rng.choice((0.0, 0.0, 0.4)),
-        hidden=rng.choice((0, 0, 3, 10)),
-        expires_at=rng.randint(1, 40) if rng.random() < 0.15 else None,
-    )
-
-
-def _death(rng: random.Random) -> Death:
-    kind = rng.choice(("commit", "commit", "request", "launch", "time"))
-    if kind == "commit":
-        return Death(commit=rng.randint(1, 14), before_commit=rng.random() < 0.5)
-    if kind == "request":
-        return Death(moment=Moment(n=rng.randint(1, 40), after=rng.random() < 0.5))
-    if kind == "launch":
-        return Death(moment=Moment(n=rng.randint(1, 3), action="RunInstances", after=rng.random() < 0.7))
-    return Death(after_s=rng.choice((rng.uniform(0.02, 1.5), 5.0)))

@@ -1,0 +1,51 @@
+"""What a trial draws from its seed: how the service fails, and when the launcher is killed."""
+
+import random
+from dataclasses import dataclass
+
+from network import Faults, Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """When the launcher is killed: at a commit, at a moment of the network, or after seconds; one of them."""
+
+    commit: int | None = None
+    before_commit: bool = False
+    moment: Moment | None = None
+    after_s: float = 2.0
+
+
+def draw_faults(rng: random.Random) -> Faults:
+    """Mostly a service that is nearly well, at times one that is hardly there."""
+
+    def often(most: float) -> float:
+        return most * rng.random() if rng.random() < 0.5 else 0.0
+
+    return Faults(
+        refused=often(0.2),
+        throttled=often(0.3),
+        unsent=often(0.2),
+        lost=often(0.2),
+        lost_launches=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        no_capacity=rng.choice((0.0, 0.0, 0.4)),
+        hidden=rng.choice((0, 0, 3, 10)),
+        expires_at=rng.randint(1, 40) if rng.random() < 0.15 else None,
+    )
+
+
+def launch_of(kind: str) -> str:
+    """The request that starts what a submission of this kind asks for."""
+    return "CreateTrainingJob" if kind == "job" else "RunInstances"
+
+
+def draw_death(rng: random.Random, submission: str) -> Death:
+    launch = launch_of(submission)
+    kind = rng.choice(("commit", "commit", "request", "launch", "time"))
+    if kind == "commit":
+        return Death(commit=rng.randint(1, 14), before_commit=rng.random() < 0.5)
+    if kind == "request":
+        return Death(moment=Moment(n=rng.randint(1, 40), after=rng.random() < 0.5))
+    if kind == "launch":
+        return Death(moment=Moment(n=rng.randint(1, 3), action=launch, after=rng.random() < 0.7))
+    return Death(after_s=rng.choice((rng.uniform(0.02, 1.5), 5.0)))
