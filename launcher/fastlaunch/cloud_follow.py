@@ -12,7 +12,7 @@ from fastlaunch.backends import RunState
 from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.cloud_display import AttemptDisplay
 from fastlaunch.cloud_finish import STOPPED_BY, Finished, finish_attempt
-from fastlaunch.cloud_words import how_to_stop, machine_of
+from fastlaunch.cloud_words import how_to_stop, machine_of, once_more, told_to_end
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.deadline_schedule import disarm
 from fastlaunch.errors import CloudRefused, Throttled, Unreachable, UserError
@@ -224,9 +224,7 @@ class Follower:
         assert self.attempt.handle is not None
         self._is_stopping = True
         self._note_stop()
-        self.tell(
-            f"stopping {self._machine}: it saves what it can; once more ends it at once, saving nothing"
-        )
+        self.tell(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
         self.backend.stop(self.attempt.handle)
 
     def _note_stop(self) -> None:
@@ -241,7 +239,7 @@ class Follower:
             self._note_stop()
         try:
             self.backend.kill(self.attempt.handle)
-            self.tell(f"{self._machine} is terminated")
+            self.tell(f"{self._machine} {told_to_end(self.backend)}")
         except BaseException as error:
             self.tell(
                 f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"

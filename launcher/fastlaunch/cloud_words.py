@@ -28,3 +28,15 @@ def how_to_stop(attempt: "Attempt", backend: CloudBackend) -> str:
         f"{ends_by_itself(attempt, backend)}; to stop it: fastlaunch cancel {attempt.run_ids[0]}   "
         f"(or: fastlaunch reap --region {attempt.region})"
     )
+
+
+def told_to_end(backend: CloudBackend) -> str:
+    """What became of machines that were not to save anything more: `is terminated`."""
+    return "is stopping" if backend.boot_limit is None else "is terminated"
+
+
+def once_more(backend: CloudBackend) -> str:
+    """What a second signal does to machines that are stopping."""
+    if backend.boot_limit is None:
+        return f"once more leaves that to {backend.service}, which ends it within minutes"
+    return "once more ends it at once, saving nothing"

@@ -295,6 +295,34 @@ def test_ctrl_c_while_it_waits_for_capacity_ends_it(world: World) -> None:
     assert world.ledger.attempts_of(run.id)[0].billed_seconds == 0
 
 
+def test_a_second_ctrl_c_leaves_the_end_to_sagemaker(world: World) -> None:
+    def twice() -> None:
+        world.stop.by = "Ctrl-C"
+        world.clock.at(15, interrupt)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def deaf(job: FakeJob) -> None:
+        job.stops = False
+        job.train(upto=0)
+        world.clock.at(TRAINING_S + 60, twice)
+
+    world.aws.jobs.stopping_describes = None
+    world.aws.job = deaf
+    with pytest.raises(KeyboardInterrupt):
+        world.submit()
+    (name,) = world.aws.running()
+    assert world.aws.jobs.job(name).status == "Stopping"
+    assert any("once more leaves that to SageMaker" in line for line in world.told)
+    assert any(f"training job {name} in us-east-1 is stopping" in line for line in world.told)
+    # Whoever looks next ends it in the ledger.
+    world.aws.jobs.end(name, "Stopped")
+    world.reconcile()
+    (run,) = world.ledger.select()
+    assert (run.state, run.reason) == (RunState.CANCELLED, "stopped by Ctrl-C before it started")
+
+
 def test_detached_it_needs_no_timer_in_the_account(world: World) -> None:
     (run,) = world.submit(detach=True)
     assert run.state is RunState.RUNNING

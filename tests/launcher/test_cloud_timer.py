@@ -97,6 +97,9 @@ def test_where_it_is_refused_it_is_said_what_protects(world: World) -> None:
 
 def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
     (run,) = world.submit(detach=True)
+    world.clock.sleep(60)
+    world.reconcile()
+    assert len(schedules(world)) == 1 and world.aws.calls["DeleteSchedule"] == 0
     world.clock.sleep(600)
     world.reconcile()
     assert world.ledger.get(run.id).state is RunState.COMPLETED
