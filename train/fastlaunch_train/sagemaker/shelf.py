@@ -4,6 +4,7 @@ A file is written elsewhere on the same file system and renamed. Where the folde
 is no elsewhere, and a hidden folder in it has to do: nobody reads what SageMaker copies of that.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -59,8 +60,8 @@ class Shelf:
         try:
             self._place(file, name)
             return
-        except OSError:
-            if not file.exists():
+        except OSError as error:
+            if error.errno != errno.EXDEV:
                 raise
         # Always of one name: where it is copied meanwhile, it is all that stays of it.
         staged = self._staging / "moving"
