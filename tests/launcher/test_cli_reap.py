@@ -374,3 +374,17 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
     told = reaped(capsys, "--yes", code=3)
     assert [one["what"] for one in told["refused_regions"]] == ["training jobs", "schedules"]
     assert states(aws_server) == {old: "shutting-down"}
+
+
+def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
+    create_schedule(aws(), "us-east-1", schedule_request("fastlaunch-any-a1", "i-0123", role=role, at=at))
+    aws_server.refuse("DescribeInstances", "UnauthorizedOperation", times=1)
+    later = datetime.now(UTC) + timedelta(minutes=20)
+    assert cloud("reap", "--yes", now=lambda: later) == 3
+    assert "whether its machine lives is not known" in capsys.readouterr().out
+    assert len(schedules(aws(), "us-east-1")) == 1
+    assert cloud("reap", "--yes", now=lambda: later) == 0
+    assert schedules(aws(), "us-east-1") == []

@@ -87,7 +87,7 @@ def test_an_attempt_gets_a_schedule_for_each_machine_and_loses_them(
     assert noted is not None
     assert (noted["state"], noted["name"]) == ("created", f"fastlaunch-{attempt.token}")
     # Once more, as after a launcher that was killed: no second one, and no error.
-    arm(ledger, aws, attempt, role=ROLE, ids=["i-0a", "i-0b"], now=NOW)
+    assert arm(ledger, aws, attempt, role=ROLE, ids=["i-0a", "i-0b"], now=NOW) == told
     assert [one.name for one in schedules(aws, "us-east-1")] == names(attempt.token, 2)
 
     disarm(ledger, aws, attempt)
