@@ -292,12 +292,16 @@ def _missing(
 
 def _why_silent(attempt: Attempt, home: Path) -> str:
     """Why nothing is here of an attempt whose machines were asked for."""
+    several = attempt.num_nodes > 1
+    if attempt.backend == "sagemaker":
+        what, verb = ("the job's containers" if several else "the job's container"), "started"
+    else:
+        what, verb = ("the nodes" if several else "the node"), "booted"
     if not attempt.ended_at:
-        return f"the machine{'s have' if attempt.num_nodes > 1 else ' has'} not booted yet"
+        return f"{what} {'have' if several else 'has'} not {verb} yet"
     diary = s3_sync.console_path(home, attempt.token)
     see = f"; see {diary}" if diary.is_file() else ""
-    nodes = "nodes" if attempt.num_nodes > 1 else "node"
-    return f"the {nodes} never said {'they' if attempt.num_nodes > 1 else 'that it'} booted{see}"
+    return f"{what} never said that {'they' if several else 'it'} {verb}{see}"
 
 
 def _silent(attempt: Attempt, kept: s3_sync.Synced) -> str:

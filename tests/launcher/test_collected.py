@@ -98,7 +98,7 @@ def test_what_is_missing_while_a_run_is_under_way(tmp_path: Path) -> None:
     assert missing(tmp_path, run(state=RunState.PLANNED)) == "no machine was asked for yet"
     assert missing(tmp_path, run(), attempt(handle=None)) == "EC2 has not answered yet"
     assert missing(tmp_path, run(), attempt(handle=None, reason="no answer")) == "no answer"
-    assert missing(tmp_path, run(), attempt()) == "the machine has not booted yet"
+    assert missing(tmp_path, run(), attempt()) == "the node has not booted yet"
     say(tmp_path, "boot")
     assert missing(tmp_path, run(), attempt()) == "under way: the rest comes when it is uploaded"
 
@@ -266,10 +266,10 @@ def both(n: int = 1, **changes: Any) -> Attempt:
 
 
 def test_nodes_that_did_not_speak_are_named(tmp_path: Path) -> None:
-    assert missing(tmp_path, run(), both()) == "the machines have not booted yet"
+    assert missing(tmp_path, run(), both()) == "the nodes have not booted yet"
     over = both(ended_at=NOW.isoformat(), state=RunState.FAILED)
     failed = run(state=RunState.FAILED)
-    assert missing(tmp_path, failed, over) == "the nodes never said they booted"
+    assert missing(tmp_path, failed, over) == "the nodes never said that they booted"
     say(tmp_path, "boot")
     say(tmp_path, "boot-node-1")
     say(tmp_path, "status", node=0, outcome="failed", runs=[{"run_id": FIRST, "state": "failed"}])
@@ -326,6 +326,7 @@ def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
     on_sagemaker = run(backend="sagemaker")
     assert doing(on_sagemaker, [trained(handle=None)], tmp_path) == "asking SageMaker for a machine"
     assert missing(tmp_path, on_sagemaker, trained(handle=None)) == "SageMaker has not answered yet"
+    assert missing(tmp_path, on_sagemaker, trained()) == "the job's container has not started yet"
     assert doing(on_sagemaker, [trained()], tmp_path) == "waiting for the job's container"
     assert doing(on_sagemaker, [trained(handle=None, num_nodes=4)], tmp_path).endswith("for 4 machines")
     waiting = run(backend="sagemaker", reason="waiting for capacity")

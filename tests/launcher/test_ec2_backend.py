@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ec2_builders import job, site
+from ec2_builders import BLOCK, block_site, job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
@@ -322,6 +322,22 @@ def test_machines_that_the_handle_does_not_list_are_ended_too(
     assert not cloud.server.instances("pending", "running")
 
 
+def test_machines_that_were_shown_late_are_seen_though_the_handle_does_not_list_them(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
+    cloud.node = lambda node: None
+    handle = backend.execute(cluster(backend, 2))
+    first, second = handle["instance_ids"]
+    cloud.server.set_instance(first, state="running")
+    cloud.server.set_instance(second, state="pending")
+    partial = {**handle, "instance_ids": [first]}
+    assert backend.see([partial])[0].told == "1 pending, 1 running"
+    # As long as one is not shown at all it may be on its way.
+    cloud.server.forget(second)
+    (sight,) = backend.see([partial])
+    assert (sight.is_up, sight.told) == (False, "running")
+
+
 def test_an_attempt_with_an_unlisted_machine_has_not_ended(backend: Ec2Backend, cloud: MotoCloud) -> None:
     cloud.node = lambda node: None
     handle = backend.execute(cluster(backend, 2))
@@ -379,11 +395,13 @@ def test_the_consoles_of_all_nodes_are_kept(backend: Ec2Backend, cloud: MotoClou
     )
 
 
-def test_a_block_is_none_of_spot(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    one = plan(backend)
-    options = {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
-    handle = backend.execute(replace(one, request={**one.request, **options}))
+def test_a_block_is_none_of_spot(tmp_path: Path) -> None:
+    clock = Clock()
+    aws = FakeAws(clock)
+    aws.node = lambda node: None
+    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(block_site(), 120)
+    in_block = job(purchase="capacity-block", reservation=BLOCK.reservation)
+    handle = backend.execute(backend.plan({RUN_ID: in_block}))
     assert not backend.see([handle])[0].is_spot
 
 

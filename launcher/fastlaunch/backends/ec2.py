@@ -91,8 +91,8 @@ class Ec2Backend:
     def see(self, handles: Sequence[Mapping[str, Any]]) -> list[Sight]:
         """What EC2 shows of the attempts' machines now: one request per region (200 ids each).
 
-        Two more, by token and by tag, for attempts all of whose machines seem to have ended, or one of which
-        EC2 does not know though it started long ago.
+        Two more, by token and by tag, for attempts all of whose machines seem to have ended, whose handle
+        does not list them all, or one of which EC2 does not know though it started long ago.
         """
         known = self._by_id(handles)
         doubtful = [handle for handle in handles if self._is_doubtful(handle, known)]
@@ -199,6 +199,9 @@ class Ec2Backend:
     def _is_doubtful(self, handle: Mapping[str, Any], known: Mapping[str, Instance]) -> bool:
         """Whether the machines have to be looked for under other names than their ids."""
         shown = [known[one] for one in _ids(handle) if one in known]
+        if len(_ids(handle)) < handle.get("num_nodes", 1):
+            # Found again before EC2 showed them all.
+            return True
         if len(shown) < len(_ids(handle)):
             return self._is_old(handle)
         return all(one.state == "terminated" for one in shown)
@@ -211,7 +214,7 @@ class Ec2Backend:
     ) -> Sight:
         listed = _ids(handle)
         shown = {one: known[one] for one in listed if one in known} | {one.id: one for one in others}
-        num_unseen = sum(one not in shown for one in listed)
+        num_unseen = max(sum(one not in shown for one in listed), handle.get("num_nodes", 1) - len(shown))
         return sight_of(_in_order(shown.values()), num_unseen=num_unseen, is_old=self._is_old(handle))
 
     def _under_other_names(self, handles: Sequence[Mapping[str, Any]]) -> dict[str, list[Instance]]:
