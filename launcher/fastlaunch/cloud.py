@@ -36,7 +36,7 @@ class CloudSubmission:
     """What was asked for. sites: where, in the order to try. jobs_at: the jobs as they are at a site.
 
     All sites are of one backend. max_minutes: of machine time over all attempts. num_nodes: machines of an
-    attempt. detach: return as soon as they were started.
+    attempt, as every job has it. detach: return as soon as they were started.
     """
 
     sites: tuple[Place, ...]
@@ -100,6 +100,7 @@ class CloudLauncher:
         with self.ledger.transaction():
             self.ledger.set_sites(submission_id, [site_to_json(site) for site in submission.sites])
             for job in submission.jobs_at(first):
+                assert job.num_nodes == submission.num_nodes, "all jobs are done on the same machines"
                 run_ids.append(self.ledger.new_run_id())
                 self.ledger.add_run(
                     submission_id,

@@ -72,7 +72,11 @@ class World:
             return tuple(replace(one, **placed, max_minutes=max_minutes) for one in jobs)
 
         submission = CloudSubmission(
-            sites=sites or (A,), jobs_at=jobs_at, max_minutes=max_minutes, detach=detach
+            sites=sites or (A,),
+            jobs_at=jobs_at,
+            max_minutes=max_minutes,
+            num_nodes=jobs[0].num_nodes,
+            detach=detach,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 

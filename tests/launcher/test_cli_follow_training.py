@@ -139,7 +139,7 @@ def test_logs_are_followed_until_the_job_ends(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = started(aws_server)
-    run.jobs.move(run.name, "Downloading", "Training")
+    run.jobs.move(run.name, "Pending")
     own = f"node-0/{run.run_ids[0]}/log.txt"
 
     def finish() -> None:
@@ -148,6 +148,7 @@ def test_logs_are_followed_until_the_job_ends(
         run.end()
 
     steps: list[Callable[[], None]] = [
+        lambda: run.jobs.move(run.name, "Downloading", "Training"),
         lambda: run.upload("node-0/log.txt.000000000000", b"starting\n"),
         lambda: run.upload(f"{own}.000000000000", b"step 1\n"),
         finish,
@@ -155,6 +156,7 @@ def test_logs_are_followed_until_the_job_ends(
     assert cloud("logs", "-f", sleep=lambda _: steps.pop(0)()) == 0
     out, err = capsys.readouterr()
     assert out == "starting\nstep 1\ndone\n"
+    assert "nothing is printed yet: waiting for capacity" in err
     assert steps == [] and err.endswith("next: fastlaunch compare\n")
 
 

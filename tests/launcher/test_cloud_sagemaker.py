@@ -73,6 +73,7 @@ class World:
                 replace(one, instance=at.instance.name, region=at.region) for one in jobs
             ),
             max_minutes=120,
+            num_nodes=jobs[0].num_nodes,
             **how,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")

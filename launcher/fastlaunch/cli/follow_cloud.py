@@ -69,7 +69,8 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
     warned: set[str] = set()
     while True:
         # Looked up before fetching: what was printed up to the end is then fetched after it.
-        has_ended = ledger.get(run.id).state.is_final
+        now = ledger.get(run.id)
+        has_ended = now.state.is_final
         attempts = ledger.attempts_of(run.id)
         for error in fetch(around, attempts[-1:]).values():
             if error.message not in warned:
@@ -83,6 +84,9 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
                 until = "" if has_ended else f", until run {run.id} prints something"
                 click.echo(f"the machine's own log{until}:", err=True)
             shown[path] = _print_from(path, shown.get(path, 0))
+        elif not has_ended and now.reason and now.reason not in warned:
+            click.echo(f"nothing is printed yet: {now.reason}", err=True)
+            warned.add(now.reason)
         if has_ended or not follow:
             break
         around.sleep(FETCH_INTERVAL_S)
