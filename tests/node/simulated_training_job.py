@@ -70,8 +70,6 @@ class SimulatedTrainingJob:
         self.hosts: list[TrainingHost] = []
         #: Consoles of the hosts of every start.
         self.consoles: list[list[str]] = []
-        #: Seconds that each host outlived the first one that failed, by name.
-        self.ended_after_s: dict[str, float] = {}
         self._asked: str | None = None
         self._ended = threading.Event()
         self._problem: BaseException | None = None
@@ -196,7 +194,7 @@ class SimulatedTrainingJob:
     def _watch(self) -> str | None:
         """Copy until all hosts have ended; why SageMaker ended them, None if they did so themselves."""
         why: str | None = None
-        kill_at = first_failed_at = copied_at = None
+        kill_at = copied_at = None
         while any(host.exit_code is None for host in self.hosts):
             now = time.monotonic()
             if self._asked == "close":
@@ -207,8 +205,8 @@ class SimulatedTrainingJob:
                 kill_at = now + _GRACE_S / self._scale
                 for host in self.hosts:
                     host.signal(number)
-            if first_failed_at is None and why is None and any(host.exit_code for host in self.hosts):
-                first_failed_at, kill_at = now, now + _PEERS_END_S
+            if kill_at is None and any(host.exit_code for host in self.hosts):
+                kill_at = now + _PEERS_END_S
             if kill_at is not None and now > kill_at:
                 for host in self.hosts:
                     host.signal(signal.SIGKILL)
@@ -217,10 +215,6 @@ class SimulatedTrainingJob:
                     host.copy()
                 copied_at = now
             time.sleep(0.05)
-            if first_failed_at is not None:
-                for host in self.hosts:
-                    if host.exit_code is not None:
-                        self.ended_after_s.setdefault(host.name, time.monotonic() - first_failed_at)
         return why
 
     def _container(self) -> Container:

@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from fastlaunch_train.sagemaker.causes import is_echo
-from fastlaunch_train.sagemaker.hosts import Hosts
+from fastlaunch_train.sagemaker.hosts import SILENCE_S, Hosts
+from fastlaunch_train.sagemaker.job import PEER_GRACE_S
 from fastlaunch_train.sagemaker.verdicts import Verdict, Word, verdict
 
 NEVER = 30.0
@@ -107,6 +108,10 @@ def _connection(port: int) -> socket.socket:
         except OSError:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def test_a_host_is_missed_and_the_others_ended_within_20_s() -> None:
+    assert SILENCE_S + PEER_GRACE_S < 20
 
 
 def test_a_stranger_is_not_taken_for_a_host(job: Job) -> None:

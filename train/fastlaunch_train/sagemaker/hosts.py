@@ -16,7 +16,7 @@ from typing import Any
 
 #: Beside torchrun's 29500, on the first host.
 PORT = 29490
-SILENCE_S = 15.0
+SILENCE_S = 10.0
 _ALIVE_EVERY_S = 2.0
 #: Hosts pull an image of many gigabytes before they start.
 JOIN_LIMIT_S = 900.0

@@ -28,7 +28,7 @@ from fastlaunch_train.sagemaker.verdicts import Verdict, Word, verdict
 from fastlaunch_train.sagemaker.words import Outcome, RunEnd
 
 #: Time to tell why by itself, for a training whose peer has failed.
-PEER_GRACE_S = 10.0
+PEER_GRACE_S = 8.0
 #: More than training's own limit, which is counted between its steps, and than torchrun's, which is 5 s more.
 _STOP_MARGIN_S = 10.0
 #: Until SIGTERM comes here too, where another host has it: a container that ends before fails the job.
