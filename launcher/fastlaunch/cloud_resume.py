@@ -75,9 +75,7 @@ def resumable(
         )
     return Resumable(
         sites=sites,
-        jobs_at=lambda site: {
-            run.id: replace(spec, instance=site.instance.name, region=site.region, image=site.image)
-        },
+        jobs_at=lambda site: {run.id: replace(spec, region=site.region, image=site.image)},
         num_nodes=spec.num_nodes,
         max_minutes=limit,
         minutes_left=minutes,
