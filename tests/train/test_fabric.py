@@ -1,12 +1,14 @@
 """Which network NCCL says it takes: logs made after public examples of NCCL and its plugin, old and new."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from fastlaunch_train.fabric import (
     Fabric,
+    connect,
     fabric_error,
     found_fabric,
     log_path,
@@ -147,3 +149,35 @@ def test_the_error_says_what_was_selected_and_what_to_check() -> None:
     assert os.linesep not in str(error)
     for words in ("nccl-node-*.txt", "security group", "/dev/infiniband", "aws-ofi-nccl", "--allow-tcp"):
         assert words in error.hint
+
+
+def test_a_collective_that_ends_is_waited_for_and_what_it_raises_is_told() -> None:
+    done = []
+    assert connect(lambda: done.append(1), lambda: True, limit_s=60) is None
+    assert done == [1]
+
+    def refuse() -> None:
+        raise RuntimeError("NCCL error")
+
+    assert str(connect(refuse, lambda: False, limit_s=60)) == "NCCL error"
+
+
+@pytest.mark.parametrize(("is_refused", "limit_s"), [(True, 3600), (False, 0)])
+def test_a_collective_without_end_is_left(is_refused: bool, limit_s: float) -> None:
+    peer = threading.Event()
+
+    def hang() -> None:
+        peer.wait(60)
+
+    error = connect(hang, lambda: is_refused, limit_s=limit_s, look_s=0.01)
+    assert isinstance(error, TimeoutError)
+    peer.set()
+
+
+@pytest.mark.parametrize(
+    ("log", "is_selected"),
+    # What has been found is no choice yet: a plugin may say more in the next line.
+    [(OLD_SOCKET, False), ("\n".join(EFA_2025.splitlines()[:5]), False), (SOCKET, True), (EFA_2025, True)],
+)
+def test_a_network_that_was_found_is_not_selected(log: str, is_selected: bool) -> None:
+    assert read_fabric(log.splitlines()).is_selected is is_selected

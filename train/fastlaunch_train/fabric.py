@@ -10,11 +10,16 @@ The first line is of the plugin aws-ofi-nccl, and the only one that tells EFA. I
 src/nccl_ofi_net.cpp). The second is NCCL's and names the plugin, `AWS Libfabric` or `Libfabric`, which it
 does as well when libfabric goes over TCP; else it is `Socket` or `IB`. Examples: issues 1597 (EFA) and 1126
 (TCP) of github.com/NVIDIA/nccl, seen 2026-11-21.
+
+NCCL tells this before it connects the nodes. Where they take different networks, or a security group is in
+the way of EFA, some releases wait for each other without end, and nothing but this process can end that.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +44,9 @@ _CHECK = (
     "everything in from and out to itself, that the container has /dev/infiniband, and that the image has "
     "aws-ofi-nccl (libnccl-net.so). --allow-tcp trains without EFA"
 )
+#: For the first collective: NCCL connects hundreds of GPUs in a minute.
+CONNECT_LIMIT_S = 300.0
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +55,14 @@ class Fabric:
 
     network: as NCCL calls it, `AWS Libfabric`, `Libfabric`, `Socket` or `IB`. provider: libfabric's, such as
     `efa` or `tcp`. fabric: of the provider, such as `efa-direct`. reason: why EFA was not taken.
+    is_selected: whether NCCL said that it uses the network, and not only that it found it.
     """
 
     network: str | None = None
     provider: str | None = None
     fabric: str | None = None
     reason: str | None = None
+    is_selected: bool = False
 
     @property
     def is_efa(self) -> bool:
@@ -111,24 +121,35 @@ def node_rank(environment: Mapping[str, str] = os.environ) -> int:
 def checked_fabric(process: Process, output: Path, wanted: str) -> Fabric:
     """What the ranks of several nodes talk over, after their first collective; all call it together.
 
-    wanted: `efa` or `any`. Raises FabricError, on all ranks, where it has to be EFA and one node has another.
+    wanted: `efa` or `any`. Raises FabricError where it has to be EFA and one node has another, on all ranks
+    that NCCL connects, and on the ranks of that node if it does not; and where NCCL connects none in time.
     """
-    node, error = node_rank(), None
-    try:
+    node, is_gpu = node_rank(), process.device.type == "cuda"
+
+    def collective() -> None:
+        if is_gpu:
+            # A thread has a device of its own.
+            torch.cuda.set_device(process.device)
         dist.all_reduce(torch.zeros(1, device=process.device))
-        if process.device.type == "cuda":
+        if is_gpu:
             torch.cuda.synchronize(process.device)
-    except RuntimeError as refused:
-        error = refused
-    else:
+
+    def is_refused() -> bool:
+        return wanted == "efa" and is_gpu and _says_other(output, node)
+
+    error = connect(collective, is_refused)
+    if error is None:
         # No rank reads before every one has connected.
         agree(process, [0.0])
-    found = found_fabric(output, node) if process.device.type == "cuda" else _WITHOUT_GPU
+    found = found_fabric(output, node) if is_gpu else _WITHOUT_GPU
     is_wrong = wanted == "efa" and not found.is_efa
     if error is not None:
         # The others hear of it when this rank is gone.
         if is_wrong:
             raise fabric_error(found, node) from error
+        if isinstance(error, TimeoutError):
+            told = f"NCCL did not connect the nodes in {CONNECT_LIMIT_S:g} s, and on node {node} it selected"
+            raise FabricError(f"{told} {found.told}", _CHECK) from error
         raise error
     wrong_node = round(agree(process, [float(node + 1 if is_wrong else 0)])[0]) - 1
     if is_wrong:
@@ -136,6 +157,36 @@ def checked_fabric(process: Process, output: Path, wanted: str) -> Fabric:
     if wrong_node >= 0:
         raise FabricError(f"this run has to use EFA, and node {wrong_node} does not", _CHECK)
     return found
+
+
+def connect(
+    collective: Callable[[], None],
+    is_refused: Callable[[], bool],
+    *,
+    limit_s: float = CONNECT_LIMIT_S,
+    look_s: float = _LOOK_S,
+) -> Exception | None:
+    """What the collective raised, None once it is done; TimeoutError if that takes more than limit_s.
+
+    Or as soon as `is_refused`. The collective goes on then, since nothing interrupts NCCL: end the process.
+    """
+    raised: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            collective()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=attempt, name="first collective", daemon=True)
+    thread.start()
+    end = time.monotonic() + limit_s
+    while True:
+        thread.join(look_s)
+        if not thread.is_alive():
+            return raised[0] if raised else None
+        if is_refused() or time.monotonic() >= end:
+            return TimeoutError("the first collective has not ended")
 
 
 def read_fabric(lines: Iterable[str]) -> Fabric:
@@ -150,9 +201,10 @@ def read_fabric(lines: Iterable[str]) -> Fabric:
             internal = found[1]
         elif reason is None and (found := _REASONS.search(line)):
             reason = " ".join(found[0].split())[:160]
+    is_selected = network is not None
     if network is None and provider is None:
         network = internal
-    return Fabric(network=network, provider=provider, fabric=fabric, reason=reason)
+    return Fabric(network=network, provider=provider, fabric=fabric, reason=reason, is_selected=is_selected)
 
 
 def found_fabric(output: Path, node: int) -> Fabric:
@@ -162,6 +214,13 @@ def found_fabric(output: Path, node: int) -> Fabric:
             return read_fabric(log)
     except FileNotFoundError:
         return Fabric()
+
+
+def _says_other(output: Path, node: int) -> bool:
+    """Whether NCCL has said on this node which network it uses, and it is not EFA."""
+    found = found_fabric(output, node)
+    # Before that line it tells what else it has found.
+    return found.is_selected and not found.is_efa
 
 
 def fabric_error(fabric: Fabric, node: int) -> FabricError:
