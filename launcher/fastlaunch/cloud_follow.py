@@ -35,17 +35,6 @@ _LOST_CONTACT = timedelta(minutes=30)
 _PAUSE_S = 1.0
 
 
-def explain_wait(ledger: "Ledger", attempt: "Attempt", sight: Sight, backend: CloudBackend) -> None:
-    """Note what the runs of the attempt wait for, in AWS's words where it has such; nothing once they run."""
-    if backend.boot_limit is not None or not sight.is_live:
-        return
-    said = None if sight.is_up else sight.told
-    waiting = [run_id for run_id in ledger.existing(attempt.run_ids) if ledger.get(run_id).reason != said]
-    with ledger.transaction():
-        for run_id in waiting:
-            ledger.explain(run_id, said)
-
-
 @dataclass(kw_only=True)
 class Follower:
     """Follows `attempt`, which has a handle. tell: a line for the user."""
@@ -140,7 +129,6 @@ class Follower:
         respec = respec_in(self.ledger, self.settings, today)
         seen = [(self.ledger.attempt(self.attempt.id), sight)]
         note_machines(self.ledger, self.backend.aws, seen, today, respec)
-        explain_wait(self.ledger, self.attempt, sight, self.backend)
 
     def _is_down(self, sight: Sight) -> bool:
         """Whether the machine has been shutting down for a while: it costs nothing, and uploads no more."""

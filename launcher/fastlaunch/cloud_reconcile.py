@@ -9,7 +9,7 @@ from fastlaunch.attempt_price import note_machines, respec_in
 from fastlaunch.backends import RunState
 from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.cloud_finish import STOPPED_BY, finish_attempt, settle_run
-from fastlaunch.cloud_follow import SHUTDOWN_WAIT, explain_wait
+from fastlaunch.cloud_follow import SHUTDOWN_WAIT
 from fastlaunch.cloud_words import how_to_stop, machine_of
 from fastlaunch.deadline_schedule import disarm
 from fastlaunch.errors import BadConfiguration, Throttled, Unreachable, UserError
@@ -179,7 +179,6 @@ def _update(
     _note(ledger, backend, settings, [(one, sight) for (one, _), sight in zip(known, sights, strict=True)])
     for (attempt, _), sight in zip(known, sights, strict=True):
         if not sight.has_ended:
-            explain_wait(ledger, attempt, sight, backend)
             continue
         try:
             finish_attempt(attempt, sight, backend=backend, ledger=ledger)

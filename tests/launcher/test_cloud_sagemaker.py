@@ -338,8 +338,14 @@ def test_detached_it_needs_no_timer_in_the_account(world: World) -> None:
 
 
 def test_a_detached_job_is_seen_and_then_ended(world: World) -> None:
-    (run,) = world.submit(detach=True)
-    world.clock.sleep(150)
+    (run,) = world.submit(EITHER, detach=True)
+    (attempt,) = world.ledger.attempts_of(run.id)
+    # The first choice, until it is known which it got.
+    assert (attempt.instance, attempt.launched_at) == ("p5.48xlarge", None)
+    world.clock.sleep(60)
+    world.reconcile()
+    assert world.ledger.get(run.id).reason == "waiting for capacity"
+    world.clock.sleep(90)
     world.reconcile()
     (attempt,) = world.ledger.attempts_of(run.id)
     assert attempt.launched_at is not None and world.ledger.get(run.id).state is RunState.RUNNING
