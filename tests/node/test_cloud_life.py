@@ -4,12 +4,14 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ec2_builders import job, site
+from instance_network import Switch
 from moto_server import MotoServer
 from node_scene import BUCKET, IMAGE, REGION, Scene, code_bundle
 from simulated_instance import SimulatedInstance, cannot_simulate
@@ -49,7 +51,10 @@ JOB = job(
 
 @dataclass
 class World:
-    """A launcher whose machines boot as simulated instances, and then meet what `events` does to them."""
+    """A launcher whose machines boot as simulated instances, and then meet what `events` does to them.
+
+    machines: how they are, as arguments of SimulatedInstance.
+    """
 
     scene: Scene
     home: Path
@@ -59,6 +64,8 @@ class World:
     told: list[str]
     events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
     started_at: float = 0.0
+    machines: dict[str, Any] = field(default_factory=dict)
+    max_minutes: int = 120
 
     def __post_init__(self) -> None:
         self.started_at = time.time()
@@ -89,7 +96,12 @@ class World:
             now=self.now,
             tell=self.told.append,
         )
-        submission = CloudSubmission(sites=(self.site,), jobs_at=lambda at: jobs, max_minutes=120)
+        submission = CloudSubmission(
+            sites=(self.site,),
+            jobs_at=lambda at: jobs,
+            max_minutes=self.max_minutes,
+            num_nodes=jobs[0].num_nodes,
+        )
         return launcher.submit(submission, command="fastlaunch submit")
 
     def _launched(self, region: str, instance_id: str) -> None:
@@ -97,7 +109,7 @@ class World:
         threading.Thread(target=self._boot, args=(instance_id,), daemon=True).start()
 
     def _boot(self, instance_id: str) -> None:
-        instance = self.scene.boot(instance_id, scale=SCALE)
+        instance = self.scene.boot(instance_id, scale=SCALE, **self.machines)
         self.events(len(self.scene.started), instance)
 
 
@@ -184,3 +196,33 @@ def test_ctrl_c_brings_home_what_was_done(world: World) -> None:
     assert run.summary is not None and 0 < run.summary.num_steps < 3000
     assert world.scene.keys(f"s3://{BUCKET}/fastlaunch/runs/{run.id}/checkpoints")
     assert not world.scene.moto.instances("pending", "running")
+
+
+@pytest.fixture
+def two_nodes(world: World) -> Iterator[World]:
+    """The same with real training, on machines that reach each other."""
+    switch = Switch()
+    world.machines.update(switch=switch, training="real")
+    # Real training takes its time on a busy machine, and a node's minutes are few seconds here.
+    world.max_minutes = 1200
+    yield world
+    for instance in world.scene.started:
+        instance.close()
+    switch.close()
+
+
+TWO = replace(JOB, num_nodes=2, num_gpus=2, allow_tcp=True)
+
+
+def test_two_nodes_come_home(two_nodes: World) -> None:
+    (run,) = two_nodes.submit(TWO)
+    assert run.state is RunState.COMPLETED, consoles(two_nodes)
+    assert run.summary is not None and run.summary.num_steps == 20
+    assert run.directory is not None
+    names = {path.name for path in run.directory.iterdir()}
+    assert {"rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl", "log.txt", "log-node-1.txt"} <= names
+    (attempt,) = two_nodes.ledger.attempts_of(run.id)
+    assert attempt.state is RunState.COMPLETED and attempt.handle is not None
+    ids = [instance.instance_id for instance in two_nodes.scene.started]
+    assert sorted(attempt.handle["instance_ids"]) == sorted(ids) and len(ids) == 2
+    assert not two_nodes.scene.moto.instances("pending", "running")
