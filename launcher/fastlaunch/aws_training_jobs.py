@@ -5,7 +5,7 @@ the job has ended. A job that was created a moment ago may not be found yet.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -34,8 +34,8 @@ class TrainingJob:
     its machines. instance_type: the one that it got, as SageMaker names it (`ml.p5.48xlarge`), None until
     SageMaker has chosen. billable_s, training_s: of one machine, None until they are known; billable time
     holds the spot discount. pool_billable_s: for which a warm pool was kept after it, of one machine.
-    keeps_pool: whether its machines are, or will be, kept after it. tags: only those of `live_training_jobs`
-    have them.
+    keeps_pool: whether its machines are, or will be, kept after it, for keep_alive_s. tags: only those of
+    `live_training_jobs` and `kept_pools` have them.
     """
 
     name: str
@@ -55,6 +55,7 @@ class TrainingJob:
     tags: Mapping[str, str] = field(default_factory=dict)
     pool_billable_s: float | None = None
     keeps_pool: bool = False
+    keep_alive_s: int = 0
     status_message: str | None = None
 
     @property
@@ -96,15 +97,15 @@ def training_job(aws: Aws, region: str, name: str) -> TrainingJob | None:
 
 def live_training_jobs(aws: Aws, region: str) -> list[TrainingJob]:
     """The jobs of the region that are in progress or stopping and carry the tag `fastlaunch:run`."""
-    found = []
-    for name, arn in _live(aws, region):
-        tags = _tags(aws, region, arn) if _TOKEN.fullmatch(name) else {}
-        if "fastlaunch:run" not in tags:
-            continue
-        job = training_job(aws, region, name)
-        if job is not None and not job.has_ended:
-            found.append(replace(job, tags=tags))
-    return found
+    return [job for job in _ours(aws, region, _live(aws, region)) if not job.has_ended]
+
+
+def kept_pools(aws: Aws, region: str) -> list[TrainingJob]:
+    """The jobs of the region that have ended, whose machines are kept, and that carry `fastlaunch:run`."""
+    pages = aws.pages(
+        "sagemaker", region, "ListTrainingJobs", WarmPoolStatusEquals="Available", MaxResults=100
+    )
+    return [job for job in _ours(aws, region, _listed(pages)) if job.has_ended and job.keeps_pool]
 
 
 def stop_training_job(aws: Aws, region: str, name: str) -> None:
@@ -152,9 +153,25 @@ def _described(aws: Aws, region: str, name: str) -> Any | None:
 def _live(aws: Aws, region: str) -> Iterator[tuple[str, str]]:
     """Name and ARN of all jobs that are not over, whoever started them."""
     for status in ("InProgress", "Stopping"):
-        for page in aws.pages("sagemaker", region, "ListTrainingJobs", StatusEquals=status, MaxResults=100):
-            for each in page["TrainingJobSummaries"]:
-                yield each["TrainingJobName"], each["TrainingJobArn"]
+        yield from _listed(
+            aws.pages("sagemaker", region, "ListTrainingJobs", StatusEquals=status, MaxResults=100)
+        )
+
+
+def _listed(pages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for page in pages:
+        for each in page["TrainingJobSummaries"]:
+            yield each["TrainingJobName"], each["TrainingJobArn"]
+
+
+def _ours(aws: Aws, region: str, listed: Iterable[tuple[str, str]]) -> Iterator[TrainingJob]:
+    """Those that carry our tag, with their tags."""
+    for name, arn in listed:
+        tags = _tags(aws, region, arn) if _TOKEN.fullmatch(name) else {}
+        if "fastlaunch:run" in tags:
+            job = training_job(aws, region, name)
+            if job is not None:
+                yield replace(job, tags=tags)
 
 
 def _tags(aws: Aws, region: str, arn: str) -> dict[str, str]:
@@ -227,6 +244,7 @@ def _job(region: str, told: Mapping[str, Any]) -> TrainingJob:
         training_s=told.get("TrainingTimeInSeconds"),
         failure_reason=told.get("FailureReason") or None,
         keeps_pool=told.get("WarmPoolStatus", {}).get("Status") in ("InUse", "Available"),
+        keep_alive_s=resources.get("KeepAlivePeriodInSeconds") or 0,
         pool_billable_s=told.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds"),
         status_message=transitions[-1].get("StatusMessage") or None,
     )

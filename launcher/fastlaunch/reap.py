@@ -1,17 +1,25 @@
 """Finds what nobody stops any more, by tags and names alone, and says what of it has to go.
 
-Instances, training jobs, and schedules that were to end machines which are gone. The last of the ways to stop
-paying: it needs no ledger. Where there is one, it tells more, and never that what has had its time may go on.
+Instances, training jobs, machines kept after jobs (warm pools), and schedules that were to end machines which
+are gone. The last of the ways to stop paying: it needs no ledger. Where there is one, it tells more, and
+never that what has had its time may go on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from fastlaunch.aws import Aws, Instance
 from fastlaunch.aws_schedules import Schedule, delete_schedule, schedules
-from fastlaunch.aws_training_jobs import TrainingJob, live_training_jobs, stop_training_job
+from fastlaunch.aws_training_jobs import (
+    TrainingJob,
+    end_warm_pool,
+    kept_pools,
+    live_training_jobs,
+    stop_training_job,
+)
 from fastlaunch.cloud_finish import STOPPED_BY
 from fastlaunch.cost_ceiling import MARGIN_MINUTES
 from fastlaunch.deadline_schedule import token_of
@@ -33,7 +41,7 @@ YOUNG_SCHEDULE = timedelta(minutes=15)
 #: More is no limit that anyone gave; a capacity block lasts half a year at most.
 _MOST_MINUTES = 366 * 24 * 60
 
-Kind = Literal["instance", "job", "schedule"]
+Kind = Literal["instance", "job", "pool", "schedule"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +63,12 @@ class KnownAttempt:
 class Found:
     """What lives in a region: every instance and job with the run tag, and every schedule of fastlaunch.
 
-    refused: what could not be looked at.
+    pools: jobs that have ended, whose machines are kept. refused: what could not be looked at.
     """
 
     instances: tuple[Instance, ...]
     jobs: tuple[TrainingJob, ...]
+    pools: tuple[TrainingJob, ...]
     schedules: tuple[Schedule, ...]
     refused: tuple["Refusal", ...]
 
@@ -68,9 +77,10 @@ class Found:
 class Finding:
     """Something that lives, whether it `must_go`, and why, in words. warning: what is odd about it.
 
-    id: of an instance, name of a job or a schedule. began_at: when it was started, or made. ends_at: when it
-    will have had its time, its margin included; None for a schedule. run_id: of its first run, None where
-    its name does not tell. hours: billed, of num_machines each. known: None for what is of another ledger.
+    id: of an instance, name of a job (a pool has its job's) or a schedule. began_at: when it was started, or
+    made. ends_at: when it will have had its time, its margin included; None for a schedule. run_id: of its
+    first run, None where its name does not tell. hours: billed, of num_machines each. keeps_pool: whether
+    machines are kept after a job. known: None for what is of another ledger.
     """
 
     kind: Kind
@@ -87,6 +97,7 @@ class Finding:
     is_spot: bool = False
     state: str | None = None
     hours: float = 0.0
+    keeps_pool: bool = False
     known: KnownAttempt | None = None
     warning: str | None = None
 
@@ -105,11 +116,13 @@ def find(aws: Aws, regions: Sequence[str]) -> Found:
     """Everything that lives in the regions, the oldest first. What one region refuses hides nothing else."""
     instances: list[Instance] = []
     jobs: list[TrainingJob] = []
+    pools: list[TrainingJob] = []
     timers: list[Schedule] = []
     refused: list[Refusal] = []
     looks: tuple[tuple[Kind, Callable[[str], object]], ...] = (
         ("instance", lambda region: instances.extend(_live_instances(aws, region))),
         ("job", lambda region: jobs.extend(live_training_jobs(aws, region))),
+        ("pool", lambda region: pools.extend(kept_pools(aws, region))),
         ("schedule", lambda region: timers.extend(schedules(aws, region))),
     )
     for region in regions:
@@ -121,6 +134,7 @@ def find(aws: Aws, regions: Sequence[str]) -> Found:
     return Found(
         instances=tuple(sorted(instances, key=lambda one: (one.launch_time, one.id))),
         jobs=tuple(sorted(jobs, key=lambda one: (one.created_at, one.name))),
+        pools=tuple(sorted(pools, key=lambda one: (one.created_at, one.name))),
         schedules=tuple(sorted(timers, key=lambda one: (one.created_at, one.name))),
         refused=tuple(refused),
     )
@@ -190,8 +204,38 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         state=job.status,
         # Until it has machines it costs nothing.
         hours=_hours(job.started_at, now) if job.started_at else 0.0,
+        keeps_pool=job.keeps_pool,
         known=known,
         warning=warning,
+    )
+
+
+def judge_pool(job: TrainingJob, *, now: datetime) -> Finding:
+    """Whether the machines that are kept after the job must go: it did not complete, or they had their time.
+
+    After a job that completed the next one is to find them, as was asked for; SageMaker ends that itself.
+    """
+    since = job.ended_at or job.created_at
+    ends_at = since + timedelta(seconds=job.keep_alive_s, minutes=MARGIN_MINUTES)
+    if job.status != "Completed":
+        must_go, why = True, f"kept after a job that is {job.status.lower()}"
+    elif now > ends_at:
+        must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
+    else:
+        must_go, why = False, f"kept for the next job, as was asked for; at most until {_clock_time(ends_at)}"
+    return Finding(
+        kind="pool",
+        id=job.name,
+        region=job.region,
+        must_go=must_go,
+        why=why,
+        began_at=since,
+        ends_at=ends_at,
+        run_id=job.tags.get(RUN_TAG),
+        instance_type=(job.instance_type or "").removeprefix("ml.") or None,
+        num_machines=job.num_instances,
+        state=job.status,
+        hours=_hours(since, now),
     )
 
 
@@ -233,6 +277,12 @@ def end(aws: Aws, findings: Sequence[Finding]) -> list[Refusal]:
                 aws.terminate(one.region, [one.id])
             elif one.kind == "job":
                 stop_training_job(aws, one.region, one.id)
+                if one.keeps_pool:
+                    # Where this comes too early the pool is found the next time.
+                    with suppress(CloudRefused):
+                        end_warm_pool(aws, one.region, one.id)
+            elif one.kind == "pool":
+                end_warm_pool(aws, one.region, one.id)
             else:
                 delete_schedule(aws, one.region, one.id)
         except CloudRefused as error:

@@ -209,6 +209,7 @@ class TrainingJobs:
             and not job.hidden
             and asked.get("StatusEquals") in (None, job.status)
             and asked.get("NameContains", "") in job.name
+            and asked.get("WarmPoolStatusEquals") in (None, (_pool(job) or {}).get("Status"))
         ]
         start, size = int(asked.get("NextToken", "0")), asked.get("MaxResults", 10)
         page = [

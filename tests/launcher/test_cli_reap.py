@@ -292,10 +292,15 @@ def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
 
 
 def start_job(
-    server: "MotoServer", name: str, *, hours_ago: float, tags: dict[str, str] | None = None
+    server: "MotoServer",
+    name: str,
+    *,
+    hours_ago: float,
+    tags: dict[str, str] | None = None,
+    plan_name: str = "sagemaker-2-p5.48xlarge-on-demand",
 ) -> None:
     """A training job on two machines, as `submit` starts it, created so long ago and running since."""
-    plan = json.loads((PLANS / "sagemaker-2-p5.48xlarge-on-demand.json").read_text())
+    plan = json.loads((PLANS / f"{plan_name}.json").read_text())
     source = plan["request"]["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"]
     aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
     given = {"fastlaunch:run": name.rpartition("-a")[0], "fastlaunch:max-minutes": "60"}
@@ -329,6 +334,33 @@ def test_a_job_that_is_over_its_time_is_stopped(
     again = {one["job"]: one["why"] for one in reaped(capsys, "--yes")["jobs"]}
     assert again[old] == "it is being stopped"
     assert len(aws_server.sent("StopTrainingJob")) == 1
+
+
+def test_machines_kept_after_a_job_go_unless_it_completed(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    ended = {"20261121-090000-aaaa-a1": "Completed", "20261121-090000-bbbb-a1": "Stopped"}
+    for name, status in ended.items():
+        start_job(aws_server, name, hours_ago=0.5, plan_name="sagemaker-warm-pool")
+        aws_server.training_jobs.end(name, status)
+    completed, stopped = ended
+    told = {one["pool"]: one for one in reaped(capsys, "--yes")["pools"]}
+    assert {name: one["done"] for name, one in told.items()} == {completed: "left", stopped: "ended"}
+    assert told[completed]["why"].startswith("kept for the next job, as was asked for; at most until ")
+    assert told[stopped]["why"] == "kept after a job that is stopped"
+    assert aws_server.training_jobs.job(stopped).pool_s is not None
+    assert aws_server.training_jobs.job(completed).pool_s is None
+
+
+def test_no_machines_are_kept_for_a_job_that_is_reaped(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    name = "20261121-060000-aaaa-a1"
+    start_job(aws_server, name, hours_ago=9, plan_name="sagemaker-warm-pool")
+    assert [one["done"] for one in reaped(capsys, "--yes")["jobs"]] == ["stopped"]
+    assert aws_server.training_jobs.job(name).pool_s is not None
 
 
 def test_schedules_go_with_their_machines(
@@ -372,7 +404,7 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
     aws_server.refuse("ListTrainingJobs", "AccessDeniedException")
     aws_server.refuse("ListSchedules", "AccessDeniedException", status=403)
     told = reaped(capsys, "--yes", code=3)
-    assert [one["what"] for one in told["refused_regions"]] == ["training jobs", "schedules"]
+    assert [one["what"] for one in told["refused_regions"]] == ["training jobs", "warm pools", "schedules"]
     assert states(aws_server) == {old: "shutting-down"}
 
 

@@ -15,6 +15,7 @@ from fastlaunch.reap import (
     KnownAttempt,
     judge_instance,
     judge_job,
+    judge_pool,
     judge_schedule,
     tokens_of,
 )
@@ -138,6 +139,22 @@ def test_a_job_costs_from_when_it_has_machines() -> None:
     found = judge_job(job(), None, now=now)
     assert (found.hours, found.num_machines, found.instance_type) == (1.0, 2, "p5.48xlarge")
     assert judge_job(job(minutes_waiting=None), None, now=now).hours == 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "minutes", "must_go"),
+    [
+        ("Completed", 39, False),
+        ("Completed", 41, True),
+        ("Stopped", 1, True),
+        ("Failed", 1, True),
+    ],
+)
+def test_a_pool_goes_unless_it_is_kept_as_asked(status: str, minutes: float, must_go: bool) -> None:
+    ended = replace(job(status), ended_at=LAUNCHED, keeps_pool=True, keep_alive_s=1800)
+    found = judge_pool(ended, now=LAUNCHED + timedelta(minutes=minutes))
+    assert found.must_go is must_go
+    assert (found.num_machines, found.hours) == (2, pytest.approx(minutes / 60))
 
 
 def test_a_schedule_goes_once_its_machine_is_gone() -> None:

@@ -19,6 +19,7 @@ from fastlaunch.reap import (
     find,
     judge_instance,
     judge_job,
+    judge_pool,
     judge_schedule,
     known_attempts,
     note_ends,
@@ -41,9 +42,9 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     """End instances, training jobs and schedules that nobody stops any more, found by their tags and names.
 
     An instance goes if its time limit and 10 minutes have passed since it was launched, whoever started it;
-    a training job if SageMaker did not end it in its time; both if their attempt in this ledger has ended; a
-    schedule if its machine is gone. Others are listed and left. Looks in the regions of the config file and
-    of the ledger, unless told where.
+    a training job if SageMaker did not end it in its time; both if their attempt in this ledger has ended;
+    machines kept after a job (--keep-alive) if it did not complete; a schedule if its machine is gone. Others
+    are listed and left. Looks in the regions of the config file and of the ledger, unless told where.
     """
     around = surroundings()
     with _ledger(around) as ledger:
@@ -70,11 +71,12 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
 
 
 def _machines(found: Found, ledger: "Ledger | None", now: datetime) -> list[Finding]:
-    """The instances and training jobs, judged by their tags and by what the ledger tells of them."""
+    """The instances, training jobs and warm pools, judged by their tags and by what the ledger tells."""
     known = _told_by(ledger, lambda own: known_attempts(own, found.instances, found.jobs)) or {}
     return [
         *(judge_instance(one, known.get(one.id), now=now) for one in found.instances),
         *(judge_job(one, known.get(one.name), now=now) for one in found.jobs),
+        *(judge_pool(one, now=now) for one in found.pools),
     ]
 
 
@@ -187,7 +189,7 @@ def _usd_per_hour(around: Surroundings, findings: Sequence[Finding]) -> dict[str
             click.echo(f"warning: prices are not known: {error.message}", err=True)
             return prices
         for one, name in listed:
-            service = "sagemaker" if one.kind == "job" else "ec2"
+            service = "ec2" if one.kind == "instance" else "sagemaker"
             try:
                 price = catalogue.price(name, region=one.region, service=service, on=today)
             except UserError:

@@ -1,4 +1,4 @@
-"""What `fastlaunch reap` did, as tables or JSON: instances, training jobs and schedules, each by itself."""
+"""What `fastlaunch reap` did, as tables or JSON: instances, jobs, pools and schedules, each by itself."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,15 @@ from fastlaunch.reap import Finding, Kind, Refusal
 WORDS: Mapping[Kind, tuple[str, str]] = {
     "instance": ("instance", "terminated"),
     "job": ("training job", "stopped"),
+    "pool": ("warm pool", "ended"),
     "schedule": ("schedule", "deleted"),
 }
-_TO_DO: Mapping[Kind, str] = {"instance": "to terminate", "job": "to stop", "schedule": "to delete"}
+_TO_DO: Mapping[Kind, str] = {
+    "instance": "to terminate",
+    "job": "to stop",
+    "pool": "to end",
+    "schedule": "to delete",
+}
 _MACHINES = {"run": "run", "type": "type", "zone": "zone", "hours": "hours", "cost": "cost"}
 _REST = {"done": "", "why": "why"}
 
@@ -76,6 +82,7 @@ def tell_json(report: Report) -> None:
         "regions": list(report.regions),
         "instances": report.rows("instance"),
         "jobs": report.rows("job"),
+        "pools": report.rows("pool"),
         "schedules": report.rows("schedule"),
         "refused_regions": closed,
         "ended_runs": list(report.healed),
@@ -98,7 +105,7 @@ def tell(report: Report) -> None:
     for run in report.healed:
         click.echo(f"run {run['run']} is {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
     for kind in WORDS:
-        # Of jobs and schedules something is said only where there are any, or may be.
+        # Of all but instances something is said only where there are any, or may be.
         kinds = {"instance", *(one.kind for one in report.findings), *(one.kind for one in report.refused)}
         if kind in kinds:
             click.echo(_sentence(report, kind))
