@@ -50,7 +50,8 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
         told = "n/a: the price is not known"
         return Cost(usd=None, is_final=is_final, told=told, sunk_usd=sunk_usd)
     at_most = "at most " if any(cost.told.startswith("at most") for cost in costs) else ""
-    told = f"{at_most}${sum(known):,.2f}{'' if is_final else ' so far'}{_of_block(sunk_usd)}"
+    has_ended = all(attempt.ended_at is not None for attempt in attempts)
+    told = f"{at_most}${sum(known):,.2f}{'' if has_ended else ' so far'}{_of_block(sunk_usd)}"
     pools = [pool for attempt in attempts if (pool := _pool_usd(attempt))]
     told += _with_pool(sum(pools) if pools else None)
     return Cost(usd=sum(known), is_final=is_final, told=told, sunk_usd=sunk_usd)
@@ -95,8 +96,10 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool) -> Cost:
     usd = seconds / 3600 * attempt.usd_per_hour * attempt.num_nodes
     at_most = "at most " if is_final and attempt.billing == "limit" else ""
     told = f"{at_most}${usd:,.2f}{'' if is_final else ' so far'}{_of_block(attempt.sunk_usd)}"
-    told += _with_pool(_pool_usd(attempt))
-    return Cost(usd=usd, is_final=is_final, told=told, sunk_usd=attempt.sunk_usd)
+    pool = _pool_usd(attempt)
+    return Cost(
+        usd=usd, is_final=is_final and pool is None, told=told + _with_pool(pool), sunk_usd=attempt.sunk_usd
+    )
 
 
 def _of_block(sunk_usd: float | None) -> str:
@@ -105,7 +108,8 @@ def _of_block(sunk_usd: float | None) -> str:
 
 def _pool_usd(attempt: Attempt) -> float | None:
     """The most that its warm pool can cost after the job: AWS tells how long it was kept when it is gone."""
-    if not attempt.idle_minutes or attempt.usd_per_hour is None or attempt.billed_seconds is None:
+    # Machines that it never had are not kept either.
+    if not attempt.idle_minutes or attempt.usd_per_hour is None or not attempt.billed_seconds:
         return None
     return attempt.idle_minutes / 60 * attempt.usd_per_hour * attempt.num_nodes
 

@@ -32,7 +32,12 @@ _NO_FABRIC = (
 #: What a service calls that which ends.
 _MACHINE = {"SageMaker": "training job"}
 #: AWS's words for machines that it never had, after which another place may have some.
-_NEVER_HAD = ("InsufficientInstanceCapacity", "CapacityError", "MaxWaitTimeExceeded")
+_NEVER_HAD = (
+    "InsufficientInstanceCapacity",
+    "CapacityError",
+    "MaxWaitTimeExceeded",
+    "MaxPendingTimeExceeded",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
     total = 0.0
     for attempt in attempts:
         if attempt.ended_at is not None:
-            if attempt.billed_seconds is None:
+            if not attempt.billed_seconds:
                 continue
             if attempt.usd_per_hour is None:
                 return None

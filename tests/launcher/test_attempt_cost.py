@@ -134,3 +134,11 @@ def test_a_warm_pool_may_go_on_costing() -> None:
     assert total_cost([kept, kept], START).told.endswith(
         "$72.00, and up to $72.00 while its warm pool is kept"
     )
+    assert not attempt_cost(kept, START).is_final and not total_cost([kept], START).is_final
+    assert attempt_cost(replace(kept, idle_minutes=0), START).is_final
+
+
+def test_machines_that_a_job_never_got_are_not_kept_after_it() -> None:
+    without = replace(ended(0.0, "times"), backend="sagemaker", idle_minutes=30)
+    for cost in (attempt_cost(without, START), total_cost([without], START)):
+        assert (cost.told, cost.is_final) == ("$0.00", True)

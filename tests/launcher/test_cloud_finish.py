@@ -112,6 +112,10 @@ def test_a_job_without_capacity_may_be_tried_elsewhere_before_it_has_begun() -> 
     assert told == End(state=RunState.FAILED, reason=NO_CAPACITY.message, try_next=True)
     assert not end(sight, begun=True).try_next
     assert end(replace(GONE, problem=WAITED, told="MaxWaitTimeExceeded: x"), begun=False).try_next
+    # SageMaker calls one that waited too long for machines stopped, as if somebody had done it.
+    pending = refused(NoCapacity, "no machines for 30 minutes", "MaxPendingTimeExceeded")
+    stopped = replace(GONE, problem=pending, told="Stopped: someone asked it to stop")
+    assert end(stopped, begun=False) == End(state=RunState.FAILED, reason=pending.message, try_next=True)
     on_ec2 = refused(NoCapacity, "was not started", "Server.InsufficientInstanceCapacity")
     assert end(replace(GONE, problem=on_ec2), begun=False, service="EC2").try_next
     # A host that failed says nothing of another one's capacity.

@@ -355,6 +355,8 @@ def test_ceilings_count_nodes_and_warm_pools() -> None:
     over = both(ended_at=NOW.isoformat(), billed_seconds=1800.0)
     assert ceiling_usd([over]) == pytest.approx(48.0)
     assert ceiling_usd([replace(over, idle_minutes=20)]) == pytest.approx(80.0)
+    # Machines that it never had are not kept.
+    assert ceiling_usd([replace(over, idle_minutes=20, billed_seconds=0.0)]) == 0
 
 
 def test_spot_on_sagemaker_is_told_before_its_discount(tmp_path: Path) -> None:
