@@ -55,7 +55,10 @@ def fitted(inquiry: Inquiry) -> tuple[CloudRequest, tuple[str, ...]]:
     longest = max_minutes_in(block, inquiry.now)
     if request.max_minutes <= longest:
         return request, ()
-    told = f"--max-hours is cut from {request.max_minutes} to {longest} min: {block.id} ends then"
+    told = (
+        f"--max-hours is cut from {request.max_minutes} to {longest} min: EC2 begins to end the instances of "
+        f"{block.id} then"
+    )
     return replace(request, max_minutes=longest), (told,)
 
 

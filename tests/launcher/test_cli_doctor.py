@@ -86,6 +86,26 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
     assert err == "next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n"
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--instance", "g5.xlarge", "--num-nodes", "2", "--allow-tcp"),
+        ("--instance", "p5.48xlarge", "--purchase", "spot", "--max-price", "30", "--region", "us-east-1"),
+    ],
+)
+def test_the_next_command_is_for_what_was_checked(
+    account: MotoServer, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    account.default_quotas["us-east-1", "L-DB2E81BA"] = 384
+    account.default_quotas["us-east-1", "L-C4BD4855"] = 384
+    assert doctor(*argv) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"next: fastlaunch submit {' '.join(argv)} --recipe bf16 ")
+    # It is one that can be typed.
+    typed = err.removeprefix("next: fastlaunch ").split()
+    assert run(typed, surroundings(*typed)) == 0
+
+
 def test_it_changes_nothing_but_one_object(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert doctor(*TYPE) == 0

@@ -156,7 +156,9 @@ def test_a_block_that_ends_sooner_cuts_the_limit(
 ) -> None:
     block(account, ends_at=datetime.now(UTC) + timedelta(minutes=100, seconds=30))
     assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
-    assert f"--max-hours is cut from 120 to 70 min: {RESERVATION} ends then" in capsys.readouterr().err
+    assert (
+        "--max-hours is cut from 120 to 70 min: EC2 begins to end the instances of" in capsys.readouterr().err
+    )
     assert account.sent("RunInstances")[0].tags("instance")["fastlaunch:max-minutes"] == "70"
 
 

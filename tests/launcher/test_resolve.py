@@ -367,7 +367,11 @@ def test_a_longer_limit_than_the_block_is_cut_with_a_word(minutes_left: int, cut
     asked, told = fitted(inquiry(aws, request(**BLOCK)))
     assert asked.max_minutes == (cut or 120)
     assert told == (
-        () if cut is None else (f"--max-hours is cut from 120 to {cut} min: cr-0a1b2c3d ends then",)
+        ()
+        if cut is None
+        else (
+            f"--max-hours is cut from 120 to {cut} min: EC2 begins to end the instances of cr-0a1b2c3d then",
+        )
     )
 
 

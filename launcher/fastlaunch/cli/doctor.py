@@ -184,6 +184,7 @@ def _next(around: Surroundings, found: Sequence["Check"], wanted: "Wanted") -> s
         return f"mend the first that failed, then {shlex.join(['fastlaunch', *around.argv])}"
     if not wanted.instances:
         return f"fastlaunch doctor --instance {'ml.' if wanted.backend == 'sagemaker' else ''}p5.48xlarge"
-    instances = ",".join(wanted.name_of(one) for one in wanted.instances)
-    nodes = f" --num-nodes {wanted.num_nodes}" if wanted.num_nodes > 1 else ""
-    return f"fastlaunch submit --instance {instances}{nodes} --recipe bf16 --dry-run"
+    # What was checked: every option of the check is one of the job's.
+    typed = around.argv[around.argv.index("doctor") + 1 :]
+    saving = ["--checkpoint-every", "50"] if wanted.purchase == "spot" else []
+    return shlex.join(["fastlaunch", "submit", *typed, "--recipe", "bf16", *saving, "--dry-run"])
