@@ -27,6 +27,8 @@ LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)
 #: After the node's last word: shutting down takes a minute, and a spot interruption two.
 LINGER_LIMIT = timedelta(minutes=4)
+#: Of several machines one of which ended before they began: the others wait for it in vain.
+_LOST_LIMIT = timedelta(minutes=2)
 #: Large machines take many minutes to be terminated, for which nothing is billed.
 SHUTDOWN_WAIT = timedelta(minutes=1)
 #: After its time, how long a machine that cannot be seen is waited for; after its end, what it uploaded.
@@ -53,6 +55,7 @@ class Follower:
     _runs_since: datetime | None = None
     _done_since: datetime | None = None
     _down_since: datetime | None = None
+    _lost_since: datetime | None = None
     _synced_at: datetime | None = None
     _synced: s3_sync.Synced = field(
         default_factory=lambda: s3_sync.Synced(boot=None, status=None, is_complete=False)
@@ -168,7 +171,7 @@ class Follower:
             self._tell_once(error.message)
 
     def _end_what_hangs(self, sight: Sight) -> None:
-        """End machines that never boot, or one of which does not, have had their time, or linger."""
+        """End machines that never boot, or one of which is lost, that have had their time, or linger."""
         now, boot_limit = self.backend.now(), self.backend.boot_limit
         # Where there is no limit AWS itself ends what hangs, and knows when its time is up.
         if not sight.is_live or self._why is not None or boot_limit is None:
@@ -182,11 +185,23 @@ class Follower:
         is_fresh = self._synced_at is not None and now - self._synced_at <= 2 * SYNC_INTERVAL
         if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
             self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._diary()}")
+        elif is_fresh and self._is_one_lost(sight):
+            why = f"{sight.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
+            self._terminate(f"{why}: {sight.problem.message}" if sight.problem else why)
         elif now > self._ends_at():
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
             # Its runs are told by its last word; only the machine hangs.
             self._terminate("its machine did not turn itself off")
+
+    def _is_one_lost(self, sight: Sight) -> bool:
+        """Whether a machine ended a while ago without a word, before there was anything to save."""
+        has_begun = any(path.name.startswith("rank-") for path in self._synced.files)
+        if has_begun or sight.num_ended <= len(self._synced.statuses):
+            self._lost_since = None
+            return False
+        self._lost_since = self._lost_since or self.backend.now()
+        return self.backend.now() - self._lost_since > _LOST_LIMIT
 
     def _who_did_not_boot(self, limit: timedelta) -> str:
         within, num_nodes = f"within {limit.total_seconds() / 60:.0f} minutes", self.attempt.num_nodes

@@ -63,6 +63,40 @@ def test_all_are_ended_where_not_all_boot(world: World, num_booted: int) -> None
     assert 12 * 60 <= (world.ledger.attempts_of(run.id)[0].lived_s or 0) <= 15 * 60
 
 
+@pytest.mark.parametrize("at_s", [30, BOOT_S + 30])
+def test_those_that_are_left_of_a_pair_before_it_trains_are_ended_soon(world: World, at_s: int) -> None:
+    def lose_one(node: FakeNode) -> None:
+        world.clock.at(BOOT_S, node.boot)
+        if node.rank == 1:
+            reason = "Server.InternalError: Internal error on launch"
+            world.clock.at(at_s, lambda: world.aws.end(node.instance_id, reason, "Server.InternalError"))
+
+    world.aws.node = lose_one
+    (run,) = world.submit(A, jobs=(pair(),))
+    assert run.state is RunState.FAILED and "1 of its 2 nodes" in (run.reason or ""), run.reason
+    assert world.aws.live() == []
+    # Long before those that wait for it would give up.
+    assert (world.ledger.attempts_of(run.id)[0].lived_s or 0) <= at_s + 240
+
+
+def test_what_the_other_one_saves_is_waited_for(world: World) -> None:
+    def lose_one(node: FakeNode) -> None:
+        how = {**TWO, "steps": 80, "header": {"steps": 200}, "status": "interrupted"}
+        node.train(upto=1, how=lambda run_id: how)
+        if node.rank == 1:
+            reason = "Server.InternalError: Internal error"
+            world.clock.at(600, lambda: world.aws.end(node.instance_id, reason, "Server.InternalError"))
+            return
+        states = dict.fromkeys(node.run_ids(), "interrupted")
+        world.clock.at(1400, lambda: node.say_last("interrupted", states, reason="peer"))
+        world.clock.at(1410, node.turn_off)
+
+    world.aws.node = lose_one
+    (run,) = world.submit(A, jobs=(pair(),))
+    assert run.summary is not None and run.summary.num_steps == 80
+    assert world.aws.calls["terminate"] == 0
+
+
 def test_one_that_lingers_after_all_have_spoken_is_ended(world: World) -> None:
     def linger(node: FakeNode) -> None:
         if node.rank == 0:

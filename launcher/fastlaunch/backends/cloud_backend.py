@@ -67,7 +67,8 @@ class Sight:
     """What AWS shows of an attempt's machines now.
 
     has_ended: all are gone for good, under every name. is_seen: whether AWS shows any. is_live: one costs,
-    or soon will. is_up: all run, so that their programs should be heard of. is_spot: bought so. is_taken:
+    or soon will. is_up: all run, so that their programs should be heard of. num_ended: machines that have
+    ended, or are about to, of those that AWS shows. is_spot: bought so. is_taken:
     AWS took one back. instance_type: without `ml.`; zone: of the first machine. launched_at: when the first
     was started, with its time zone; ended_at: when the last one ended. billable_s: of one machine, where AWS
     itself counts them, with any spot discount in them; training_s: of the same time, without the discount.
@@ -78,6 +79,7 @@ class Sight:
     is_seen: bool = True
     is_live: bool = False
     is_up: bool = False
+    num_ended: int = 0
     is_spot: bool = False
     is_taken: bool = False
     instance_type: str | None = None

@@ -39,6 +39,7 @@ def sight_of(instances: Sequence[Instance], *, num_unseen: int, is_old: bool) ->
         has_ended=has_ended,
         is_live=any(one.is_live for one in instances),
         is_up=not num_unseen and all(one.state == "running" for one in instances),
+        num_ended=sum(not one.is_live for one in instances),
         is_spot=first.is_spot,
         is_taken=any(is_spot_interruption(one) for one in instances),
         instance_type=first.instance_type,
