@@ -232,6 +232,9 @@ class CloudLauncher:
                 timer = arm(self.ledger, self.aws, attempt, role=role, ids=ids, now=self.now())
             except UserError as error:
                 timer = f"no timer in the account was noted ({error.message})"
+            except KeyboardInterrupt:
+                # Asked twice to stop: it is followed to its end, and a third signal ends it at once.
+                timer = "a timer in the account may have been made"
             protection = f"{protection}; {timer}"
         self.ledger.explain_attempt(attempt.id, None)
         if self.stop.by:

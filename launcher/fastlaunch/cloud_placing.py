@@ -150,7 +150,8 @@ class Placing:
         with self.ledger.transaction():
             self.ledger.set_handle(attempt_id, handle)
             # Taken back when the schedule is made: a launcher may die before it comes to that.
-            self.ledger.explain_attempt(attempt_id, NO_SCHEDULE if self.detach else None)
+            needs_one = self.detach and "instance_ids" in handle
+            self.ledger.explain_attempt(attempt_id, NO_SCHEDULE if needs_one else None)
             for run_id in run_ids:
                 self.ledger.explain(run_id, None)
                 self.ledger.set_state(run_id, RunState.RUNNING)

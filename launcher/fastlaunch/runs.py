@@ -330,12 +330,15 @@ class Ledger:
         billing: str | None = None,
         lived_s: float | None = None,
     ) -> bool:
-        """Whether this call ended the attempt; False if it had ended before."""
+        """Whether this call ended the attempt; False if it had ended before.
+
+        reason: why it ended; what was to be known of it meanwhile is true no more.
+        """
         assert state.is_final
         with self.transaction():
             cursor = self._file.write(
                 "UPDATE attempts SET state = ?, ended_at = ?, billed_seconds = ?, billing = ?, lived_s = ?,"
-                " reason = coalesce(?, reason) WHERE id = ? AND ended_at IS NULL",
+                " reason = ? WHERE id = ? AND ended_at IS NULL",
                 (str(state), self._now(), billed_seconds, billing, lived_s, reason, attempt_id),
             )
         return cursor.rowcount == 1

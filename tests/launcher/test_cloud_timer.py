@@ -147,7 +147,21 @@ def test_a_launcher_that_dies_before_the_timer_leaves_it_explained(world: World)
     # Whether the schedule was made is not known: it is deleted in any case.
     assert world.aws.calls["DeleteSchedule"] == 1 and world.ledger.scheduled_attempts() == []
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.state is RunState.COMPLETED
+    # What was to be known of it while it ran is true no more.
+    assert (attempt.state, attempt.reason) == (RunState.COMPLETED, None)
+
+
+def test_a_second_ctrl_c_while_the_timer_is_made_leaves_no_machine(world: World) -> None:
+    def interrupt() -> None:
+        world.stop.by = "Ctrl-C"
+        raise KeyboardInterrupt
+
+    world.aws.node = lambda node: node.train(upto=0)
+    assert isinstance(world.aws, TimedAws)
+    world.aws.when_asked = interrupt
+    (run,) = world.submit(detach=True)
+    assert run.state is RunState.CANCELLED and world.aws.live() == []
+    assert world.ledger.scheduled_attempts() == []
 
 
 def test_ctrl_c_before_the_timer_stops_the_machine(world: World) -> None:
