@@ -1,7 +1,7 @@
 """What a warm pool cost is added when SageMaker tells it, once, and asked for only where there was one."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,9 +43,9 @@ def attempt(tmp_path: Path, aws: FakeTrainingAws) -> Iterator[tuple[Ledger, Atte
         yield ledger, ledger.attempt(made)
 
 
-def note(ledger: Ledger, aws: FakeTrainingAws, minutes: float) -> Attempt:
+def note(ledger: Ledger, aws: FakeTrainingAws) -> Attempt:
     attempts = ledger.attempts_of(ledger.select()[0].id)
-    note_pools(ledger, aws, attempts, START + timedelta(minutes=minutes))
+    note_pools(ledger, aws, attempts)
     return ledger.attempt(attempts[0].id)
 
 
@@ -53,20 +53,21 @@ def test_a_pool_is_added_once_it_is_gone(attempt: tuple[Ledger, Attempt], aws: F
     ledger, made = attempt
     assert made.idle_minutes == KEPT
     assert attempt_cost(made, START).told == "$10.00, and up to $12.00 while its warm pool is kept"
+    # It is still kept, and grows.
+    aws.jobs.end(made.token)
+    assert note(ledger, aws) == made
     aws.jobs.end(made.token, pool_s=500)
-    # It may still be kept, and grow.
-    assert note(ledger, aws, KEPT).billed_seconds == 1000.0
-    assert aws.calls["DescribeTrainingJob"] == 0
-    assert note(ledger, aws, KEPT + 6).billed_seconds == 1500.0
-    again = note(ledger, aws, KEPT + 60)
+    assert note(ledger, aws).billed_seconds == 1500.0
+    asked = aws.calls["DescribeTrainingJob"]
+    again = note(ledger, aws)
     assert (again.billed_seconds, again.lived_s) == (1500.0, 1000.0)
-    assert aws.calls["DescribeTrainingJob"] == 1
+    assert aws.calls["DescribeTrainingJob"] == asked
     assert attempt_cost(again, START).told == "$15.00"
 
 
-def test_a_pool_of_which_nothing_is_told_stays_told_by_its_most(
+def test_a_job_that_got_no_machines_is_not_asked_about(
     attempt: tuple[Ledger, Attempt], aws: FakeTrainingAws
 ) -> None:
     ledger, made = attempt
-    aws.jobs.end(made.token)
-    assert note(ledger, aws, KEPT + 6) == made
+    note_pools(ledger, aws, [replace(made, billed_seconds=0.0)])
+    assert aws.calls["DescribeTrainingJob"] == 0

@@ -44,6 +44,11 @@ def plan(backend: Ec2Backend, *, attempt: int = 1, run_id: str = RUN_ID) -> Plan
     return backend.plan({run_id: job()}, attempt=attempt)
 
 
+def in_strides(backend: Ec2Backend, cloud: MotoCloud) -> Ec2Backend:
+    """The backend with a clock that goes on six times as far, so that it asks a sixth as often."""
+    return replace(backend, sleep=lambda seconds: cloud.clock.sleep(6 * seconds))
+
+
 def test_exactly_the_plans_request_is_sent(backend: Ec2Backend, cloud: MotoCloud) -> None:
     planned = plan(backend)
     handle = backend.execute(planned)
@@ -146,7 +151,7 @@ def test_a_node_that_does_not_listen_is_terminated_after_its_time(
     handle = backend.execute(plan(backend))
     cloud.clock.sleep(90)
     before = cloud.clock.now()
-    backend.stop(handle)
+    in_strides(backend, cloud).stop(handle)
     assert timedelta(seconds=240) <= cloud.clock.now() - before < timedelta(seconds=300)
     assert not cloud.server.instances("pending", "running")
 
@@ -173,7 +178,7 @@ def test_a_machine_that_cannot_be_ended_is_told(backend: Ec2Backend, cloud: Moto
     handle = backend.execute(plan(backend))
     cloud.server.refuse("TerminateInstances", "RequestLimitExceeded")
     with pytest.raises(Throttled):
-        backend.kill(handle)
+        in_strides(backend, cloud).kill(handle)
     cloud.server.refuse("DescribeInstances", "UnauthorizedOperation")
     with pytest.raises(CloudRefused):
         backend.kill(handle)

@@ -72,7 +72,7 @@ def _report(
     attempts = ledger.attempts_of(run.id)
     own = {token: error for token, error in refused.items() if token in {one.token for one in attempts}}
     try:
-        note_pools(ledger, around.aws, attempts, around.now())
+        note_pools(ledger, around.aws, attempts)
         attempts = ledger.attempts_of(run.id)
         stored = None if own else checkpoints(around.aws, run, attempts, around.cloud_backends)
     except CloudRefused as error:
