@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 import boto3
 import pytest
 from moto_gaps import image_digest, machine_image_id
+from moto_nodes import Block
 from moto_server import MotoServer, backend
 
 from fastlaunch.aws import Aws, Identity, MachineImage, StoredObject
@@ -321,7 +323,7 @@ def test_an_environment_that_is_not_set_up(
 
 
 def test_what_runs_is_counted_in_vcpus(aws: Aws, aws_server: MotoServer) -> None:
-    def start(token: str, instance_type: str, market: str | None) -> str:
+    def start(token: str, instance_type: str, market: str | None, **more: Any) -> str:
         asked = {
             "ImageId": machine_image_id(REGION),
             "InstanceType": instance_type,
@@ -329,13 +331,25 @@ def test_what_runs_is_counted_in_vcpus(aws: Aws, aws_server: MotoServer) -> None
             "MaxCount": 1,
             "ClientToken": token,
             **({"InstanceMarketOptions": {"MarketType": market}} if market else {}),
+            **more,
         }
         return aws.run_instances(REGION, asked)[0].id
 
     assert aws.running_vcpus(REGION) == {}
     ended, *_ = (start(f"r{n}-a1", "g6.12xlarge", None) for n in range(3))
     start("r4-a1", "g6.12xlarge", "spot")
-    start("r5-a1", "p5.48xlarge", "capacity-block")
+    zone, subnet = next(iter(aws_server.set_up_region(REGION).subnets.items()))
+    aws_server.blocks["cr-0a1b2c3d"] = Block(
+        id="cr-0a1b2c3d",
+        region=REGION,
+        zone=zone,
+        instance_type="p5.48xlarge",
+        num_instances=1,
+        starts_at=datetime(2026, 11, 20, 11, 30, tzinfo=UTC),
+        ends_at=datetime(2026, 11, 25, 11, 30, tzinfo=UTC),
+    )
+    block = {"CapacityReservationTarget": {"CapacityReservationId": "cr-0a1b2c3d"}}
+    start("r5-a1", "p5.48xlarge", "capacity-block", SubnetId=subnet, CapacityReservationSpecification=block)
     aws.terminate(REGION, [ended])
     assert aws.running_vcpus(REGION) == {
         ("g6.12xlarge", "on-demand"): 96,

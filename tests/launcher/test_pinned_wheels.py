@@ -1,5 +1,6 @@
 """Wheels for the container: pinned, fetched once through pip, and nothing but pure Python."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -111,10 +112,10 @@ def test_without_pip_the_user_is_told_so(tmp_path: Path) -> None:
     )
     empty = tmp_path / "empty"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
-    launcher = Path(__file__).parents[2] / "launcher"
+    root = Path(__file__).parents[2]
     told = subprocess.run(
         [empty / "bin" / "python", "-c", code],
-        env={"PYTHONPATH": str(launcher)},
+        env={"PYTHONPATH": os.pathsep.join([str(root / "launcher"), str(root / "train")])},
         capture_output=True,
         text=True,
         check=False,
