@@ -5,8 +5,12 @@ from pathlib import Path
 
 #: Name of the file in the run directory that takes stdout and stderr of every rank.
 LOG = "log.txt"
-#: Where torchrun begins to report, at length, that a rank failed; what the rank said stands before.
-_TORCHRUN = re.compile(r"^[EW]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/elastic/")
+#: Where torchrun begins to report, at length, that a rank failed; what the rank said stands before. Up to
+#: torch 2.2 in the second form.
+_TORCHRUN = re.compile(
+    r"^[EW]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/elastic/"
+    r"|^\[\d{4}-\d\d-\d\d [\d:,]+\] torch\.distributed\.elastic\."
+)
 #: Of a log that may be large, so much of its end is read.
 _MAX_BYTES = 2**18
 

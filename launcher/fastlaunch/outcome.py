@@ -8,7 +8,7 @@ from typing import Any
 
 from fastlaunch.backends import RunState
 from fastlaunch.job import JobSpec
-from fastlaunch_train.records import RankRecord, RecordError, read_record
+from fastlaunch_train.records import RankRecord, RecordError, is_echo, read_record
 
 #: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
 _FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}
@@ -44,7 +44,9 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     ranks = _last_attempt(records)
     if not ranks:
         return _without_end("it ended before its first record", exit_code)
-    by_status = {rank.end.status: rank for rank in reversed(ranks) if rank.end is not None}
+    # Of several the lowest rank, but one whose peer was gone only where nobody has a reason of its own.
+    ended = sorted((rank for rank in ranks if rank.end is not None), key=_is_echo)
+    by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
     for status, words in _FAILURES.items():
         if status in by_status:
             rank = by_status[status]
@@ -103,6 +105,10 @@ def _difference(what: str, wanted: Any, recorded: Any) -> str:
         told = ", ".join(f"{key} {recorded.get(key)!r} for {wanted.get(key)!r}" for key in sorted(fields))
         return f"the record contradicts the request: recipe with {told}"
     return f"the record contradicts the request: {what} {recorded!r} for {wanted!r}"
+
+
+def _is_echo(rank: RankRecord) -> bool:
+    return rank.end is not None and is_echo(rank.end.message or "")
 
 
 def _last_attempt(records: Sequence[RankRecord]) -> list[RankRecord]:

@@ -18,6 +18,12 @@ def test_what_torchrun_adds_is_left_out(tmp_path: Path) -> None:
     assert last_words(tmp_path) == "error: no GPU"
 
 
+def test_an_older_torchrun_is_left_out_too(tmp_path: Path) -> None:
+    older = "[2023-11-02 14:17:31,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed\n====\n"
+    (tmp_path / LOG).write_text("ValueError: x\n" + older)
+    assert last_words(tmp_path) == "ValueError: x"
+
+
 def test_torchrun_alone_is_shown(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text(TORCHRUN)
     assert telling_lines(tmp_path, num_lines=1) == ["====="]

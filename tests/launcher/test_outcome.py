@@ -47,6 +47,14 @@ def test_rank_that_failed_decides_over_those_it_took_along(tmp_path: Path) -> No
     assert outcome == Outcome(state=RunState.FAILED, reason="out of memory on rank 1")
 
 
+def test_rank_whose_peer_was_gone_does_not_decide(tmp_path: Path) -> None:
+    echo = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+    one = records(tmp_path / "a", status="failed", message=echo)
+    two = records(tmp_path / "b", status="failed", message="KeyError: 'label'")
+    assert outcome_of([one[0], two[1]]).reason == "failed on rank 1: KeyError: 'label'"
+    assert outcome_of(one).reason == f"failed on rank 0: {echo}"
+
+
 def test_rank_without_a_record_is_missed(tmp_path: Path) -> None:
     found = records(tmp_path)
     assert outcome_of(found[:1]) == Outcome(state=RunState.LOST, reason="rank 1 left no record")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastlaunch_train.records import is_echo
 from fastlaunch_train.sagemaker.causes import cause_of
 from fastlaunch_train.sagemaker.segments import Segments, end_of, joined
 from fastlaunch_train.sagemaker.shelf import Shelf
@@ -150,7 +151,8 @@ def test_a_record_says_why_where_there_is_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        ("error: no such workload\n  give another\n\n", "give another"),
+        ("error: no such workload\n  give another\n\n", "error: no such workload"),
+        ("run_train.sh: error: FASTLAUNCH_NPROC is 'x'\n", "run_train.sh: error: FASTLAUNCH_NPROC is"),
         ("failed\n  exitcode  : -9\n  traceback : Signal 9 (SIGKILL) received by PID 7\n=====\n", "Signal 9"),
         ("======\n", ""),
         ("", ""),
@@ -160,6 +162,104 @@ def test_else_the_log_does(log: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
     told = cause_of(tmp_path, tmp_path / "log.txt", 1)
     assert told.startswith(expected) and bool(told) == bool(expected)
+
+
+#: What torchrun prints after its ranks, of torch 2.13 and of torch 2.1.
+TORCHRUN = """\
+E1121 16:20:04.123000 41 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+fastlaunch_train FAILED
+Root Cause (first observed failure):
+[0]:
+  exitcode  : 1 (pid: 43)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+OLD_TORCHRUN = TORCHRUN.replace(
+    "E1121 16:20:04.123000 41 torch/distributed/elastic/multiprocessing/api.py:1002]",
+    "[2026-11-21 16:20:04,123] torch.distributed.elastic.multiprocessing.api: [ERROR]",
+)
+ECHO = """\
+Traceback (most recent call last):
+  File "/fastlaunch/train/fastlaunch_train/loop.py", line 90, in step
+    loss.backward()
+RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:4242
+"""
+
+
+@pytest.mark.parametrize("torchrun", [TORCHRUN, OLD_TORCHRUN])
+def test_torchrun_is_never_the_cause(torchrun: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    # The rank whose peer is gone says so, for there is no other reason here.
+    left(tmp_path, "traceback-rank-00001-attempt-1.txt", ECHO, at_s=1)
+    log.write_text(ECHO + torchrun)
+    told = cause_of(tmp_path, log, 1)
+    assert told.startswith("RuntimeError: [gloo") and is_echo(told)
+    # Before a rank has a file of its own there is what it printed.
+    log.write_text(f"rank 0 failed\n{ECHO.replace('[gloo/transport', '[x')}{torchrun}")
+    assert cause_of(tmp_path, log, 2).startswith("RuntimeError: [x")
+    log.write_text(f"error: no such workload\n  give another\n{torchrun}")
+    assert cause_of(tmp_path, log, 2) == "error: no such workload"
+    log.write_text(torchrun)
+    assert cause_of(tmp_path, log, 2) == ""
+
+
+def test_a_killed_rank_is_the_cause_of_its_peers_end(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    left(tmp_path, "traceback-rank-00000-attempt-1.txt", ECHO, at_s=1)
+    log.write_text(ECHO + TORCHRUN + "  traceback : Signal 9 (SIGKILL) received by PID 7\n")
+    assert cause_of(tmp_path, log, 1) == "Signal 9 (SIGKILL) received by PID 7"
+    # By this one torchrun ends those that are left.
+    log.write_text(ECHO + TORCHRUN + "  traceback : Signal 15 (SIGTERM) received by PID 7\n")
+    assert is_echo(cause_of(tmp_path, log, 1))
+
+
+def test_a_network_that_is_not_the_one_asked_for_is_nobodys_echo(tmp_path: Path) -> None:
+    fabric = "fastlaunch_train.failures.FabricError: this run has to use EFA, and NCCL on node 1 selected x"
+    left(tmp_path, "traceback-rank-00000-attempt-1.txt", ECHO, at_s=1)
+    left(tmp_path, "traceback-rank-00001-attempt-1.txt", f"Traceback\n{fabric}\n", at_s=2)
+    assert cause_of(tmp_path, tmp_path / "log.txt", 1) == fabric
+
+
+CHAINED = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise DistBackendError(text)
+torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+socketStartConnect: Connect to 10.0.0.5<4242> failed : Software caused connection abort
+"""
+CRASHED = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f3 (most recent call first):
+  File "/fastlaunch/train/fastlaunch_train/loop.py", line 90 in step
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 28)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CHAINED, "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, unhandled"),
+        (CRASHED, "Fatal Python error: Segmentation fault"),
+        (CRASHED.replace("Segmentation fault", "Aborted"), "Fatal Python error: Aborted"),
+    ],
+)
+def test_a_traceback_is_told_by_its_exception(text: str, expected: str, tmp_path: Path) -> None:
+    left(tmp_path, "traceback-rank-00000-attempt-1.txt", text, at_s=1)
+    assert cause_of(tmp_path, tmp_path / "log.txt", 1).startswith(expected)
 
 
 def test_the_failure_is_cut_to_what_sagemaker_keeps(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from fastlaunch_train.sagemaker.causes import is_echo
+from fastlaunch_train.records import is_echo
 from fastlaunch_train.sagemaker.hosts import SILENCE_S, Hosts
 from fastlaunch_train.sagemaker.job import PEER_GRACE_S
 from fastlaunch_train.sagemaker.verdicts import Verdict, Word, verdict

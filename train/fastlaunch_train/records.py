@@ -55,6 +55,7 @@ __all__ = [
     "RecordError",
     "RecordWriter",
     "Step",
+    "is_echo",
     "last_attempt",
     "read_record",
     "record_path",
@@ -65,6 +66,14 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _ATTEMPT = re.compile(r"-attempt-(\d+)\.jsonl")
 #: No line of a record is nearly as long; a foreign file without line ends is not read to its end.
 _MAX_LINE_BYTES = 2**20
+#: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
+_ECHO = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|"
+    r"TCPStore|remote process|process group|rendezvous|by a peer|SIGABRT|Fatal Python error: Aborted",
+    re.IGNORECASE,
+)
+#: Words of `fabric`, which name NCCL and are nobody's echo.
+_NO_ECHO = re.compile(r"has to use EFA|did not connect the nodes")
 
 
 class RecordError(ValueError):
@@ -88,6 +97,11 @@ class RankRecord:
     blocks: tuple[Block, ...]
     end: End | None
     truncated: bool = field(default=False)
+
+
+def is_echo(message: str) -> bool:
+    """Whether a rank that ended with this message failed because one elsewhere did: its peer was gone."""
+    return _ECHO.search(message) is not None and _NO_ECHO.search(message) is None
 
 
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:

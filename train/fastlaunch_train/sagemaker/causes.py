@@ -2,15 +2,18 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from fastlaunch_train.records import is_echo
+
 _MAX_CHARS = 400
-#: What ranks say whose peer is gone. They fail because another one did.
-_ECHO = re.compile(
-    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|"
-    r"TCPStore|remote process|process group|rendezvous|by a peer",
-    re.IGNORECASE,
-)
+_TRACEBACK = "Traceback (most recent call last):"
+#: Where torchrun begins to report that a rank failed: what the ranks said stands before.
+_TORCHRUN = re.compile(r"failed \(exitcode: -?\d+\)|Sending process \d+ closing signal")
+#: The signal that killed a rank, as torchrun tells it at its end. By SIGTERM it ends the other ranks itself.
+_SIGNAL = re.compile(r"traceback *: (Signal (?!15\b).*)")
+_ERROR = re.compile(r"(?:[\w.]+: )?error: .*")
 
 
 def cause_of(output: Path, log: Path, attempt: int) -> str:
@@ -18,26 +21,38 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
 
     output: with tracebacks (`traceback-rank-*-attempt-<n>.txt`) and records. log: what the run printed.
     """
-    told = [*_of_tracebacks(output, attempt), *_of_records(output, attempt), _of_log(log)]
+    lines = _last_lines(log)
+    told = [*_of_tracebacks(output, attempt), *_of_records(output, attempt), *_signals(lines)]
     own = [line for line in told if line and not is_echo(line)]
-    return next(iter([*own, *filter(None, told)]), "")[:_MAX_CHARS]
+    return next(iter([*own, *filter(None, told)]), _of_log(lines))[:_MAX_CHARS]
 
 
-def is_echo(cause: str) -> bool:
-    """Whether a rank that says so failed because one elsewhere did."""
-    return _ECHO.search(cause) is not None
+def exception_line(lines: Sequence[str]) -> str:
+    """The line of a traceback that names the exception; else the last one with words in it, else "".
+
+    Of several tracebacks it is the last one's, which the others led to. A message may go on below its line.
+    """
+    fatal = next((line for line in lines if line.startswith("Fatal Python error:")), "")
+    if fatal:
+        # The fault handler tells where every thread stood, and after that which modules there were.
+        return fatal.strip()
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    after = lines[starts[-1] + 1 :] if starts else ()
+    named = next((line.strip() for line in after if line.strip() and not line[0].isspace()), "")
+    return named or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
 
 
 def _of_tracebacks(output: Path, attempt: int) -> list[str]:
-    """The last line of each rank's traceback, of the first to fail first."""
-    return [_last_line(path) for path in _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")]
+    """The exception of each rank's traceback, of the first to fail first."""
+    paths = _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")
+    return [exception_line(_last_lines(path)) for path in paths]
 
 
 def _of_records(output: Path, attempt: int) -> list[str]:
     found = []
     for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
         try:
-            end = json.loads(_last_line(path))
+            end = json.loads(next(iter(reversed(_last_lines(path))), ""))
         except ValueError:
             continue
         if end.get("kind") == "end" and end.get("status") != "completed":
@@ -45,23 +60,24 @@ def _of_records(output: Path, attempt: int) -> list[str]:
     return found
 
 
-def _of_log(log: Path) -> str:
-    """The signal that killed a rank, as torchrun tells it at its end; else the last line with words in it."""
-    lines = _last_lines(log)
-    signals = (match[1] for line in lines if (match := re.search(r"traceback *: (Signal .*)", line)))
-    return next(signals, next((line for line in lines if re.search(r"\w", line)), ""))
+def _signals(lines: Sequence[str]) -> list[str]:
+    return [match[1] for line in lines if (match := _SIGNAL.search(line))]
+
+
+def _of_log(lines: Sequence[str]) -> str:
+    """What the ranks, or run_train.sh before them, said last: an error, an exception, or any words."""
+    end = next((number for number, line in enumerate(lines) if _TORCHRUN.search(line)), len(lines))
+    said = lines[:end]
+    error = next((line for line in reversed(said) if _ERROR.match(line)), "")
+    return error.strip() or exception_line(said)
 
 
 def _oldest_first(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
 
 
-def _last_line(path: Path) -> str:
-    return next(iter(_last_lines(path)), "")
-
-
 def _last_lines(path: Path) -> list[str]:
-    """Lines that are not empty of a file that may be long, the last one first; none if it is not there."""
+    """The lines at the end of a file that may be long, but empty ones; none if it is not there."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -69,4 +85,4 @@ def _last_lines(path: Path) -> list[str]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [line.strip() for line in reversed(lines) if line.strip()]
+    return [line.rstrip() for line in lines if line.strip()]

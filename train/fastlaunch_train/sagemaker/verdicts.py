@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastlaunch_train.sagemaker.causes import is_echo
+from fastlaunch_train.records import is_echo
 
 
 @dataclass(frozen=True, kw_only=True)
