@@ -5,9 +5,10 @@ Seconds that are billed, times the machines, times the price of an hour: how man
 the whole block; an attempt's part of it is told as what it costs effectively, beside the fee that is sunk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from fastlaunch.run_attempts import Attempt
 
@@ -55,6 +56,13 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     pools = [pool for attempt in attempts if (pool := _pool_usd(attempt))]
     told += _with_pool(sum(pools) if pools else None)
     return Cost(usd=sum(known), is_final=is_final, told=told, sunk_usd=sunk_usd)
+
+
+def told_of(cost: Cost, spec: Mapping[str, Any] | None) -> str:
+    """The cost of runs with this spec, in words: in a training plan it is what the time costs on demand."""
+    if not (spec or {}).get("training_plan"):
+        return cost.told
+    return f"{cost.told} at the on-demand price; its training plan was paid for before"
 
 
 def minutes_used(attempts: Iterable[Attempt], now: datetime) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch import s3_sync
-from fastlaunch.attempt_cost import total_cost
+from fastlaunch.attempt_cost import told_of, total_cost
 from fastlaunch.backends.cloud_backend import SERVICES
 from fastlaunch.collected import attempt_as_json
 from fastlaunch.cost_ceiling import max_cost_usd
@@ -22,7 +22,7 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     """
     if not attempts:
         return run.reason
-    cost = total_cost(attempts, now).told
+    cost = told_of(total_cost(attempts, now), run.spec)
     if run.state.is_final:
         return f"{run.reason}; {cost}" if run.reason else cost
     last = attempts[-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastlaunch import s3_sync
-from fastlaunch.attempt_cost import attempt_cost
+from fastlaunch.attempt_cost import attempt_cost, told_of
 from fastlaunch.aws import StoredObject
 from fastlaunch.backends.cloud_backend import SERVICES
 from fastlaunch.errors import UserError
@@ -250,7 +250,7 @@ def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
         "usd_per_hour": attempt.usd_per_hour,
         "cost_usd": cost.usd,
         "sunk_usd": cost.sunk_usd,
-        "cost": cost.told,
+        "cost": told_of(cost, run.spec),
         "run_ids": list(attempt.run_ids),
         "own_seconds": shared.own_s,
         "shared_seconds": shared.shared_s,

@@ -62,7 +62,7 @@ class CostCeiling:
         limited = self.dearest.max_price_usd == self.dearest.usd_per_hour
         what = "your limit for spot" if limited else f"price as of {self.dearest.price_as_of}"
         if isinstance(self.dearest, TrainingSite) and self.dearest.training_plan:
-            what += " without the training plan, which was paid for up front"
+            what = f"on-demand {what}, though the training plan was paid for before"
         time = "SageMaker instance time" if self.dearest.backend == "sagemaker" else "instance time"
         return f"at most ${self.usd:,.2f} of {time}: {self._product()}, {which}; {what}"
 

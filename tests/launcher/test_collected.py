@@ -348,6 +348,14 @@ def test_some_nodes_boot_before_others(tmp_path: Path) -> None:
     assert doing(run(), [both()], tmp_path) == "pulling the image and starting"
 
 
+def test_in_a_training_plan_the_cost_is_told_as_what_it_would_be_on_demand(tmp_path: Path) -> None:
+    planned = run(backend="sagemaker", state=RunState.COMPLETED, spec={"training_plan": "arn:x"})
+    told = "$24.00 at the on-demand price; its training plan was paid for before"
+    assert cloud_note(planned, [ended()], home=tmp_path, now=NOW) == told
+    (found,) = cloud_as_json(planned, [ended()], home=tmp_path, now=NOW)["attempts"]
+    assert (found["cost"], found["cost_usd"]) == (told, 24.0)
+
+
 def test_ceilings_count_nodes_and_warm_pools() -> None:
     # 60 minutes and 10 more of two machines at $48.
     assert ceiling_usd([both()]) == pytest.approx(112.0)

@@ -117,7 +117,8 @@ def test_machines_that_are_kept_are_billed() -> None:
         "the dearest of ml.p5.48xlarge, ml.p4d.24xlarge; price as of 2026-09-01"
     )
     planned = cost_ceiling([replace(TRAINING, training_plan="arn:x")], num_nodes=2, max_minutes=120)
-    assert str(planned).endswith("2026-09-01 without the training plan, which was paid for up front")
+    told = "; on-demand price as of 2026-09-01, though the training plan was paid for before"
+    assert str(planned).endswith(told)
     # Known answer: $300 buy 142.19 min of two nodes, 40 of which are not the job's.
     with pytest.raises(UserError) as caught:
         check_budget(ceiling, 300)
