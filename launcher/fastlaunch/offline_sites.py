@@ -123,7 +123,10 @@ def check_plan(site: "Place", jobs: Sequence[JobSpec], *, max_minutes: int) -> N
     else:
         service, problems = "SageMaker", broken_training_rules(plan)
     if problems:
-        raise UserError(f"{service} would refuse the request at {site.name}: {'; '.join(problems)}")
+        raise UserError(
+            f"{service} would refuse the request at {site.name}: {'; '.join(problems)}",
+            "change the option that this is about; fewer recipes or repeats make a smaller request",
+        )
 
 
 def _site(known: Offline, candidate: Candidate) -> Site:

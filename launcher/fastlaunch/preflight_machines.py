@@ -108,10 +108,9 @@ def _offered(look: Looking, instance: InstanceType, region: str) -> str | Told:
     return told
 
 
-def _block(look: Looking, instance: InstanceType, region: str) -> str | Told:
+def _block(look: Looking, instance: InstanceType, region: str) -> str:
     wanted = look.wanted
-    if wanted.reservation is None:
-        return Told(Result.NOT_CHECKED, "none is named", "add --reservation cr-...")
+    assert wanted.reservation is not None
     found = check_reservation(
         look.ask(reservation, look.aws, region, wanted.reservation),
         wanted=wanted.reservation,

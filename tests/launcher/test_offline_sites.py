@@ -172,5 +172,6 @@ def test_types_that_sagemaker_may_choose_among_cost_the_dearest() -> None:
 def test_a_training_job_that_sagemaker_would_refuse_is_refused_before() -> None:
     (site,) = training_sites(instances=("ml.g5.xlarge",))
     jobs = jobs_at(request(backend="sagemaker", instances=("ml.g5.xlarge",)), site.instance, site.region)
-    with pytest.raises(UserError, match=r"SageMaker would refuse the request at ml\.g5\.xlarge"):
+    with pytest.raises(UserError, match=r"SageMaker would refuse the request at ml\.g5\.xlarge") as refused:
         check_plan(replace(site, prefix="p" * 1000), jobs, max_minutes=120)
+    assert refused.value.hint is not None

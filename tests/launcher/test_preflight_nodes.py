@@ -179,8 +179,3 @@ def test_a_block_whose_cost_is_not_known_fails() -> None:
     aws = furnished(answers={"DescribeCapacityReservations": block()})
     check = in_block(aws, block_fee_usd=None)["price"]
     assert check.result is Result.FAILED and "--block-fee USD" in str(check.hint)
-
-
-def test_which_block_is_to_be_named() -> None:
-    check = in_block(furnished(), reservation=None)["capacity block"]
-    assert check.result is Result.NOT_CHECKED and "--reservation" in str(check.hint)

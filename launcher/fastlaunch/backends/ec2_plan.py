@@ -1,13 +1,14 @@
 """An attempt on EC2 as one RunInstances request: nodes that do their runs together, in order. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_interfaces import has_efa, interfaces_of
 from fastlaunch.backends.ec2_site import CapacityBlock, Site
 from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
+from fastlaunch.backends.placeholders import placeholders_in
 from fastlaunch.backends.user_data import NodeProgram, NodeRun, render_user_data
 from fastlaunch.cost_ceiling import max_cost_usd
 from fastlaunch.errors import UserError
@@ -262,16 +263,4 @@ def _decimal(usd: float) -> str:
 def _placeholders(request: Mapping[str, Any], site: Site, jobs: Mapping[str, JobSpec]) -> tuple[str, ...]:
     known = list(jobs) if site.block is None else [*jobs, site.block.reservation, site.block.ends_at]
     names = {*site.placeholders, *(text[1:-1] for text in known if text.startswith("<"))}
-    texts = list(_texts(request))
-    return tuple(sorted(name for name in names if any(f"<{name}>" in text for text in texts)))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _texts(part)
+    return placeholders_in(request, names)

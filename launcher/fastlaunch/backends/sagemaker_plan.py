@@ -6,12 +6,13 @@ attempt writes lies under its token there. Limits that a request may break stand
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
+from fastlaunch.backends.placeholders import placeholders_in
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.cost_ceiling import max_cost_usd
 from fastlaunch.errors import UserError
@@ -257,16 +258,4 @@ def _placeholders(request: Mapping[str, Any], site: TrainingSite, run_ids: Seque
     given += [site.code.key, site.code.sha256] if site.code else []
     names = {name for text in given if isinstance(text, str) for name in re.findall(r"<([a-z0-9-]+)>", text)}
     names |= {run_id[1:-1] for run_id in run_ids if run_id.startswith("<")}
-    texts = list(_texts(request))
-    return tuple(sorted(name for name in names if any(f"<{name}>" in text for text in texts)))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _texts(part)
+    return placeholders_in(request, names)
