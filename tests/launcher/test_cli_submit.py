@@ -219,7 +219,14 @@ def test_home_that_cannot_be_written_is_told_before_training(
     assert "cannot be written" in err and "set FASTLAUNCH_HOME" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_stops_the_run_keeps_its_records_and_starts_no_other(number: signal.Signals) -> None:
     argv = ["submit", "--local", "--steps", "100000", "--repeats", "3"]
     with launcher(*argv, FAKE_STEP_S="0.01") as process:
@@ -249,6 +256,7 @@ def test_second_ctrl_c_kills_at_once() -> None:
     assert [run.state for run in runs()] == [RunState.INTERRUPTED, RunState.CANCELLED]
 
 
+@pytest.mark.slow
 def test_two_launchers_at_once_do_not_disturb_each_other() -> None:
     argv = ["submit", "--local", "--steps", "70", "--repeats", "3"]
     with launcher(*argv, FAKE_STEP_S="0.005") as one, launcher(*argv, FAKE_STEP_S="0.005") as two:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fastlaunch_train.environment import DeviceMonitor, DeviceState, host_id, machine, memory_gib, versions
@@ -11,6 +12,7 @@ from fastlaunch_train.environment import DeviceMonitor, DeviceState, host_id, ma
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_a_machine_keeps_its_id() -> None:
     other_process = subprocess.run(
         [sys.executable, "-c", "from fastlaunch_train.environment import host_id; print(host_id())"],

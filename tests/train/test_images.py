@@ -189,6 +189,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_workers_outlive_ctrl_c_and_die_with_their_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT],

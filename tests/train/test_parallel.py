@@ -125,6 +125,7 @@ def test_two_processes_agree_and_train_as_one() -> None:
         assert nodes == "2 DistributedDataParallel"
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_is_an_error_and_no_hang() -> None:
     survivor, victim = start_pair(
         """

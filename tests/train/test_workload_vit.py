@@ -46,6 +46,7 @@ def test_vit_huge_has_the_published_number_of_parameters(huge: Workload) -> None
     assert (huge.optimizer, huge.learning_rate, huge.momentum) == ("sgd", 1e-3, 0.9)
 
 
+@pytest.mark.slow
 def test_vit_huges_stated_flops_are_those_that_torch_counts(huge: Workload) -> None:
     counted = training_flops_per_sample(huge.build_model, (3, 224, 224))
     assert huge.flops_per_sample == pytest.approx(counted, rel=1e-4)
