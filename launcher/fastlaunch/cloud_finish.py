@@ -13,6 +13,7 @@ from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.errors import BadConfiguration, NoCapacity
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
+from fastlaunch.node_reasons import in_words
 from fastlaunch.node_status import merged
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
 
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 STOPPED_BY = "stopped by "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
-_NO_FABRIC = (
-    "the nodes did not use EFA, and over TCP they would wait for each other: see that the security group "
-    "lets all traffic from and to itself through, and the image holds EFA's software; or give --allow-tcp"
-)
 #: What a service calls that which ends.
 _MACHINE = {"SageMaker": "training job"}
 #: AWS's words for machines that it never had, after which another place may have some.
@@ -174,10 +171,11 @@ def how_it_ended(
         }.get(reason)
         return End(state=RunState.INTERRUPTED, reason=told or f"the node was stopped: {reason}")
     if outcome == "configuration" and reason == "fabric":
-        return End(state=RunState.FAILED, reason=_NO_FABRIC)
+        return End(state=RunState.FAILED, reason=in_words(reason))
     # What AWS says of a node that said nothing is more than what the others noticed.
     if outcome and not ((status or {}).get("missing") and sight.problem):
-        return End(state=RunState.FAILED, reason=reason or f"the node ended: {outcome}")
+        told = in_words(reason) if outcome == "configuration" else reason
+        return End(state=RunState.FAILED, reason=told or f"the node ended: {outcome}")
     if why:
         return End(state=RunState.FAILED, reason=why)
     if sight.problem is not None:

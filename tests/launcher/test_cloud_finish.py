@@ -95,6 +95,7 @@ def test_a_missing_fabric_says_what_to_do() -> None:
     assert told.state is RunState.FAILED and told.reason is not None
     for word in ("EFA", "--allow-tcp", "security group", "image"):
         assert word in told.reason
+    assert "S3" in (end(GONE, outcome="configuration", reason="peers").reason or "")
     # Another fault of the configuration says itself what it is.
     assert end(GONE, outcome="configuration", reason="no GPU").reason == "no GPU"
 
