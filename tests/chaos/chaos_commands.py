@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from moto_gaps import machine_image_id
 from fastlaunch.aws import Aws
 from fastlaunch.backends.cloud_backend import Place
 from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.ec2_site import CapacityBlock, Site
 from fastlaunch.backends.sagemaker import SageMakerBackend
 from fastlaunch.cli import run
 from fastlaunch.cli.surroundings import Surroundings
@@ -56,7 +57,8 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
 def start(around: Surroundings, words: Sequence[str]) -> int:
     """Exit code of a submission of two runs that has been resolved to places.
 
-    words: each `TYPE/REGION/ZONE`, or `ml.TYPE/REGION`; after `--nodes=N`, `--detach`, if they are there.
+    words: options (`--nodes=N`, `--detach`, `--spot`) and places, in the order to try: `TYPE/REGION/ZONE`,
+    also with a capacity block, `TYPE/REGION/ZONE/cr-...`, or `ml.TYPE,ml.TYPE/REGION`.
     As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
     """
     from fastlaunch.cloud import CloudLauncher, CloudSubmission
@@ -68,7 +70,7 @@ def start(around: Surroundings, words: Sequence[str]) -> int:
     num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
     submission = CloudSubmission(
         sites=tuple(_place(name, around) for name in words if not name.startswith("--")),
-        jobs_at=lambda place: _jobs_at(place, num_nodes),
+        jobs_at=lambda place: _jobs_at(place, num_nodes, is_spot="--spot" in words),
         max_minutes=MAX_MINUTES,
         num_nodes=num_nodes,
         detach="--detach" in words,
@@ -93,26 +95,30 @@ def start(around: Surroundings, words: Sequence[str]) -> int:
 
 
 def _place(name: str, around: Surroundings) -> Place:
-    instance, region, *zone = name.split("/")
+    types, region, *rest = name.split("/")
     own = around.settings.aws[region]
     assert own.bucket and own.instance_profile
-    if not zone:
-        return sagemaker_builders.training_site(
-            instance.removeprefix("ml."), region=region, bucket=own.bucket, role=own.role
-        )
-    return ec2_builders.site(
-        instance,
-        region=region,
-        zone=zone[0],
-        subnet=own.subnets[zone[0]],
-        security_groups=own.security_groups,
-        instance_profile=own.instance_profile,
-        bucket=own.bucket,
-        ami=machine_image_id(region),
-    )
+    if not rest:
+        names = [one.removeprefix("ml.") for one in types.split(",")]
+        return sagemaker_builders.training_site(*names, region=region, bucket=own.bucket, role=own.role)
+    changes: dict[str, Any] = {
+        "region": region,
+        "zone": rest[0],
+        "subnet": own.subnets[rest[0]],
+        "security_groups": own.security_groups,
+        "instance_profile": own.instance_profile,
+        "bucket": own.bucket,
+        "ami": machine_image_id(region),
+    }
+    if len(rest) == 1:
+        return ec2_builders.site(types, **changes)
+    # In the account it ends a few hours later than here.
+    ends_at = (around.now() + timedelta(hours=20)).isoformat(timespec="seconds")
+    block = CapacityBlock(reservation=rest[1], ends_at=ends_at, fee_usd=720.0, hours=24.0, num_instances=1)
+    return ec2_builders.block_site(types, block, **changes)
 
 
-def _jobs_at(place: Place, num_nodes: int) -> tuple[JobSpec, ...]:
+def _jobs_at(place: Place, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
     changes: dict[str, Any] = {
         "backend": place.backend,
         "instance": place.instance.name,
@@ -121,6 +127,10 @@ def _jobs_at(place: Place, num_nodes: int) -> tuple[JobSpec, ...]:
         "num_nodes": num_nodes,
         "num_gpus": 8 * num_nodes,
     }
+    if is_spot:
+        changes["purchase"] = "spot"
+    if isinstance(place, Site) and place.block:
+        changes |= {"purchase": "capacity-block", "reservation": place.block.reservation}
     return tuple(ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32"))
 
 

@@ -3,7 +3,11 @@
 import random
 from dataclasses import dataclass
 
+from faulty_proxy import Fault
 from network import Faults, Moment
+from submissions import launch_of
+
+_FAULTS = (Fault.LOSE_ANSWER, Fault.LOSE_REQUEST, Fault.THROTTLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +20,7 @@ class Death:
     after_s: float = 2.0
 
 
-def draw_faults(rng: random.Random) -> Faults:
+def draw_faults(rng: random.Random, submission: str) -> Faults:
     """Mostly a service that is nearly well, at times one that is hardly there."""
 
     def often(most: float) -> float:
@@ -31,21 +35,20 @@ def draw_faults(rng: random.Random) -> Faults:
         no_capacity=rng.choice((0.0, 0.0, 0.4)),
         hidden=rng.choice((0, 0, 3, 10)),
         expires_at=rng.randint(1, 40) if rng.random() < 0.15 else None,
+        timers=rng.choice((None, None, *_FAULTS)) if "detached" in submission else None,
     )
-
-
-def launch_of(kind: str) -> str:
-    """The request that starts what a submission of this kind asks for."""
-    return "CreateTrainingJob" if kind == "job" else "RunInstances"
 
 
 def draw_death(rng: random.Random, submission: str) -> Death:
     launch = launch_of(submission)
-    kind = rng.choice(("commit", "commit", "request", "launch", "time"))
+    kinds = ["commit", "commit", "request", "launch", "time"]
+    kind = rng.choice([*kinds, "timer", "timer"] if "detached" in submission else kinds)
     if kind == "commit":
         return Death(commit=rng.randint(1, 14), before_commit=rng.random() < 0.5)
     if kind == "request":
         return Death(moment=Moment(n=rng.randint(1, 40), after=rng.random() < 0.5))
     if kind == "launch":
         return Death(moment=Moment(n=rng.randint(1, 3), action=launch, after=rng.random() < 0.7))
+    if kind == "timer":
+        return Death(moment=Moment(n=rng.randint(1, 2), action="CreateSchedule", after=rng.random() < 0.5))
     return Death(after_s=rng.choice((rng.uniform(0.02, 1.5), 5.0)))

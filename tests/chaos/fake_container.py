@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -10,29 +11,39 @@ from typing import Any
 from moto_server import MotoServer, backend
 from moto_training_jobs import Job
 
-#: What may become of a job: its runs are done, or fail; there is no capacity; its container hangs, or ends
-#: without a word; it waits for ever.
-FATES = ("completes", "fails", "no-capacity", "hangs", "vanishes", "waits")
-_WEIGHTS = (6, 2, 3, 2, 1, 1)
+#: What may become of a job: its runs are done, also after its machines were taken back and it was restarted;
+#: they fail; its container hangs, or ends without a word; its time is up; there is no capacity, at once or,
+#: of spot, for too long; it waits for ever.
+FATES = (
+    *("completes", "restarts", "fails", "hangs", "vanishes", "runs-out"),
+    *("no-capacity", "waits-too-long", "waits"),
+)
+_WEIGHTS = (5, 3, 2, 3, 1, 1, 2, 1, 1)
 _BETWEEN_S = 0.02
 
 
 @dataclass(kw_only=True)
 class Containers:
-    """The jobs that a server takes, each living its life in a thread until `freeze`."""
+    """The jobs that a server takes, each living its life in a thread until `freeze`.
+
+    fates: instead of those that are drawn, by turns.
+    """
 
     server: MotoServer
     rng: random.Random
+    fates: Sequence[str] = ()
     lived: dict[str, str] = field(default_factory=dict)
     _frozen: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, region: str, name: str) -> None:
         """Let the job live; called by the server when it has made it."""
-        (fate,) = self.rng.choices(FATES, _WEIGHTS)
+        (drawn,) = self.rng.choices(FATES, _WEIGHTS)
+        fate = self.fates[len(self.lived) % len(self.fates)] if self.fates else drawn
         self.lived[name] = fate
         pace_s = _BETWEEN_S * self.rng.random()
-        thread = threading.Thread(target=self._live, args=(name, fate, pace_s), daemon=True)
+        life = _Life(server=self.server, name=name, wait=lambda: self._frozen.wait(pace_s))
+        thread = threading.Thread(target=life.live, args=(fate,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -42,42 +53,81 @@ class Containers:
         for thread in self._threads:
             thread.join()
 
-    def _live(self, name: str, fate: str, pace_s: float) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class _Life:
+    """One job's. wait: takes a while; returns whether time stands still."""
+
+    server: MotoServer
+    name: str
+    wait: Callable[[], bool]
+
+    def live(self, fate: str) -> None:
         jobs = self.server.training_jobs
-
-        def goes_on() -> bool:
-            """Whether it has not been stopped meanwhile, after a while."""
-            return not self._frozen.wait(pace_s) and jobs.job(name).status == "InProgress"
-
-        if fate == "waits" or not goes_on():
+        if not self._goes_on():
+            return
+        jobs.move(self.name, "Pending")
+        if fate == "waits" or not self._goes_on():
             return
         if fate == "no-capacity":
-            jobs.end(
-                name, "Failed", reason="CapacityError: Unable to provision requested ML compute capacity."
-            )
+            reason = "CapacityError: Unable to provision requested ML compute capacity."
+            jobs.end(self.name, "Failed", reason=reason)
             return
-        jobs.move(name, "Downloading", "Training")
-        if not goes_on():
+        if fate == "waits-too-long" and self._job.request.get("EnableManagedSpotTraining"):
+            jobs.end(self.name, "Stopped", secondary="MaxWaitTimeExceeded")
             return
-        _put(jobs.job(name), "boot.json", {"booted_at": datetime.now(UTC).isoformat()})
-        if fate == "hangs" or not goes_on():
+        jobs.move(self.name, "Downloading", "Training")
+        if self._goes_on():
+            self._put("boot.json", {"booted_at": datetime.now(UTC).isoformat()})
+            self._train(fate)
+
+    def _train(self, fate: str) -> None:
+        jobs = self.server.training_jobs
+        if fate == "restarts":
+            # The same job goes on, in the same folder.
+            for words in (("Interrupted",), ("Restarting", "Downloading", "Training")):
+                if not self._goes_on():
+                    return
+                jobs.move(self.name, *words)
+        if not self._goes_on():
+            self._say_that_it_was_stopped()
             return
+        if fate == "hangs":
+            return
+        state = {"fails": "failed", "runs-out": "interrupted"}.get(fate, "completed")
         if fate != "vanishes":
-            _put(jobs.job(name), "node-0/status.json", _last_word(jobs.job(name), fails=fate == "fails"))
-        if goes_on():
-            jobs.end(name, "Failed" if fate == "fails" else "Completed", reason="AlgorithmError: x")
+            self._put("node-0/status.json", self._last_word(state))
+        if not self._goes_on():
+            return
+        if fate == "runs-out":
+            jobs.end(self.name, "Stopped", secondary="MaxRuntimeExceeded")
+        elif fate == "fails":
+            jobs.end(self.name, "Failed", reason="AlgorithmError: Execute user script Error")
+        else:
+            jobs.end(self.name)
 
+    def _goes_on(self) -> bool:
+        """Whether nobody stopped the job meanwhile, after a while."""
+        return not self.wait() and self._job.status == "InProgress"
 
-def _last_word(job: Job, *, fails: bool) -> dict[str, Any]:
-    run_ids = [text.split()[0] for name, text in sorted(job.request["HyperParameters"].items())]
-    state = "failed" if fails else "completed"
-    runs = [{"run_id": run_id, "state": state, "exit_code": int(fails)} for run_id in run_ids]
-    said = {"outcome": state, "reason": "it failed" if fails else None, "runs": runs, "uptime_s": 3.0}
-    return {**said, "billed_until": datetime.now(UTC).isoformat()}
+    def _say_that_it_was_stopped(self) -> None:
+        if self._job.status in ("Stopping", "Stopped"):
+            self._put("node-0/status.json", {**self._last_word("interrupted"), "reason": "stop"})
 
+    @property
+    def _job(self) -> Job:
+        return self.server.training_jobs.job(self.name)
 
-def _put(job: Job, name: str, said: dict[str, Any]) -> None:
-    """Let SageMaker copy to S3 what the container wrote."""
-    bucket, _, prefix = job.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
-    body = json.dumps({"schema": 1, "token": job.name, "node": 0, **said}).encode()
-    backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", body)
+    def _last_word(self, state: str) -> dict[str, Any]:
+        request = self._job.request
+        run_ids = [text.split()[0] for name, text in sorted(request["HyperParameters"].items())]
+        reason = {"failed": "a run failed", "interrupted": "watchdog"}.get(state)
+        runs = [{"run_id": run_id, "state": state, "exit_code": int(state == "failed")} for run_id in run_ids]
+        said = {"node": 0, "outcome": state, "reason": reason, "runs": runs, "uptime_s": 3.0}
+        return {**said, "billed_until": datetime.now(UTC).isoformat()}
+
+    def _put(self, name: str, said: dict[str, Any]) -> None:
+        """Let SageMaker copy to S3 what the container wrote."""
+        bucket, _, prefix = self._job.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
+        body = json.dumps({"schema": 1, "token": self.name, **said}).encode()
+        backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", body)

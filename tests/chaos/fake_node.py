@@ -7,6 +7,7 @@ import json
 import random
 import re
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,17 +26,22 @@ _SHUTDOWN = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
 
 @dataclass(kw_only=True)
 class Nodes:
-    """The machines that a server launches, each living its life in a thread until `freeze`."""
+    """The machines that a server launches, each living its life in a thread until `freeze`.
+
+    fates: instead of those that are drawn, by turns.
+    """
 
     server: MotoServer
     rng: random.Random
+    fates: Sequence[str] = ()
     lived: dict[str, str] = field(default_factory=dict)
     _frozen: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def launch(self, region: str, instance_id: str) -> None:
         """Let the instance live; called by the server when it has made it."""
-        (fate,) = self.rng.choices(FATES, _WEIGHTS)
+        (drawn,) = self.rng.choices(FATES, _WEIGHTS)
+        fate = self.fates[len(self.lived) % len(self.fates)] if self.fates else drawn
         self.lived[instance_id] = fate
         pace_s = _BETWEEN_S * self.rng.random()
         thread = threading.Thread(target=self._live, args=(region, instance_id, fate, pace_s), daemon=True)
@@ -82,13 +88,17 @@ class _Node:
             states.append({"run_id": run_id, "state": state, "exit_code": 0, "started_s": 1, "ended_s": 2})
         if fate != "vanishes":
             outcome = {"fails": "failed", "is-taken": "interrupted"}.get(fate, "completed")
-            if self._asked_to_stop():
-                outcome = "interrupted"
+            reason = "spot" if fate == "is-taken" else None
+            if outcome == "completed" and (asked := self._asked_to_stop()):
+                outcome, reason = "interrupted", "stop" if asked.startswith("stop") else "peer"
+            elif outcome != "completed":
+                # The others cannot train without it.
+                self._put("abort", f"node {rank} ended: {outcome}".encode())
             status = {
                 **self._who(),
                 "node": rank,
                 "outcome": outcome,
-                "reason": None,
+                "reason": reason,
                 "boot_s": 1.0,
                 "pull_s": 1.0,
                 "uptime_s": 3.0,
@@ -126,9 +136,11 @@ class _Node:
         found = re.findall(r"FASTLAUNCH_RUN_ID[=: '\"]+([0-9]{8}-[0-9]{6}-[a-z0-9]+)", text)
         return list(dict.fromkeys([self._tags()["fastlaunch:run"], *found]))
 
-    def _asked_to_stop(self) -> bool:
+    def _asked_to_stop(self) -> str:
+        """Why, by whoever asked all nodes to; empty if nobody has."""
         bucket, prefix = self._output()
-        return f"{prefix}/abort" in backend("s3", "aws").buckets[bucket].keys
+        found = backend("s3", "aws").buckets[bucket].keys.get(f"{prefix}/abort")
+        return found.value.decode() if found else ""
 
     def _put(self, name: str, body: bytes) -> None:
         self._pause()

@@ -20,7 +20,9 @@ class Faults:
     refused, throttled: answered with an error, not passed on. unsent: lost on the way there. lost: carried
     out, with the answer lost; lost_launches: the same of what starts machines. no_capacity: of RunInstances,
     unless its token has an instance. hidden: in how many answers what is new is missing. expires_at: the
-    request from which on the credentials have expired; None for never.
+    request from which on the credentials have expired; None for never. timers: what happens to every
+    CreateSchedule. denied: actions for which the right is lacking. first_launch: what happens to the first
+    request that starts machines.
     """
 
     refused: float = 0.0
@@ -31,6 +33,9 @@ class Faults:
     no_capacity: float = 0.0
     hidden: int = 0
     expires_at: int | None = None
+    timers: Fault | None = None
+    denied: tuple[str, ...] = ()
+    first_launch: Fault | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,11 @@ class Network(FaultyProxy):
         self.at_random({**others, Fault.LOSE_ANSWER: faults.lost})
         launches = {fault: rate * (1 - faults.lost_launches) for fault, rate in others.items()}
         self.at_random({Fault.LOSE_ANSWER: faults.lost_launches, **launches}, actions=LAUNCHES)
+        if faults.first_launch is not None:
+            for action in LAUNCHES:
+                self.script(action, faults.first_launch)
+        if faults.timers is not None:
+            self.at_random({faults.timers: 1.0}, actions=("CreateSchedule",))
         self.hide_describes = faults.hidden
 
     def calm(self) -> None:
@@ -86,6 +96,9 @@ class Network(FaultyProxy):
         self._come(request.action, after=False)
         if self.faults.expires_at is not None and number >= self.faults.expires_at:
             return moto_gaps.error(request, "RequestExpired", "Request has expired.", 400)
+        if request.action in self.faults.denied:
+            told = f"User is not authorized to perform {request.action}"
+            return moto_gaps.error(request, "AccessDeniedException", told, 403)
         token = request.parameters.get("ClientToken")
         if request.action == "RunInstances" and drawn < self.faults.no_capacity and token not in self._had:
             return moto_gaps.error(request, "InsufficientInstanceCapacity", "There is not enough.", 500)

@@ -1,95 +1,93 @@
 """The launcher killed at every step and at random moments, over a service that fails, throttles and lies.
 
 After `fastlaunch reap`, hours later: no live instance, no running job, no schedule left, every row of the
-ledger final and explained, nothing started twice for a token, no second machine or job for a run while its
-first one lives, every tag in its place.
+ledger final and explained, every cost known, nothing started twice for a token or a job's name, no second
+machine or job for a run while its first one lives, every tag in its place.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from drawn import Death, launch_of
-from forked_launcher import Zygote
-from moto_server import MotoServer
-from network import Faults, Moment, Network
-from trial import SUBMISSIONS, Trial
+from drawn import Death
+from faulty_proxy import Fault
+from network import Faults, Moment
+from submissions import SUBMISSIONS, launch_of, num_nodes_of
+from trial import Trial
 
-NUM_TRIALS = 200
+#: Seeded trials of each kind of submission.
+NUM_TRIALS = {
+    "machine": 80,
+    "nodes": 30,
+    "block": 6,
+    "detached": 16,
+    "detached-nodes": 8,
+    "job": 40,
+    "spot-job": 16,
+}
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
 NUM_STEPS = 14
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def network(shared_aws_server: MotoServer) -> Iterator[Network]:
-    started = Network(shared_aws_server.url)
-    yield started
-    started.close()
+_SEEDS = [
+    pytest.param(kind, seed, id=f"{kind}-seed-{seed}-")
+    for kind, num_trials in NUM_TRIALS.items()
+    for seed in range(num_trials)
+]
 
 
-@pytest.fixture
-def trial(
-    tmp_path: Path,
-    shared_aws_server: MotoServer,
-    network: Network,
-    zygote: Zygote,
-    request: pytest.FixtureRequest,
-) -> Trial:
-    given = request.node.callspec.params
-    seed = given.get("seed", 0)
-    return Trial(
-        seed=seed,
-        kind=given.get("kind", list(SUBMISSIONS)[seed % len(SUBMISSIONS)]),
-        folder=tmp_path,
-        server=shared_aws_server,
-        network=network,
-        zygote=zygote,
-    )
-
-
-@pytest.mark.parametrize("seed", range(NUM_TRIALS), ids=lambda seed: f"seed-{seed}-")
-def test_nothing_leaks_whatever_goes_wrong(trial: Trial, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), _SEEDS)
+def test_nothing_leaks_whatever_goes_wrong(trial: Trial, kind: str, seed: int) -> None:
     assert not trial.run(), trial.story()
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
-def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, step: int, before: bool) -> None:
+@pytest.mark.parametrize("kind", ["machine", "job"])
+def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, kind: str, step: int, before: bool) -> None:
     trial.faults = Faults()
     assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
 
 
-@pytest.mark.parametrize("kind", ["nodes", "detached", "job"])
-@pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
-def test_nothing_leaks_from_any_step_of_the_other_kinds(trial: Trial, step: int, kind: str) -> None:
-    trial.faults = Faults()
-    assert not trial.run(Death(commit=step)), trial.story()
-
-
-@pytest.mark.parametrize("kind", SUBMISSIONS)
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 @pytest.mark.parametrize("hidden", [0, 30])
-def test_nothing_leaks_from_the_launch_itself(trial: Trial, hidden: int, after: bool, kind: str) -> None:
-    trial.faults = Faults(hidden=hidden)
-    # Typed at once, while EC2 may not show the machine yet: the ledger must not call it ended.
+@pytest.mark.parametrize("kind", [kind for kind in SUBMISSIONS if kind != "detached-nodes"])
+def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: int, after: bool) -> None:
+    trial.faults, trial.fates = Faults(hidden=hidden), ("hangs",)
+    # Typed at once, while AWS may not show what was started yet: the ledger must not call it ended.
     trial.next_typed = (("status",), ("reap", "--yes"), ("collect",), ("status",))
     launch = Moment(n=1, action=launch_of(kind), after=after)
-    assert not trial.run(Death(moment=launch)), trial.story()
+    assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
+    assert trial.told[1] == "[-9]", trial.story()
 
 
+@pytest.mark.parametrize("hidden", [0, 3])
 @pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+def test_what_was_started_without_an_answer_is_found_again(trial: Trial, kind: str, hidden: int) -> None:
+    trial.faults = Faults(first_launch=Fault.LOSE_ANSWER, hidden=hidden)
+    trial.fates, trial.next_typed = ("hangs",), ()
+    assert not trial.run(Death(after_s=5.0)), trial.story()
+    assert trial.num_launched == num_nodes_of(kind), trial.story()
+
+
+@pytest.mark.parametrize(
+    "fates",
+    [("fails", "hangs"), ("hangs", "vanishes"), ("completes", "never-boots"), ("is-taken", "completes")],
+    ids="-then-".join,
+)
+@pytest.mark.parametrize("hidden", [0, 6])
+@pytest.mark.parametrize("kind", ["nodes"])
+def test_both_nodes_end_with_the_run(trial: Trial, kind: str, hidden: int, fates: tuple[str, ...]) -> None:
+    trial.faults, trial.fates = Faults(hidden=hidden), fates
+    trial.next_typed = (("status",), ("cancel", "RUN"), ("status",))
+    # After a while both are there, and one may have gone.
+    launch = Moment(n=6, action="DescribeInstances", after=True)
+    assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
+
+
 @pytest.mark.parametrize("expires_at", [None, 3])
 @pytest.mark.parametrize("hidden", [0, 3, 30])
-def test_no_second_machine_is_started_where_no_answer_comes(
-    trial: Trial, hidden: int, expires_at: int | None, kind: str
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+def test_nothing_is_started_again_where_no_answer_comes(
+    trial: Trial, kind: str, hidden: int, expires_at: int | None
 ) -> None:
     trial.faults = Faults(lost_launches=1.0, hidden=hidden, expires_at=expires_at)
     assert not trial.run(Death(after_s=5.0)), trial.story()

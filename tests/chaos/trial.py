@@ -8,44 +8,27 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import yaml
 from drawn import Death, draw_death, draw_faults
 from ec2_builders import IMAGE
 from fake_container import Containers
 from fake_node import Nodes
+from fake_scheduler import Scheduler
 from forked_launcher import Command, Order, Zygote
-from moto_server import MotoServer, backend
+from moto_server import MotoServer
 from network import Faults, Network
-from sagemaker_builders import training_site
+from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of
+from verdict import Started, Verdict
 
-from fastlaunch.backends import RunState
-
-_MACHINES = (
-    "p5.48xlarge/us-east-1/us-east-1a",
-    "p5.48xlarge/us-east-1/us-east-1b",
-    "p4d.24xlarge/us-west-2/us-west-2a",
-)
-#: What is submitted, by kind. A detached one is left to itself, with a timer in the account.
-SUBMISSIONS = {
-    "machine": _MACHINES,
-    "nodes": ("--nodes=2", *_MACHINES),
-    "detached": ("--detach", *_MACHINES),
-    "job": ("ml.p5.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2"),
-}
-REGIONS = ("us-east-1", "us-west-2")
 #: After that, every machine is over its time, and EC2 has forgotten what was terminated.
 LATER_S = 5 * 3600.0
-LIVE = ("pending", "running", "stopping", "stopped")
-_TAGS = ("fastlaunch:run", "fastlaunch:attempt", "fastlaunch:max-minutes", "fastlaunch:output", "Name")
 
 
 @dataclass(kw_only=True)
@@ -53,7 +36,8 @@ class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
     kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
-    follow the launcher.
+    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Nodes`. is_left: before
+    anyone types `reap`, the scheduler carries out what is due.
     is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
     clock, and not a fork.
     """
@@ -67,93 +51,89 @@ class Trial:
     faults: Faults | None = None
     next_typed: tuple[tuple[str, ...], ...] | None = None
     is_real: bool = False
+    is_left: bool | None = None
+    fates: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     _troubled: Faults = field(default_factory=Faults)
-    _launched: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    _started: list[Started] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.kind in SUBMISSIONS, self.kind
 
     def run(self, death: Death | None = None) -> list[str]:
         """What was left or done twice, in words, after the launcher died as drawn, or as `death` says."""
         rng = random.Random(self.seed)
         self._set_up()
-        nodes = Nodes(server=self.server, rng=random.Random(rng.random()))
-        containers = Containers(server=self.server, rng=random.Random(rng.random()))
+        nodes = Nodes(server=self.server, rng=random.Random(rng.random()), fates=self.fates)
+        containers = Containers(server=self.server, rng=random.Random(rng.random()), fates=self.fates)
         self.server.when_launched = [self._note_launch, nodes.launch]
         self.server.training_jobs.when_created = [self._note_job, containers.start]
-        self._troubled = self.faults or draw_faults(rng)
+        self._troubled = self.faults or draw_faults(rng, self.kind)
         self.server.training_jobs.hidden_describes = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
         (self._launch_real if self.is_real else self._launch)(death or draw_death(rng, self.kind))
-        for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
-            killed_after_s = (
-                rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
-            )
-            if killed_after_s is None and argv[0] == "start":
-                # A machine that hangs is followed for an hour, which even a fast clock makes long.
-                killed_after_s = 3.0
-            self._command(*argv, killed_after_s=killed_after_s)
+        if "detached" in self.kind:
+            self.problems += self._verdict.unexplained(self._started)
+        self._meddle(rng)
         self.network.calm()
         for job in self.server.training_jobs.jobs.values():
             job.hidden = 0
         nodes.freeze()
         containers.freeze()
+        is_left = rng.random() < 0.5 if self.is_left is None else self.is_left
+        if is_left:
+            self._leave_alone()
         self._forget_some(rng)
         self._clean_up(rng)
-        self._judge()
+        self.problems += self._verdict.in_the_end(self._started)
         return self.problems
 
     @property
     def num_launched(self) -> int:
         """Machines and jobs that the service made."""
-        return len(self._launched)
+        return len(self._started)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(server=self.server, regions=REGIONS)
+
+    @property
+    def _verdict(self) -> Verdict:
+        return Verdict(
+            server=self.server,
+            scheduler=self._scheduler,
+            ledger=self.folder / "home" / "ledger.sqlite",
+            num_nodes=num_nodes_of(self.kind),
+        )
 
     # What happens
 
     def _set_up(self) -> None:
-        self.server.reset()
-        settings = {region: self.server.set_up_region(region) for region in REGIONS}
-        config = {
-            region: {
-                "bucket": own.bucket,
-                "instance_profile": own.instance_profile,
-                "security_groups": list(own.security_groups),
-                "subnets": dict(own.subnets),
-                "role": self.server.training_jobs.role(),
-                "scheduler_role": "arn:aws:iam::123456789012:role/fastlaunch-scheduler",
-            }
-            for region, own in settings.items()
-        }
+        config = furnish(self.server)
         # A job that was told to stop is stopped when it is looked at next.
         self.server.training_jobs.stopping_describes = 0
-        code = training_site().code
-        for own in settings.values() if code else ():
-            backend("s3", "aws").put_object(own.bucket, code.key, b"code")
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.yaml").write_text(yaml.safe_dump({"aws": config}))
 
     def _note_launch(self, region: str, instance_id: str) -> None:
         """Called by the server for every instance that it makes, before anything else happens."""
-        self._note(region, instance_id, self._tags(instance_id))
+        tags = {tag["key"]: tag["value"] for tag in self.server.instance(instance_id).get_tags()}
+        self._note(Started(id=instance_id, region=region, tags=tags))
 
     def _note_job(self, region: str, name: str) -> None:
         """Called by the server for every training job that it makes, before anything else happens."""
-        self._note(region, name, self.server.training_jobs.job(name).tags)
+        self._note(Started(id=name, region=region, tags=self.server.training_jobs.job(name).tags))
 
-    def _note(self, region: str, started: str, tags: dict[str, str]) -> None:
-        for before_region, before_id, before in self._launched:
-            same_run = before.get("fastlaunch:run") == tags.get("fastlaunch:run")
-            if same_run and _token(before) != _token(tags) and self._lives(before_id):
+    def _note(self, started: Started) -> None:
+        for before in self._started:
+            same_run = before.tags.get("fastlaunch:run") == started.tags.get("fastlaunch:run")
+            if same_run and before.token != started.token and self._verdict.lives(before):
                 self.problems.append(
-                    f"{started} in {region} was started while {before_id} in {before_region} lives, "
-                    "for the same run"
+                    f"{started.id} in {started.region} was started while {before.id} in {before.region} "
+                    "lives, for the same run"
                 )
-        self._launched.append((region, started, tags))
-
-    def _lives(self, started: str) -> bool:
-        """Whether the machine, or job, costs or may come to."""
-        if started.startswith("i-"):
-            return started in {instance.id for instance in self.server.instances(*LIVE)}
-        return self.server.training_jobs.job(started).status == "InProgress"
+        self._started.append(started)
 
     def _launch_real(self, death: Death) -> None:
         """`fastlaunch submit` as it is typed, which looks everything up first."""
@@ -205,7 +185,7 @@ class Trial:
         self.told.append(f"[{status}]")
         if status == -signal.SIGALRM:
             self.problems.append("a command hung")
-        self._judge_ends()
+        self.problems += self._verdict.at_any_time(self._started)
         return status
 
     def _order(
@@ -231,10 +211,23 @@ class Trial:
             ahead_s=ahead_s,
         )
 
+    def _meddle(self, rng: random.Random) -> None:
+        for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
+            killed_after_s = (
+                rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
+            )
+            if killed_after_s is None and argv[0] in ("start", "resume"):
+                # A machine that hangs is followed for an hour, which even a fast clock makes long, and a job
+                # until SageMaker ends it.
+                killed_after_s = 3.0
+            runs = self._verdict.rows("SELECT id FROM runs ORDER BY id") if "RUN" in argv else []
+            words = [runs[0]["id"] if runs and word == "RUN" else word for word in argv]
+            self._command(*words, killed_after_s=killed_after_s)
+
     def _meddling(self, rng: random.Random) -> list[tuple[str, ...]]:
         """Commands that somebody types next, while the service still fails."""
         found: list[tuple[str, ...]] = []
-        runs = self._rows("SELECT id FROM runs")
+        runs = self._verdict.rows("SELECT id FROM runs")
         while rng.random() < 0.45:
             run_id = rng.choice(runs)["id"] if runs else "none"
             found.append(
@@ -249,7 +242,13 @@ class Trial:
                     ]
                 )
             )
-        return [(*argv,) for argv in found]
+        return found
+
+    def _leave_alone(self) -> None:
+        """Nobody comes for hours, in which the scheduler does what it was asked to."""
+        ended = self._scheduler.carry_out(datetime.now(UTC) + timedelta(seconds=LATER_S))
+        self.told.append(f"the scheduler ended {', '.join(ended) or 'nothing'}")
+        self.problems += self._verdict.unprotected(self._started)
 
     def _forget_some(self, rng: random.Random) -> None:
         for instance in self.server.instances("terminated"):
@@ -269,73 +268,6 @@ class Trial:
             if code != 0:
                 self.problems.append(f"fastlaunch {' '.join(argv)} ended with {code}")
 
-    # What must hold
-
-    def _judge(self) -> None:
-        self._judge_instances()
-        self._judge_ledger()
-
-    def _judge_instances(self) -> None:
-        for instance in self.server.instances(*LIVE):
-            self.problems.append(f"{instance.id} lives: {instance.state}")
-        for job in self.server.training_jobs.live():
-            self.problems.append(f"{job.name} runs: {job.status}")
-        for region in REGIONS:
-            for group in backend("scheduler", region).schedule_groups.values():
-                self.problems += [f"the schedule {name} is left in {region}" for name in group.schedules]
-        for region, started, tags in self._launched:
-            # A job's name is its own.
-            wanted = [name for name in _TAGS if name != "Name" or started.startswith("i-")]
-            if missing := [name for name in wanted if not tags.get(name)]:
-                self.problems.append(f"{started} in {region} was started without {', '.join(missing)}")
-        tokens, most = Counter(_token(tags) for _, _, tags in self._launched), 1 + (self.kind == "nodes")
-        self.problems += [f"{token} was started {n} times" for token, n in tokens.items() if n > most]
-
-    def _judge_ends(self) -> None:
-        """At any time: what the ledger calls ended costs nothing more."""
-        live = {started for _, started, _ in self._launched if self._lives(started)}
-        rows = self._rows("SELECT token, reason FROM attempts WHERE ended_at IS NOT NULL")
-        ended = {row["token"]: row["reason"] for row in rows}
-        for region, instance_id, tags in self._launched:
-            if instance_id in live and _token(tags) in ended:
-                why = ended[_token(tags)]
-                self.problems.append(f"{_token(tags)} has ended ({why}), and {instance_id} in {region} lives")
-
-    def _judge_ledger(self) -> None:
-        attempts = self._rows("SELECT token, state, ended_at, reason FROM attempts")
-        known = {row["token"] for row in attempts}
-        for region, instance_id, tags in self._launched:
-            if _token(tags) not in known:
-                self.problems.append(f"{instance_id} in {region} is of no attempt in the ledger")
-        for row in attempts:
-            if row["ended_at"] is None and not row["reason"]:
-                self.problems.append(f"attempt {row['token']} is {row['state']}, nobody knows why")
-        for row in self._rows("SELECT id, state, reason FROM runs"):
-            is_final = RunState(row["state"]).is_final
-            if row["state"] != "completed" and not row["reason"]:
-                self.problems.append(f"run {row['id']} is {row['state']}, nobody knows why")
-            elif not is_final:
-                self.problems.append(f"run {row['id']} is still {row['state']}: {row['reason']}")
-
-    def _rows(self, query: str) -> list[Any]:
-        path = self.folder / "home" / "ledger.sqlite"
-        if not path.exists():
-            return []
-        database = sqlite3.connect(path)
-        try:
-            database.row_factory = sqlite3.Row
-            return database.execute(query).fetchall()
-        except sqlite3.OperationalError as error:
-            # It died before the tables were made.
-            if "no such table" in str(error):
-                return []
-            raise
-        finally:
-            database.close()
-
-    def _tags(self, instance_id: str) -> dict[str, str]:
-        return {tag["key"]: tag["value"] for tag in self.server.instance(instance_id).get_tags()}
-
     def story(self) -> str:
         """All that happened, for a trial that failed."""
         lines = [
@@ -345,15 +277,8 @@ class Trial:
             f"faults: {self._troubled}",
             *self.told,
             "",
-            *(
-                f"launched {instance_id} in {region}: {json.dumps(tags)}"
-                for region, instance_id, tags in self._launched
-            ),
+            *(f"started {one.id} in {one.region}: {json.dumps(one.tags)}" for one in self._started),
             "",
         ]
         output = self.folder / "output.txt"
         return "\n".join([*lines, output.read_text(errors="replace") if output.exists() else ""])
-
-
-def _token(tags: dict[str, str]) -> str:
-    return f"{tags.get('fastlaunch:run')}-a{tags.get('fastlaunch:attempt')}"
