@@ -1,5 +1,6 @@
 """User data: what the script holds, for every kind of machine. What it does is tested in tests/node."""
 
+import bisect
 import itertools
 import os
 import re
@@ -183,12 +184,20 @@ def test_too_many_runs_are_refused_with_what_to_do() -> None:
 
 def test_runs_that_another_machine_could_not_go_on_with_are_refused_at_once() -> None:
     """Its program is larger: it fetches checkpoints. What fits once must fit again."""
-    runs = tuple(replace(RUN, run_id=f"20261121-090312-{number:04d}") for number in range(300))
-    with pytest.raises(UserError, match="EC2 takes 16,384"):
-        for number in range(300, 1000):
-            runs = (*runs, replace(RUN, run_id=f"20261121-090312-{number:04d}"))
-            first = render_user_data(replace(PROGRAM, runs=runs))
-    again = render_user_data(replace(PROGRAM, runs=runs[:-1], attempt=2))
+    runs = tuple(replace(RUN, run_id=f"20261121-090312-{number:04d}") for number in range(1000))
+
+    def is_refused(number: int) -> bool:
+        try:
+            render_user_data(replace(PROGRAM, runs=runs[:number]))
+        except UserError as error:
+            assert "EC2 takes 16,384" in error.message
+            return True
+        return False
+
+    most = bisect.bisect_left(range(len(runs) + 1), True, lo=300, key=is_refused) - 1
+    assert 300 <= most < len(runs)
+    first = render_user_data(replace(PROGRAM, runs=runs[:most]))
+    again = render_user_data(replace(PROGRAM, runs=runs[:most], attempt=2))
     assert len(first.encode()) < len(again.encode()) <= MAX_USER_DATA_BYTES
 
 
