@@ -145,18 +145,24 @@ def _duration(minutes: int) -> str:
 def check_sold(instance: InstanceType, purchase: str, max_price_usd: float | None) -> None:
     """Nothing, if AWS sells the type this way and its cost has a bound; else UserError."""
     if purchase not in instance.purchase_options:
-        spot, sold = "spot" in instance.purchase_options, " or ".join(instance.purchase_options)
+        sold = " or ".join(instance.purchase_options)
         raise UserError(
-            f"{instance.name} has no {purchase} price: AWS sells it as {sold}",
-            "give --purchase spot --max-price USD, the most you would pay for an hour"
-            if spot
-            else "choose another instance type",
+            f"{instance.name} has no {purchase} price: AWS sells it as {sold}", _otherwise(instance)
         )
     if purchase == "spot" and max_price_usd is None and "on-demand" not in instance.purchase_options:
         raise UserError(
             f"{instance.name} has no on-demand price that would bound what spot costs",
             "give --max-price USD, the most you would pay for an hour",
         )
+
+
+def _otherwise(instance: InstanceType) -> str:
+    """How else to buy the type, in words."""
+    if "on-demand" in instance.purchase_options:
+        return "give --purchase on-demand, or another instance type"
+    if "spot" in instance.purchase_options:
+        return "give --purchase spot --max-price USD, the most you would pay for an hour"
+    return "choose another instance type"
 
 
 def dearest_rate(

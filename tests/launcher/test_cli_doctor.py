@@ -143,6 +143,11 @@ def test_what_sagemaker_needs_is_checked_instead(
     assert capsys.readouterr().err == (
         "next: fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --recipe bf16 --dry-run\n"
     )
+    # What a training plan holds counts against no quota.
+    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 0
+    plan = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/ours"
+    assert "quota" not in told(capsys, *argv, "--training-plan", plan)
+    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
     # A user's machine, an instance profile and a subnet are EC2's.
     assert {check["result"] for check in told(capsys, "--backend", "sagemaker").values()} == {"ok"}
     configure(isolated, None, bucket="runs-us-east-1")

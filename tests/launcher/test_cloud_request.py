@@ -83,7 +83,12 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({"block_fee_usd": 9.0}, {}, "--block-fee is for a capacity block", "--purchase capacity-block"),
         ({**BLOCK, "instances": ("p5.48xlarge", "p5en.48xlarge")}, {}, "of one instance type", "name one"),
         ({**BLOCK, "regions": ("us-east-1", "us-east-2")}, {}, "of one region", "name one"),
-        ({**BLOCK, "instances": ("g5.xlarge",)}, {}, "has no capacity-block price", "--purchase spot"),
+        (
+            {**BLOCK, "instances": ("g5.xlarge",)},
+            {},
+            "has no capacity-block price",
+            "--purchase on-demand, or",
+        ),
         ({**BLOCK, "max_price_usd": 20.0}, {}, "--max-price is the most that is paid for spot", "spot"),
         # SageMaker.
         ({**TRAINED, **BLOCK}, {}, "SageMaker does not take EC2's capacity blocks", "--training-plan ARN"),

@@ -32,7 +32,12 @@ def test_the_on_demand_price_bounds_spot_too_unless_a_limit_is_given() -> None:
     [
         ("p5e.48xlarge", {}, "p5e.48xlarge has no on-demand price: AWS", "--purchase spot --max-price USD"),
         ("p5e.48xlarge", {"purchase": "spot"}, "no on-demand price that would bound", "--max-price USD"),
-        ("g5.xlarge", {"purchase": "capacity-block"}, "has no capacity-block price", "--purchase spot"),
+        (
+            "g5.xlarge",
+            {"purchase": "capacity-block"},
+            "has no capacity-block price",
+            "--purchase on-demand, or",
+        ),
         (
             "p5.48xlarge",
             {"region": "eu-north-1", "purchase": "spot"},

@@ -51,6 +51,7 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "told": ""}
 @click.option(
     "--keep-alive", type=MINUTES_ALONE, default=0, metavar="MIN", help="Keep SageMaker's machines so long."
 )
+@click.option("--training-plan", metavar="ARN", help="SageMaker's reserved capacity to run in.")
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @table_or_json_option("the checks are")
 def doctor(
@@ -98,6 +99,7 @@ def _terms(
         reservation=typed["reservation"],
         block_fee_usd=typed["block_fee"],
         keep_alive_minutes=typed["keep_alive"],
+        training_plan=typed["training_plan"],
     )
     check_terms(terms)
     return terms
@@ -119,6 +121,7 @@ def _wanted(around: Surroundings, catalogue: "Catalogue", terms: CloudTerms) -> 
         reservation=terms.reservation,
         block_fee_usd=terms.block_fee_usd,
         keep_alive_minutes=terms.keep_alive_minutes,
+        has_plan=terms.training_plan is not None,
         is_unfollowed=True,
     )
 
