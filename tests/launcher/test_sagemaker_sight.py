@@ -1,5 +1,6 @@
 """What is made of a training job's status: how it stands, what went wrong, what is billed."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -183,6 +184,9 @@ def test_what_is_billed_is_sagemakers_own_count() -> None:
     end = THEN + timedelta(minutes=60)
     sight = failed("AlgorithmError: x", ended_at=end, billable_s=900, is_spot=True)
     assert billed(sight) == Billed(lived_s=3000.0, billed_s=900, billing="times")
+    # What it waited for other machines is not a part of what it trained.
+    waited = replace(sight, is_spot=True, training_s=2000.0)
+    assert billed(waited) == Billed(lived_s=2000.0, billed_s=900, billing="times")
 
 
 def test_a_job_that_never_had_a_machine_costs_nothing() -> None:

@@ -119,7 +119,10 @@ def billed_on_sagemaker(
     if sight.is_seen and sight.launched_at is None:
         # It waited for machines, and got none.
         return Billed(lived_s=0.0, billed_s=sight.billable_s or 0.0, billing="times")
-    if sight.ended_at is not None and sight.ended_at >= started_at:
+    if sight.is_spot and sight.training_s:
+        # Between its start and its end a spot job also waits for machines, after each interruption.
+        lived_s = sight.training_s
+    elif sight.ended_at is not None and sight.ended_at >= started_at:
         lived_s = (sight.ended_at - started_at).total_seconds()
     if sight.billable_s is not None:
         return Billed(
