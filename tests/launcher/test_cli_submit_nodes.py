@@ -256,6 +256,15 @@ def test_a_dry_run_needs_no_aws_and_names_what_is_missing(
     out = capsys.readouterr().out
     assert "on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours, on-demand." in out
     assert "<security-group-id>, <subnet-id>, by --bucket and --instance-profile" in out
+    argv = ("--dry-run", "--instance", "p5.48xlarge", "--num-nodes", "2", "--security-group", "sg-0abc")
+    zone = ("--subnet", "us-east-1a=subnet-0abc")
+    assert fastlaunch("submit", *argv, *zone) == 0
+    assert (
+        "on 2 x p5.48xlarge (8 x H100 each) in us-east-1a, in no placement group," in capsys.readouterr().out
+    )
+    assert fastlaunch("submit", *argv, *zone, "--placement-group", "us-east-1a=close") == 0
+    out = capsys.readouterr().out
+    assert "(8 x H100 each) in us-east-1a, on-demand." in out and "GroupName: close" in out
     assert fastlaunch("submit", "--dry-run", *IN_BLOCK) == 0
     out = capsys.readouterr().out
     assert "Planned, not started: nothing on top of the capacity block's fee, which is spent already" in out

@@ -120,7 +120,7 @@ def _where(job: JobSpec, site: "Place") -> str:
     if site.backend == "sagemaker":
         return f"of SageMaker in {site.region}"
     if site.zone:
-        return f"in {site.zone}"
+        return f"in {site.zone}{', in no placement group' if _stand_anywhere(job, site) else ''}"
     if job.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
     # A subnet is named, though not yet known, where there has to be one.
@@ -129,8 +129,15 @@ def _where(job: JobSpec, site: "Place") -> str:
     return f"in {site.region}, in a zone of EC2's choice"
 
 
+def _stand_anywhere(job: JobSpec, site: "Place") -> bool:
+    """Whether nothing keeps the nodes close together, as a placement group or a capacity block does."""
+    if job.num_nodes == 1 or not isinstance(site, Site):
+        return False
+    return site.block is None and site.placement_group is None
+
+
 def _bought(job: JobSpec, site: "Place") -> str:
-    """`on-demand`, `capacity block cr-0a1b`, `kept alive for 30 min after`."""
+    """`on-demand`, `capacity block cr-0a1b`, `on-demand, kept for 30 min after it`."""
     block = block_of(site)
     bought = job.purchase if block is None else f"capacity block {block.reservation}"
     if job.training_plan:
