@@ -95,6 +95,15 @@ def training_job(aws: Aws, region: str, name: str) -> TrainingJob | None:
     return None if told is None else _job(region, told)
 
 
+def training_job_of(aws: Aws, region: str, request: Mapping[str, Any]) -> TrainingJob | None:
+    """The job that the request started; None if there is none (yet), or one that uploads elsewhere.
+
+    Only where it uploads is compared: a job of ours that were not found would be billed unseen.
+    """
+    told = _described(aws, region, request["TrainingJobName"])
+    return _job(region, told) if told is not None and _folder(told) == _folder(request) else None
+
+
 def live_training_jobs(aws: Aws, region: str) -> list[TrainingJob]:
     """The jobs of the region that are in progress or stopping and carry the tag `fastlaunch:run`."""
     return [job for job in _ours(aws, region, _live(aws, region)) if not job.has_ended]
@@ -217,10 +226,15 @@ def _subject(request: Mapping[str, Any]) -> str:
 
 def _is_of(told: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     """Whether the job that SageMaker tells of was started by this request."""
-    folders = told.get("CheckpointConfig", {}), request.get("CheckpointConfig", {})
-    return folders[0].get("S3Uri") == folders[1].get("S3Uri") and all(
+    return _folder(told) == _folder(request) and all(
         told.get(name, {}) == request.get(name, {}) for name in _SAME
     )
+
+
+def _folder(job: Mapping[str, Any]) -> str | None:
+    """Where its checkpoints, and all that it uploads, go."""
+    uri: str | None = job.get("CheckpointConfig", {}).get("S3Uri")
+    return uri
 
 
 def _job(region: str, told: Mapping[str, Any]) -> TrainingJob:

@@ -115,6 +115,14 @@ def test_a_job_is_found_by_its_name_once_it_is_shown(backend: SageMakerBackend, 
     assert backend.find_all([plan(backend), other]) == {NAME: found}
 
 
+def test_a_job_of_our_name_that_uploads_elsewhere_is_not_ours(backend: SageMakerBackend) -> None:
+    assert backend.site is not None
+    theirs = backend.at(backend.site, 60, root="20261120-000000-root")
+    theirs.execute(plan(theirs))
+    assert backend.find(plan(backend)) is None and backend.find_all([plan(backend)]) == {}
+    assert theirs.find(plan(theirs)) is not None
+
+
 def test_a_jobs_life_is_seen(backend: SageMakerBackend, jobs: TrainingJobs, clock: Clock) -> None:
     handle = backend.execute(plan(backend))
     jobs.move(NAME, "Pending", message="Insufficient capacity error from EC2, retrying")

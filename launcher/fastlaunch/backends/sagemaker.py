@@ -20,6 +20,7 @@ from fastlaunch.aws_training_jobs import (
     end_warm_pool,
     stop_training_job,
     training_job,
+    training_job_of,
     training_log,
 )
 from fastlaunch.backends import Plan, RunState
@@ -80,9 +81,9 @@ class SageMakerBackend:
         return _handle(plan, arn, self.now())
 
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
-        """The handle of the plan's job, by its name; None if SageMaker shows none (yet)."""
+        """The handle of the plan's job, by its name and folder; None if SageMaker shows none (yet)."""
         assert plan.region is not None
-        job = training_job(self.aws, plan.region, plan.request["TrainingJobName"])
+        job = training_job_of(self.aws, plan.region, plan.request)
         return _handle(plan, job.arn, job.created_at) if job else None
 
     def find_all(self, plans: Sequence[Plan]) -> dict[str, Mapping[str, Any]]:
