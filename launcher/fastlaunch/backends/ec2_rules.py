@@ -1,7 +1,7 @@
 """What EC2 refuses, or takes to mean something else, though botocore's model of RunInstances allows it.
 
-Made to grow: a rule is a function from the request to what is wrong with it, and stands in RULES. SageMaker's
-rules will be a table of their own. Sources: the EC2 API reference and user guide unless a rule says
+A rule is a function from the request to what is wrong with it, and stands in RULES; SageMaker's are in
+`sagemaker_rules`. Sources: the EC2 API reference and user guide unless a rule says
 otherwise, read 2026-11.
 """
 
