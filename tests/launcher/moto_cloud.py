@@ -17,10 +17,14 @@ from fastlaunch.aws import Aws
 REGION = "us-east-1"
 
 
+#: Its session reads botocore's tables of endpoints once.
+_MAKER = Aws()
+
+
 @cache
 def _connect(service: str, region: str) -> Any:
     """boto3's client, made once: it takes long, and all tests of a process have the same server."""
-    return Aws()._connect_with_boto3(service, region)
+    return _MAKER._connect_with_boto3(service, region)
 
 
 class Objects(Mapping[tuple[str, str], bytes]):

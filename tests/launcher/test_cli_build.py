@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_builder import FakeBuilder, install
 from fake_train.launcher import surroundings
+from moto_cloud import _connect
 from wheel_builder import make_wheel
 
 from fastlaunch.aws import Aws
@@ -29,7 +30,7 @@ class AwsWithPushes(Aws):
     """AWS on loopback, where an image is there once the fake docker was asked to push it."""
 
     def __init__(self, fake: FakeBuilder) -> None:
-        super().__init__()
+        super().__init__(connect=_connect)
         self._fake = fake
 
     def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:

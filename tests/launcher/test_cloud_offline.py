@@ -67,7 +67,14 @@ def type_in(
     )
 
 
-@pytest.mark.parametrize("arguments", [("runs", "list"), ("status",), ("compare", "--all")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        pytest.param(("runs", "list"), marks=pytest.mark.slow),
+        pytest.param(("compare", "--all"), marks=pytest.mark.slow),
+    ],
+)
 def test_without_credentials_rows_stay_as_they_are(run_id: str, arguments: tuple[str, ...]) -> None:
     done = type_in(*arguments)
     assert "warning: 1 attempts in us-east-1 are shown as they were" in done.stderr
