@@ -119,8 +119,9 @@ def test_a_node_that_was_told_tells_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num", [2, 5])
 def test_every_node_listens_to_another_one_and_all_are_listened_to(num: int, tmp_path: Path) -> None:
     addresses = [f"10.0.{number // 4}.{5 + 7 * number}" for number in range(num)]
-    keys = "\t".join(f"runs/one/ready/1/{one}" for one in addresses)
-    asked = part("ring() {", "link() {") + f"list() {{ printf '%s\\n' {shlex.quote(keys)}; }}\n"
+    keys = "\t".join(f"runs/one/ready/0/{one}" for one in addresses)
+    several = part("ring() {", "link() {").replace('" = 2 ]', f'" = {num} ]')
+    asked = several + f"list() {{ printf '%s\\n' {shlex.quote(keys)}; }}\n"
     after = {}
     for one in addresses:
         bash(f"{asked}addr={one}\nring", tmp_path)
@@ -131,6 +132,25 @@ def test_every_node_listens_to_another_one_and_all_are_listened_to(num: int, tmp
         seen.append(at)
         at = after[at]
     assert sorted(seen) == sorted(addresses)
+
+
+@pytest.mark.parametrize("keys", ["None", "runs/one/ready/0/10.0.0.5", ""])
+def test_a_node_listens_to_none_before_all_have_booted(keys: str, tmp_path: Path) -> None:
+    asked = part("ring() {", "link() {") + f"list() {{ echo {shlex.quote(keys)}; }}\n"
+    assert bash(f"{asked}addr=10.0.0.5\nring || echo not yet", tmp_path) == "not yet\n"
+    assert not (tmp_path / "peer").exists()
+
+
+def test_a_node_that_waits_for_one_in_vain_is_not_kept_at_the_barrier(tmp_path: Path) -> None:
+    given = (
+        'put() { echo "put $2"; }\nsay() { :; }\ntry() { echo "try $*"; [ "$3" != ring ]; }\n'
+        "list() { echo a; }\naddr=10.0.0.5\nHOSTNAME=ip-1\n"
+    )
+    asked = part("first() {", "cloud() {") + part("watch_peer() {", "met() {") + part("met() {", "meet() {")
+    told = bash(f"{asked}{given}watch_peer && met 1 && echo on", tmp_path).splitlines()
+    assert told[0] == "put ready/0/10.0.0.5" and told[1].endswith(" ring") and told[-1] == "on"
+    assert (tmp_path / "fail").read_text() == "configuration peers\n"
+    assert "put abort" in told
 
 
 def test_a_machine_answers_with_an_open_port_or_a_closed_one(tmp_path: Path) -> None:

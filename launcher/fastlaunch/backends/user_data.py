@@ -74,7 +74,8 @@ def render_user_data(program: NodeProgram) -> str:
     A node that stops because another one did says outcome `interrupted`, reason `peer`.
 
     Several nodes find each other through objects under the output: `rank0` has the address of rank 0,
-    `ready/<n>/<address>` says that a node is about to begin run number n (from 1; `end`: has done the last),
+    `ready/<n>/<address>` says that a node is about to begin run number n (from 1; `0`: has booted; `end`: has
+    done the last),
     `abort-<n>` that run n failed somewhere, `abort` in a line why all are to stop.
     """
     script = _script(program)
