@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws
+from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.cloud_request import CloudRequest
 from fastlaunch.code_bundle import Bundle, make_bundle, upload_bundle
 from fastlaunch.images import training_base
@@ -19,7 +20,7 @@ from fastlaunch.preflight_check import Check
 from fastlaunch.preflight_wanted import Wanted
 from fastlaunch.prices import Catalogue
 from fastlaunch.resolve import fitted, resolve
-from fastlaunch.resolve_training import resolve_training
+from fastlaunch.resolve_training import repriced, resolve_training
 from fastlaunch.resolved import Inquiry
 from fastlaunch.settings import Settings
 
@@ -97,7 +98,7 @@ def prepare(
     return Prepared(
         request=request,
         told=told,
-        sites=left.sites,
+        sites=tuple(repriced(inquiry, one) if isinstance(one, TrainingSite) else one for one in left.sites),
         skipped=(*resolved.skipped, *left.skipped),
         found=tuple(found),
         bundle=bundle,

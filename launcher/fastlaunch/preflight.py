@@ -77,7 +77,7 @@ def usable(sites: "Sequence[Place]", found: Sequence[Check]) -> Resolved:
 def _types_left(
     site: TrainingSite, failed: Sequence[Check]
 ) -> tuple[TrainingSite | None, list[tuple[str, UserError]]]:
-    """The site with the types that no failed check is about; its price stays the dearest one's."""
+    """The site with the types that no failed check is about, at its price; and the others with why."""
     types = []
     refused: list[tuple[str, UserError]] = []
     for one in (site.instance, *site.others):

@@ -3,6 +3,8 @@
 Nothing is changed and nothing uploaded. A region that cannot be used is left out, by name and with why.
 """
 
+from dataclasses import replace
+
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.candidates import TrainingCandidate, training_candidates
 from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
@@ -33,6 +35,13 @@ def resolve_training(inquiry: Inquiry) -> Resolved:
         except UserError as error:
             skipped += [(f"ml.{one.name} in {group.region}", error) for one, _ in types]
     return resolved(sites, skipped)
+
+
+def repriced(inquiry: Inquiry, site: TrainingSite) -> TrainingSite:
+    """The site at the price of the dearest type that is left of it."""
+    rates = [_rate(inquiry, one, site.region) for one in (site.instance, *site.others)]
+    dearest = max(rates, key=lambda rate: rate.usd_per_hour)
+    return replace(site, usd_per_hour=dearest.usd_per_hour, price_as_of=dearest.as_of)
 
 
 def _site(

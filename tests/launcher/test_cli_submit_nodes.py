@@ -216,6 +216,17 @@ def test_of_two_types_the_one_with_room_is_asked_for(
     assert "left out: ml.p4d.24xlarge in us-east-1: not enough quota" in capsys.readouterr().err
 
 
+def test_the_ceiling_is_of_the_types_that_are_left(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 0
+    account.quotas["us-east-1", "ml.p4d.24xlarge for training job usage"] = 1
+    assert fastlaunch(*SUBMIT, "--instance", "ml.p5.48xlarge,ml.p4d.24xlarge") == 0
+    # Known answer: 130 min at $25.251286.
+    told = "at most $54.71 of SageMaker instance time: (2 h + 10 min) x $25.2513/h, ml.p4d.24xlarge"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
