@@ -47,8 +47,11 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     # Of several the lowest rank, but one whose peer was gone only where nobody has a reason of its own.
     ended = sorted((rank for rank in ranks if rank.end is not None), key=_is_echo)
     by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
+    missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
+    is_silent = bool(missing) or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
-        if status in by_status:
+        # Where all that failed lost a peer, it is the one without a word that tells.
+        if status in by_status and not (is_silent and _is_echo(by_status[status])):
             rank = by_status[status]
             message = rank.end.message if rank.end else None
             where = f" on rank {rank.header['rank']}" if rank.header["world_size"] > 1 else ""
@@ -60,7 +63,6 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
             return _without_end(
                 f"rank {rank.header['rank']} ended without saying how, after step {last}", exit_code
             )
-    missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
     if missing:
         return _without_end(f"rank {min(missing)} left no record", exit_code)
     if "interrupted" in by_status:

@@ -55,6 +55,21 @@ def test_rank_whose_peer_was_gone_does_not_decide(tmp_path: Path) -> None:
     assert outcome_of(one).reason == f"failed on rank 0: {echo}"
 
 
+def test_rank_without_a_word_tells_more_than_those_that_lost_it(tmp_path: Path) -> None:
+    echo = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+    one = records(tmp_path / "a", status="failed", message=echo)
+    two = records(tmp_path / "b", status=None)
+    told = "rank 1 ended without saying how, after step 20"
+    # Whether that is a failure, or a machine that was taken, the node or its backend says.
+    assert outcome_of([one[0], two[1]]) == Outcome(state=RunState.LOST, reason=told)
+    assert outcome_of([one[0], two[1]], exit_code=1) == Outcome(
+        state=RunState.FAILED, reason=f"{told} (exit code 1)"
+    )
+    assert outcome_of(one[:1]).reason == "rank 1 left no record"
+    own = records(tmp_path / "c", status="failed", message="KeyError: 'label'")
+    assert outcome_of([own[0], two[1]]).reason == "failed on rank 0: KeyError: 'label'"
+
+
 def test_rank_without_a_record_is_missed(tmp_path: Path) -> None:
     found = records(tmp_path)
     assert outcome_of(found[:1]) == Outcome(state=RunState.LOST, reason="rank 1 left no record")
