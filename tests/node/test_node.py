@@ -5,14 +5,12 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_server import MotoServer
-from node_scene import FIRST, IMAGE, REGION, RUNS, SECOND, Scene, node_program, node_run
+from node_scene import FIRST, IMAGE, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
 from fastlaunch.backends.user_data import NodeProgram
@@ -25,23 +23,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[MotoServer]:
-    server = MotoServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def scene(server: MotoServer, tmp_path: Path) -> Iterator[Scene]:
-    server.reset()
-    server.set_up_region(REGION)
-    scene = Scene(moto=server, folder=tmp_path)
-    yield scene
-    for instance in scene.started:
-        instance.close()
 
 
 def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(

@@ -1,11 +1,8 @@
 """Every request of a machine, from boot to its end, against the policy of its role. Slow: seconds."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from moto_server import ACCOUNT, MotoServer
-from node_scene import BUCKET, FIRST, REGION, RUNS, Scene, node_program, node_run
+from moto_server import ACCOUNT
+from node_scene import BUCKET, FIRST, RUNS, Scene, node_program, node_run
 from policy_simulator import Ask, allows
 from sent_request import SentRequest
 from simulated_instance import cannot_simulate
@@ -29,17 +26,6 @@ RIGHTS = {
     "ListObjects": "ListBucket",
     "ListObjectsV2": "ListBucket",
 }
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    server = MotoServer()
-    server.set_up_region(REGION)
-    scene = Scene(moto=server, folder=tmp_path)
-    yield scene
-    for instance in scene.started:
-        instance.close()
-    server.close()
 
 
 def ask_of(request: SentRequest) -> Ask:

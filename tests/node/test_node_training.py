@@ -2,12 +2,10 @@
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from moto_server import MotoServer
-from node_scene import FIRST, REGION, RUNS, SECOND, Scene, node_program, node_run
+from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import cannot_simulate
 
 from fastlaunch_train.records import RankRecord, read_record
@@ -21,18 +19,6 @@ pytestmark = [
 STEPS = 500
 #: Threads of several processes that wait for each other by spinning take minutes on a busy machine.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    server = MotoServer()
-    server.reset()
-    server.set_up_region(REGION)
-    scene = Scene(moto=server, folder=tmp_path)
-    yield scene
-    for instance in scene.started:
-        instance.close()
-    server.close()
 
 
 def record_of(scene: Scene, folder: Path, *, run_id: str = FIRST, attempt: int = 1) -> RankRecord:

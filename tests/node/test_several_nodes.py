@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from instance_network import Switch
-from moto_server import MotoServer
-from node_scene import FIRST, REGION, RUNS, SECOND, Scene, node_program, node_run
+from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
 from fastlaunch.backends.user_data import NodeProgram, NodeRun
@@ -29,23 +28,6 @@ pytestmark = [
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONG = 20_000
 RECORDS = f"var/lib/fastlaunch/out/{FIRST}/rank-*.jsonl"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[MotoServer]:
-    server = MotoServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def scene(server: MotoServer, tmp_path: Path) -> Iterator[Scene]:
-    server.reset()
-    server.set_up_region(REGION)
-    scene = Scene(moto=server, folder=tmp_path)
-    yield scene
-    for instance in scene.started:
-        instance.close()
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """The program of a training job's container in simulated jobs, with training that takes no time. Slow."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from moto_server import MotoServer
-from node_scene import FIRST, REGION, SECOND
+from node_scene import FIRST, SECOND
 from simulated_training_job import skip_without_namespaces
 from training_scene import TrainingScene, tiny_job, training_plan
 
@@ -15,21 +12,9 @@ SLOWLY = {"FAKE_STEP_S": "0.1"}
 RECORD = rf"{FIRST}-a1/node-0/{FIRST}/rank-00000-attempt-1\.jsonl\.\d+"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[MotoServer]:
-    server = MotoServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def scene(server: MotoServer, tmp_path: Path) -> Iterator[TrainingScene]:
-    server.reset()
-    server.set_up_region(REGION)
-    scene = TrainingScene(moto=server, folder=tmp_path)
-    yield scene
-    for job in scene.started:
-        job.close()
+def scene(jobs: TrainingScene) -> TrainingScene:
+    return jobs
 
 
 @pytest.mark.parametrize("mounts", ["each", "whole"])

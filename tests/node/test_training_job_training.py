@@ -2,12 +2,9 @@
 
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from moto_server import MotoServer
-from node_scene import FIRST, REGION, SECOND
+from node_scene import FIRST, SECOND
 from simulated_training_job import SimulatedTrainingJob, skip_without_namespaces
 from training_scene import TrainingScene, tiny_job, training_plan
 
@@ -20,15 +17,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[TrainingScene]:
-    server = MotoServer()
-    server.reset()
-    server.set_up_region(REGION)
-    scene = TrainingScene(moto=server, folder=tmp_path)
-    yield scene
-    for job in scene.started:
-        job.close()
-    server.close()
+def scene(jobs: TrainingScene) -> TrainingScene:
+    return jobs
 
 
 def launch(scene: TrainingScene, *jobs: object, **options: object) -> SimulatedTrainingJob:
