@@ -99,6 +99,13 @@ def test_nodes_of_which_one_was_taken_are_billed_where_ec2_tells_no_times() -> N
     assert billed_on_ec2(launched_at=START, max_minutes=120, sight=gone, status=told).billing == "node"
 
 
+def test_a_node_that_ec2_has_forgotten_is_not_free_because_another_was_taken() -> None:
+    taken = instance(TAKEN, "Server.Spot (2026-11-21 09:20:00 GMT)")
+    sight = sight_of([taken], num_unseen=1, is_old=True)
+    told = billed_on_ec2(launched_at=START, max_minutes=120, sight=sight, status=None)
+    assert told == Billed(lived_s=1200, billed_s=1200, billing="times")
+
+
 def test_a_machine_whose_end_is_not_told_leaves_the_end_open() -> None:
     known = instance(SHUTDOWN, "User initiated (2026-11-21 09:30:00 GMT)")
     sight = sight_of([known, instance(SHUTDOWN, "")], num_unseen=0, is_old=False)

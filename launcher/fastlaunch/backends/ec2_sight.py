@@ -74,7 +74,9 @@ def billed_on_ec2(
         return Billed(lived_s=limit_s, billed_s=limit_s, billing="limit")
     # By EC2's own word, or by the node's once EC2 has forgotten it.
     is_taken = sight.is_taken if sight.is_seen else (status or {}).get("reason") == "spot"
-    if is_taken and lived_s < _FIRST_HOUR_S and (status or {}).get("num_nodes", 1) == 1:
+    # Where no node says how many they were, one that EC2 has forgotten may have lived on.
+    is_alone = status is not None and status.get("num_nodes", 1) == 1
+    if is_taken and is_alone and lived_s < _FIRST_HOUR_S:
         return Billed(lived_s=lived_s, billed_s=0.0, billing="free")
     how = "times" if sight.ended_at else "node"
     return Billed(lived_s=lived_s, billed_s=max(lived_s, _LEAST_BILLED_S), billing=how)
