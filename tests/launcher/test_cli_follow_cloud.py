@@ -98,6 +98,19 @@ def test_logs_are_the_nodes_until_the_run_has_its_own(
     assert told(capsys, "logs") == "step 1\nstep 2\n"
 
 
+def test_logs_name_those_of_other_nodes(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    run = started(aws_server)
+    own = run.run_ids[0]
+    for node in (0, 1):
+        run.upload(f"node-{node}/{own}/log.txt.000000000000", f"on node {node}\n".encode())
+    assert cloud("logs") == 0
+    out, err = capsys.readouterr()
+    assert out == "on node 0\n"
+    (line,) = [line for line in err.splitlines() if "other nodes" in line]
+    path = load_settings().home / "runs" / own / "log-node-1.txt"
+    assert str(path) in line and path.read_text() == "on node 1\n"
+
+
 def test_logs_are_followed_until_the_run_ends(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:

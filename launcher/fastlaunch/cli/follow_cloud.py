@@ -95,6 +95,9 @@ def show_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool
         raise UserError(
             f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"
         )
+    # A run of several nodes may have failed on another one.
+    if others := sorted(s3_sync.run_folder(around.settings.home, run.id).glob("log-node-*.txt")):
+        click.echo(f"what it printed on other nodes: {', '.join(map(str, others))}", err=True)
 
 
 def _log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
