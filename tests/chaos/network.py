@@ -97,8 +97,8 @@ class Network(FaultyProxy):
         if self.faults.expires_at is not None and number >= self.faults.expires_at:
             return moto_gaps.error(request, "RequestExpired", "Request has expired.", 400)
         if request.action in self.faults.denied:
-            told = f"User is not authorized to perform {request.action}"
-            return moto_gaps.error(request, "AccessDeniedException", told, 403)
+            denied = f"User is not authorized to perform {request.action}"
+            return moto_gaps.error(request, "AccessDeniedException", denied, 403)
         token = request.parameters.get("ClientToken")
         if request.action == "RunInstances" and drawn < self.faults.no_capacity and token not in self._had:
             return moto_gaps.error(request, "InsufficientInstanceCapacity", "There is not enough.", 500)
