@@ -103,7 +103,8 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert [run.id.rpartition("-")[2] in sent.user_data() for run in stored] == [True] * 4
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.18 of instance time: (2 h + 10 min) x $1.006/h, g5.xlarge; price as of" in err
-    assert "--detach: nobody will follow it; only timers end what hangs" in err
+    assert "--detach: nobody will follow it; only its own timer ends what hangs" in err
+    assert "no `scheduler_role` is in the config file for us-east-1" in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
     assert re.search(rf"^{stored[0].id} +bf16 +running", out, re.MULTILINE)
     assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"

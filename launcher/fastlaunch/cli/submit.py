@@ -107,12 +107,8 @@ def submit(
     """
     around = surroundings()
     typed = take_cloud_options(options)
-    if container and not (local and backend == "sagemaker"):
-        raise UserError(
-            "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
-        )
-    backend = "local" if container else backend
-    name = _backend_name(around, local=local, named=backend, instance=options["instance"])
+    named = _rehearsed(local=local, named=backend) if container else backend
+    name = _backend_name(around, local=local, named=named, instance=options["instance"])
     region = region or around.settings.region
     if name in BACKENDS:
         from fastlaunch.cli.submit_cloud import submit_to_cloud
@@ -125,14 +121,22 @@ def submit(
     jobs = _jobs(around, region, options)
     for line in _rehearsal(options["instance"], jobs, typed["num_nodes"]):
         click.echo(line, err=True)
-    specs, here = jobs.specs, around.backends[name]
-    if container:
-        specs, here = _in_containers(around, specs, typed)
+    alone = jobs.specs, around.backends[name]
+    specs, here = _in_containers(around, jobs.specs, typed) if container else alone
     if dry_run:
         plans = [here.plan({_RUN_ID: job}) for job in specs]
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, specs))
         return EXIT_DONE
     return _run(around, here, specs, output=output, needs_torch=not container)
+
+
+def _rehearsed(*, local: bool, named: str | None) -> str:
+    """The backend that carries out a rehearsal in containers. Raises UserError if it is not asked for so."""
+    if not local or named != "sagemaker":
+        raise UserError(
+            "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
+        )
+    return "local"
 
 
 def _backend_name(around: Surroundings, *, local: bool, named: str | None, instance: str | None) -> str:

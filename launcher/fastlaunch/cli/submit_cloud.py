@@ -156,7 +156,8 @@ def _submit(
     check_home(asked.settings.home)
     prepared, submission = _prepared(around, asked, detach=detach, max_cost=max_cost)
     with open_ledger(asked.settings) as ledger, StopRequest() as stop:
-        _ask(prepared, submission, slow_checkpoint(ledger, submission.jobs_at(prepared.sites[0])), yes=yes)
+        slow = slow_checkpoint(ledger, submission.jobs_at(prepared.sites[0]))
+        _ask(prepared, submission, slow, asked.settings, yes=yes)
         upload_code(prepared, around.aws)
         launcher = CloudLauncher(
             backends=around.cloud_backends,
@@ -203,7 +204,12 @@ def _prepared(
 
 
 def _ask(
-    prepared: "Prepared", submission: "CloudSubmission", slow_checkpoint: str | None, *, yes: bool
+    prepared: "Prepared",
+    submission: "CloudSubmission",
+    slow_checkpoint: str | None,
+    settings: Settings,
+    *,
+    yes: bool,
 ) -> None:
     """Tell what is going to be done and what it may cost, then ask. Raises UserError if that is refused."""
     first, *others = prepared.sites
@@ -218,8 +224,21 @@ def _ask(
     if slow_checkpoint:
         lines.append(f"warning: {slow_checkpoint}")
     if submission.detach:
-        lines.append("--detach: nobody will follow it; only timers end what hangs or is forgotten")
+        lines.append(f"--detach: nobody will follow it; {_timers(first, settings)}")
     ceiling = cost_ceiling(prepared.sites, num_nodes=submission.num_nodes, max_minutes=submission.max_minutes)
     lines.append(str(ceiling))
     click.echo("\n".join(lines), err=True)
     confirm("Start it?", yes=yes)
+
+
+def _timers(site: "Place", settings: Settings) -> str:
+    """What ends a job at a place that nobody follows."""
+    if site.backend == "sagemaker":
+        return "SageMaker ends it at its limit"
+    here = settings.aws.get(site.region)
+    if here is not None and here.scheduler_role:
+        return "only its own timer, and one in the account, end what hangs or is forgotten"
+    return (
+        "only its own timer ends what hangs or is forgotten: no `scheduler_role` is in the config file "
+        f"for {site.region}, for a second one in the account"
+    )
