@@ -45,7 +45,7 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	@echo '==> slow tests'
-	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu' --timeout 600
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m 'slow and not gpu' --timeout 600 --durations 20
 
 # The SageMaker SDK pins and brings much: it gets an environment of its own, for one slow test.
 sagemaker-sdk: .venv-sagemaker/.installed

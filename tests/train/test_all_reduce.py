@@ -37,6 +37,7 @@ def test_ranks_agree_on_what_they_measured_and_on_the_fabric() -> None:
             checked_fabric(process, Path("."), "efa")
         except FabricError as error:
             print(told.seconds, error)
+        stop_process()
         """
     first, second = outputs(start_pair(body, LOCAL_WORLD_SIZE="1"))
     assert "NCCL on node 0 selected NET/gloo (there is no GPU)" in first
