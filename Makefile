@@ -45,7 +45,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	@echo '==> slow tests'
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m 'slow and not gpu' --timeout 600 --durations 20
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu' --timeout 600 --ignore tests/node
+	@echo '==> slow tests that play machines: one at a time, since each is busy by itself'
+	@$(BIN)/python -m pytest -q -m 'slow and not gpu' --timeout 600 tests/node
 
 # The SageMaker SDK pins and brings much: it gets an environment of its own, for one slow test.
 sagemaker-sdk: .venv-sagemaker/.installed

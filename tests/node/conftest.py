@@ -8,15 +8,6 @@ from moto_server import MotoServer
 from node_scene import REGION, Scene
 from training_scene import TrainingScene
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all of these to one worker (--dist loadgroup): each plays machines that are busy by themselves."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("nodes"))
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MotoServer]:
