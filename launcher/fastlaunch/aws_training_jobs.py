@@ -63,6 +63,11 @@ class TrainingJob:
         """Whether it is over for good; a warm pool may still be kept after it."""
         return self.status in ENDED
 
+    @property
+    def ec2_type(self) -> str | None:
+        """The instance type that it got as EC2 names it, None until SageMaker has chosen."""
+        return self.instance_type.removeprefix("ml.") if self.instance_type else None
+
 
 def create_training_job(aws: Aws, region: str, request: Mapping[str, Any]) -> str:
     """ARN of the job that `request` starts, as it is; or started before, by the same request.

@@ -3,12 +3,13 @@
 What is wrong with a request by itself is found here, before anything is asked of AWS.
 """
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
-from fastlaunch.cost_ceiling import check_sold
+from fastlaunch.cost_ceiling import HourlyRate, check_sold, dearest_rate
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
@@ -109,6 +110,26 @@ def instances_of(terms: CloudTerms, catalogue: Catalogue) -> tuple[InstanceType,
     for instance in found:
         _check_nodes(instance, terms, catalogue)
     return found
+
+
+def rate_at(
+    request: CloudRequest,
+    instance: InstanceType,
+    region: str,
+    *,
+    catalogue: Catalogue,
+    today: datetime.date,
+) -> HourlyRate:
+    """The most that an hour of one instance costs there. Raises UserError if that is not known."""
+    return dearest_rate(
+        instance,
+        region,
+        purchase=request.purchase,
+        max_price_usd=request.max_price_usd,
+        catalogue=catalogue,
+        today=today,
+        service=request.backend,
+    )
 
 
 def jobs_at(

@@ -22,8 +22,8 @@ from fastlaunch.candidates import (
     unresolved,
 )
 from fastlaunch.capacity_block import unknown_block
-from fastlaunch.cloud_request import CloudRequest
-from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
+from fastlaunch.cloud_request import CloudRequest, rate_at
+from fastlaunch.cost_ceiling import HourlyRate
 from fastlaunch.errors import UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
@@ -69,15 +69,7 @@ class Offline:
 
     def rate(self, instance: InstanceType, region: str) -> HourlyRate:
         """The most that an hour costs there. Raises UserError where that is not known."""
-        return dearest_rate(
-            instance,
-            region,
-            purchase=self.request.purchase,
-            max_price_usd=self.request.max_price_usd,
-            catalogue=self.catalogue,
-            today=self.today,
-            service=self.request.backend,
-        )
+        return rate_at(self.request, instance, region, catalogue=self.catalogue, today=self.today)
 
 
 def offline_sites(known: Offline) -> OfflineSites:

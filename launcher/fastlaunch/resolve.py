@@ -13,7 +13,7 @@ from fastlaunch.backends.ec2_site import CapacityBlock, Site
 from fastlaunch.candidates import Candidate, candidates, has_several_interfaces
 from fastlaunch.capacity_block import check_reservation, known_block, max_minutes_in
 from fastlaunch.cloud_request import CloudRequest
-from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
+from fastlaunch.cost_ceiling import HourlyRate
 from fastlaunch.errors import BadConfiguration, NoCapacity, UserError
 from fastlaunch.job_images import container_image, is_own_image_seen, machine_image
 from fastlaunch.job_network import check_default_vpc, check_subnet, find_subnet, group_vpcs
@@ -163,17 +163,9 @@ def _block(inquiry: Inquiry, candidate: Candidate, found: Reservation) -> Capaci
 
 
 def _rate(inquiry: Inquiry, candidate: Candidate, block: CapacityBlock | None) -> HourlyRate:
-    today = inquiry.now.date()
     if block is not None:
-        return HourlyRate(usd_per_hour=block.usd_per_hour, as_of=today.isoformat())
-    return dearest_rate(
-        candidate.instance,
-        candidate.region,
-        purchase=inquiry.request.purchase,
-        max_price_usd=inquiry.request.max_price_usd,
-        catalogue=inquiry.catalogue,
-        today=today,
-    )
+        return HourlyRate(usd_per_hour=block.usd_per_hour, as_of=inquiry.now.date().isoformat())
+    return inquiry.rate(candidate.instance, candidate.region)
 
 
 def _check_network(inquiry: Inquiry, candidate: Candidate, among: Sequence[Candidate]) -> None:

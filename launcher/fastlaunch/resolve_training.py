@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.candidates import TrainingCandidate, training_candidates
-from fastlaunch.cost_ceiling import HourlyRate, dearest_rate
+from fastlaunch.cost_ceiling import HourlyRate
 from fastlaunch.errors import UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job_roles import SAGEMAKER, check_role
@@ -26,7 +26,7 @@ def resolve_training(inquiry: Inquiry) -> Resolved:
     sites: list[TrainingSite] = []
     skipped: list[tuple[str, UserError]] = []
     for group in training_candidates(request.instances, request.regions, purchase=request.purchase):
-        types, unpriced = priced(group, lambda one, region: _rate(inquiry, one, region))
+        types, unpriced = priced(group, inquiry.rate)
         skipped += unpriced
         if not types:
             continue
@@ -39,7 +39,7 @@ def resolve_training(inquiry: Inquiry) -> Resolved:
 
 def repriced(inquiry: Inquiry, site: TrainingSite) -> TrainingSite:
     """The site at the price of the dearest type that is left of it."""
-    rates = [_rate(inquiry, one, site.region) for one in (site.instance, *site.others)]
+    rates = [inquiry.rate(one, site.region) for one in (site.instance, *site.others)]
     dearest = max(rates, key=lambda rate: rate.usd_per_hour)
     return replace(site, usd_per_hour=dearest.usd_per_hour, price_as_of=dearest.as_of)
 
@@ -67,16 +67,4 @@ def _site(
         volume_gib=TRAINING_VOLUME_GIB,
         keep_alive_minutes=inquiry.request.keep_alive_minutes,
         training_plan=inquiry.request.training_plan,
-    )
-
-
-def _rate(inquiry: Inquiry, instance: InstanceType, region: str) -> HourlyRate:
-    return dearest_rate(
-        instance,
-        region,
-        purchase=inquiry.request.purchase,
-        max_price_usd=None,
-        catalogue=inquiry.catalogue,
-        today=inquiry.now.date(),
-        service="sagemaker",
     )

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 from fastlaunch.ask_once import AskOnce
 from fastlaunch.aws import Aws
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.cloud_request import CloudRequest
+from fastlaunch.cloud_request import CloudRequest, rate_at
+from fastlaunch.cost_ceiling import HourlyRate
 from fastlaunch.errors import CloudRefused, UserError
+from fastlaunch.hardware import InstanceType
 from fastlaunch.prices import Catalogue
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -52,6 +54,10 @@ class Inquiry:
             return None
         prefix = self.here(region).prefix
         return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
+
+    def rate(self, instance: InstanceType, region: str) -> HourlyRate:
+        """The most that an hour costs there. Raises UserError where that is not known."""
+        return rate_at(self.request, instance, region, catalogue=self.catalogue, today=self.now.date())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,5 +81,5 @@ def _used(instance: InstanceType, usage: str, region: str, aws: Aws, ask: AskOnc
     return sum(
         job.num_instances
         for job in jobs
-        if job.instance_type == f"ml.{instance.name}" and job.is_spot == (usage == SPOT_JOB)
+        if job.ec2_type == instance.name and job.is_spot == (usage == SPOT_JOB)
     )

@@ -2,56 +2,31 @@
 
 import json
 import random
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from lives import Lives
 from moto_server import MotoServer, backend
 from moto_training_jobs import Job
 
 #: What may become of a job: its runs are done, also after its machines were taken back and it was restarted;
 #: they fail; its container hangs, or ends without a word; its time is up; there is no capacity, at once or,
 #: of spot, for too long; it waits for ever.
-FATES = (
-    *("completes", "restarts", "fails", "hangs", "vanishes", "runs-out"),
-    *("no-capacity", "waits-too-long", "waits"),
-)
-_WEIGHTS = (5, 3, 2, 3, 1, 1, 2, 1, 1)
-_BETWEEN_S = 0.02
+FATES = {
+    **{"completes": 5, "restarts": 3, "fails": 2, "hangs": 3, "vanishes": 1, "runs-out": 1},
+    **{"no-capacity": 2, "waits-too-long": 1, "waits": 1},
+}
 
 
-@dataclass(kw_only=True)
-class Containers:
-    """The jobs that a server takes, each living its life in a thread until `freeze`.
+def containers(server: MotoServer, rng: random.Random, fates: Sequence[str] = ()) -> Lives:
+    """The jobs that a server takes. fates: instead of those that are drawn, by turns."""
 
-    fates: instead of those that are drawn, by turns.
-    """
+    def live(region: str, name: str, fate: str, wait: Callable[[], bool]) -> None:
+        _Life(server=server, name=name, wait=wait).live(fate)
 
-    server: MotoServer
-    rng: random.Random
-    fates: Sequence[str] = ()
-    lived: dict[str, str] = field(default_factory=dict)
-    _frozen: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def start(self, region: str, name: str) -> None:
-        """Let the job live; called by the server when it has made it."""
-        (drawn,) = self.rng.choices(FATES, _WEIGHTS)
-        fate = self.fates[len(self.lived) % len(self.fates)] if self.fates else drawn
-        self.lived[name] = fate
-        pace_s = _BETWEEN_S * self.rng.random()
-        life = _Life(server=self.server, name=name, wait=lambda: self._frozen.wait(pace_s))
-        thread = threading.Thread(target=life.live, args=(fate,), daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def freeze(self) -> None:
-        """From here on no job does anything, and SageMaker ends none by itself."""
-        self._frozen.set()
-        for thread in self._threads:
-            thread.join()
+    return Lives(drawn=FATES, live=live, rng=rng, fates=fates)
 
 
 @dataclass(frozen=True, kw_only=True)

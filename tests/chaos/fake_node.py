@@ -6,75 +6,50 @@ A node writes straight into the server's S3, since the network between launcher 
 import json
 import random
 import re
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from lives import Lives
 from moto_server import MotoServer, backend
 
 #: What a node may do: its runs, to their end; fail; be taken back by EC2; boot and hang; end without a word;
 #: never boot.
-FATES = ("completes", "fails", "is-taken", "hangs", "vanishes", "never-boots")
-_WEIGHTS = (6, 2, 2, 2, 1, 2)
-_BETWEEN_S = 0.02
+FATES = {"completes": 6, "fails": 2, "is-taken": 2, "hangs": 2, "vanishes": 1, "never-boots": 2}
 _SPOT = "Server.SpotInstanceTermination: Spot instance termination"
 _SHUTDOWN = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
 
 
-@dataclass(kw_only=True)
-class Nodes:
-    """The machines that a server launches, each living its life in a thread until `freeze`.
+def nodes(server: MotoServer, rng: random.Random, fates: Sequence[str] = ()) -> Lives:
+    """The machines that a server launches. fates: instead of those that are drawn, by turns."""
 
-    fates: instead of those that are drawn, by turns.
-    """
-
-    server: MotoServer
-    rng: random.Random
-    fates: Sequence[str] = ()
-    lived: dict[str, str] = field(default_factory=dict)
-    _frozen: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def launch(self, region: str, instance_id: str) -> None:
-        """Let the instance live; called by the server when it has made it."""
-        (drawn,) = self.rng.choices(FATES, _WEIGHTS)
-        fate = self.fates[len(self.lived) % len(self.fates)] if self.fates else drawn
-        self.lived[instance_id] = fate
-        pace_s = _BETWEEN_S * self.rng.random()
-        thread = threading.Thread(target=self._live, args=(region, instance_id, fate, pace_s), daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def freeze(self) -> None:
-        """From here on no node does anything, as if every watchdog were broken."""
-        self._frozen.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _live(self, region: str, instance_id: str, fate: str, pace_s: float) -> None:
+    def live(region: str, instance_id: str, fate: str, wait: Callable[[], bool]) -> None:
         # An instance that the launcher terminates ends its node in the middle of whatever it does.
         with suppress(_Ended):
-            _Node(nodes=self, region=region, id=instance_id, pace_s=pace_s).live(fate)
+            _Node(server=server, region=region, id=instance_id, wait=wait).live(fate)
+
+    return Lives(drawn=FATES, live=live, rng=rng, fates=fates)
 
 
 class _Ended(Exception):
     pass
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Node:
-    nodes: Nodes
+    """One machine's. wait: takes a while; returns whether time stands still."""
+
+    server: MotoServer
     region: str
     id: str
-    pace_s: float
+    wait: Callable[[], bool]
 
     def live(self, fate: str) -> None:
         if fate == "never-boots":
             return
-        rank = self.nodes.server.instance(self.id).ami_launch_index
+        rank = self.server.instance(self.id).ami_launch_index
         booted = "boot.json" if rank == 0 else f"node-{rank}/boot.json"
         self._put(booted, json.dumps({**self._who(), "booted_at": _now()}).encode())
         self._put(f"node-{rank}/log.txt.000000000000", b"pulling\n")
@@ -108,7 +83,7 @@ class _Node:
             self._put(f"node-{rank}/status.json", json.dumps(status).encode())
         self._pause()
         told = datetime.now(UTC)
-        self.nodes.server.set_instance(
+        self.server.set_instance(
             self.id,
             state="terminated",
             state_reason=_SPOT if fate == "is-taken" else _SHUTDOWN,
@@ -117,7 +92,7 @@ class _Node:
 
     def _who(self) -> dict[str, Any]:
         tags = self._tags()
-        instance = self.nodes.server.instance(self.id)
+        instance = self.server.instance(self.id)
         return {
             "schema": 1,
             "token": f"{tags['fastlaunch:run']}-a{tags['fastlaunch:attempt']}",
@@ -128,11 +103,11 @@ class _Node:
         }
 
     def _tags(self) -> dict[str, str]:
-        return {tag["key"]: tag["value"] for tag in self.nodes.server.instance(self.id).get_tags()}
+        return {tag["key"]: tag["value"] for tag in self.server.instance(self.id).get_tags()}
 
     def _run_ids(self) -> list[str]:
         """The runs to do, as the user data names them."""
-        text = self.nodes.server.user_data(self.id)
+        text = self.server.user_data(self.id)
         found = re.findall(r"FASTLAUNCH_RUN_ID[=: '\"]+([0-9]{8}-[0-9]{6}-[a-z0-9]+)", text)
         return list(dict.fromkeys([self._tags()["fastlaunch:run"], *found]))
 
@@ -153,8 +128,7 @@ class _Node:
 
     def _pause(self) -> None:
         """Take a while; raises _Ended if the machine was terminated meanwhile, or time stands still."""
-        stopped = self.nodes._frozen.wait(self.pace_s)
-        if stopped or self.nodes.server.instance(self.id).state not in ("pending", "running"):
+        if self.wait() or self.server.instance(self.id).state not in ("pending", "running"):
             raise _Ended
 
 

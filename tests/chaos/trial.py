@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 from drawn import Death, draw_death, draw_faults
 from ec2_builders import IMAGE
-from fake_container import Containers
-from fake_node import Nodes
+from fake_container import containers
+from fake_node import nodes
 from fake_scheduler import Scheduler
 from forked_launcher import Command, Order, Zygote
 from moto_server import MotoServer
@@ -36,7 +36,7 @@ class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
     kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
-    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Nodes`. is_left: before
+    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Lives`. is_left: before
     anyone types `reap`, the scheduler carries out what is due.
     is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
     clock, and not a fork.
@@ -65,10 +65,10 @@ class Trial:
         """What was left or done twice, in words, after the launcher died as drawn, or as `death` says."""
         rng = random.Random(self.seed)
         self._set_up()
-        nodes = Nodes(server=self.server, rng=random.Random(rng.random()), fates=self.fates)
-        containers = Containers(server=self.server, rng=random.Random(rng.random()), fates=self.fates)
-        self.server.when_launched = [self._note_launch, nodes.launch]
-        self.server.training_jobs.when_created = [self._note_job, containers.start]
+        machines = nodes(self.server, random.Random(rng.random()), self.fates)
+        jobs = containers(self.server, random.Random(rng.random()), self.fates)
+        self.server.when_launched = [self._note_launch, machines.start]
+        self.server.training_jobs.when_created = [self._note_job, jobs.start]
         self._troubled = self.faults or draw_faults(rng, self.kind)
         self.server.training_jobs.hidden_describes = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
@@ -79,8 +79,8 @@ class Trial:
         self.network.calm()
         for job in self.server.training_jobs.jobs.values():
             job.hidden = 0
-        nodes.freeze()
-        containers.freeze()
+        machines.freeze()
+        jobs.freeze()
         is_left = rng.random() < 0.5 if self.is_left is None else self.is_left
         if is_left:
             self._leave_alone()

@@ -12,6 +12,7 @@ from typing import Any
 
 from instance_network import Switch
 from moto_server import MotoServer
+from server_client import server_client
 from simulated_instance import SimulatedInstance
 
 from fastlaunch.backends.user_data import NodeProgram, NodeRun, render_user_data
@@ -136,15 +137,7 @@ class Scene:
         return simulated.start()
 
     def client(self, service: str) -> Any:
-        import boto3
-
-        return boto3.client(
-            service,
-            region_name=REGION,
-            endpoint_url=self.moto.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        return server_client(self.moto, service, REGION)
 
     @cached_property
     def s3(self) -> Any:

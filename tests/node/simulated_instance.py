@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from instance_network import MetadataService, Switch, Wire, listen_inside
 from moto_server import MotoServer
+from server_client import server_client
 
 import fastlaunch_train
 
@@ -337,15 +338,7 @@ class SimulatedInstance:
         """What the service holds of it, asked for as anybody would."""
         import base64
 
-        import boto3
-
-        ec2 = boto3.client(
-            "ec2",
-            region_name=self.region,
-            endpoint_url=self._moto.url,
-            aws_access_key_id="simulator",
-            aws_secret_access_key="simulator",
-        )
+        ec2 = server_client(self._moto, "ec2", self.region)
         told: Any = ec2.describe_instance_attribute(InstanceId=self.instance_id, Attribute="userData")
         return base64.b64decode(told["UserData"]["Value"]).decode()
 

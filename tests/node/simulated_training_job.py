@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from moto_server import MotoServer
 from node_scene import code_bundle
+from server_client import server_client
 from simulated_instance import cannot_simulate
 from training_host import Bucket, Container, TrainingHost
 
@@ -254,12 +255,4 @@ class SimulatedTrainingJob:
         return [f"--- {host.name}\n{host.console}" for host in self.hosts]
 
     def _client(self) -> Any:
-        import boto3
-
-        return boto3.client(
-            "s3",
-            region_name=self._job.region,
-            endpoint_url=self._moto.url,
-            aws_access_key_id="simulator",
-            aws_secret_access_key="simulator",
-        )
+        return server_client(self._moto, "s3", self._job.region)

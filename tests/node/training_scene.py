@@ -11,6 +11,7 @@ from typing import Any
 from moto_server import MotoServer
 from node_scene import FIRST, REGION, SECOND, code_bundle
 from sagemaker_builders import training_job, training_site
+from server_client import server_client
 from simulated_training_job import SimulatedTrainingJob
 
 from fastlaunch.backends import Plan
@@ -71,15 +72,7 @@ class TrainingScene:
         return simulated.start()
 
     def client(self, service: str) -> Any:
-        import boto3
-
-        return boto3.client(
-            service,
-            region_name=REGION,
-            endpoint_url=self.moto.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        return server_client(self.moto, service, REGION)
 
     def objects(self, job: SimulatedTrainingJob) -> dict[str, bytes]:
         """What the bucket holds of all jobs at these runs."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastlaunch import s3_sync
 from fastlaunch.backends import RunState
 from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.node_status import merged
@@ -22,6 +23,18 @@ def states_of(backend: CloudBackend, handles: Sequence[Mapping[str, Any]]) -> li
         _ended_as(backend, handle, sight) if sight.has_ended else RunState.RUNNING
         for handle, sight in zip(handles, backend.see(handles), strict=True)
     ]
+
+
+def sync_of(backend: CloudBackend, handle: Mapping[str, Any]) -> s3_sync.Synced:
+    """What is here of the attempt's output, with what is new brought here first."""
+    return s3_sync.sync(
+        backend.aws,
+        backend.home,
+        region=handle["region"],
+        output=handle["output"],
+        token=handle["token"],
+        num_nodes=handle.get("num_nodes", 1),
+    )
 
 
 def records_of(backend: CloudBackend, handle: Mapping[str, Any]) -> tuple[Path, ...]:

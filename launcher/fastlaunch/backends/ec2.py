@@ -16,7 +16,7 @@ from fastlaunch import s3_sync
 from fastlaunch.aws import Aws, Instance
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.cloud_backend import Billed, Place, Sight
-from fastlaunch.backends.cloud_state import records_of, states_of
+from fastlaunch.backends.cloud_state import records_of, states_of, sync_of
 from fastlaunch.backends.ec2_sight import billed_on_ec2, sight_of
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
@@ -108,14 +108,7 @@ class Ec2Backend:
 
     def sync(self, handle: Mapping[str, Any]) -> s3_sync.Synced:
         """Bring what the nodes uploaded since the last time."""
-        return s3_sync.sync(
-            self.aws,
-            self.home,
-            region=handle["region"],
-            output=handle["output"],
-            token=handle["token"],
-            num_nodes=handle.get("num_nodes", 1),
-        )
+        return sync_of(self, handle)
 
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         """Record files of all runs of the attempt, with what is new brought here first."""

@@ -25,7 +25,7 @@ from fastlaunch.aws_training_jobs import (
 )
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.cloud_backend import Billed, Place, Sight
-from fastlaunch.backends.cloud_state import records_of, states_of
+from fastlaunch.backends.cloud_state import records_of, states_of, sync_of
 from fastlaunch.backends.sagemaker_plan import plan_sagemaker
 from fastlaunch.backends.sagemaker_sight import billed_on_sagemaker, sight_of
 from fastlaunch.backends.sagemaker_site import TrainingSite
@@ -116,14 +116,7 @@ class SageMakerBackend:
 
     def sync(self, handle: Mapping[str, Any]) -> s3_sync.Synced:
         """Bring what SageMaker has copied to S3 since the last time."""
-        return s3_sync.sync(
-            self.aws,
-            self.home,
-            region=handle["region"],
-            output=handle["output"],
-            token=handle["token"],
-            num_nodes=handle["num_nodes"],
-        )
+        return sync_of(self, handle)
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Have SageMaker stop the job, and bring what its containers save until it has ended.

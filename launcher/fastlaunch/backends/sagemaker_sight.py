@@ -68,7 +68,7 @@ def sight_of(job: TrainingJob | None, *, is_old: bool) -> Sight:
         is_live=not job.has_ended,
         is_up=job.status == "InProgress" and job.secondary_status in _UP,
         is_spot=job.is_spot,
-        instance_type=job.instance_type.removeprefix("ml.") if job.instance_type else None,
+        instance_type=job.ec2_type,
         launched_at=job.started_at,
         ended_at=job.ended_at if job.has_ended else None,
         billable_s=_billable_s(job),
