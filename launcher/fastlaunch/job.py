@@ -98,6 +98,4 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The spec that `to_json` wrote."""
-        recipe = {key: value for key, value in data["recipe"].items() if key not in ("label", "schema")}
-        recipe["overrides"] = tuple(recipe["overrides"].items())
-        return cls(**{**data, "recipe": Recipe(**recipe)})
+        return cls(**{**data, "recipe": Recipe.from_record(data["recipe"])})

@@ -52,7 +52,7 @@ class TransformerEngineBlock(nn.Module):
         if attn_mask is not None or is_causal:
             raise RecipeError(
                 "the model masks its attention, which the Transformer Engine block does not",
-                "use a recipe with blocks=timm",
+                "use a recipe with blocks=native",
             )
         output: torch.Tensor = self.layer(x)
         return output
@@ -180,5 +180,5 @@ def _require(holds: bool, part: str) -> None:
     if not holds:
         raise RecipeError(
             f"a Transformer Engine block cannot stand for this model's: it has {part}",
-            "use a recipe with blocks=timm",
+            "use a recipe with blocks=native",
         )

@@ -30,7 +30,7 @@ def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process)
         if workload.blocks is None:
             raise RecipeError(
                 f"recipe {recipe.name}: workload {workload.name} has no transformer blocks to replace",
-                "use a recipe with blocks=timm",
+                "use a recipe with blocks=native",
             )
         replace_blocks(model, workload.blocks(model))
     return model

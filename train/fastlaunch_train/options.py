@@ -17,12 +17,16 @@ DEFAULT_MEMORY_BUDGET = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One training run, as asked for. batch_size is per rank, None for `auto`; memory_budget is in bytes."""
+    """One training run, as asked for. batch_size is per rank, None for `auto`; memory_budget is in bytes.
+
+    steps: None where epochs are given instead. model, tokenizer, sequence_length: as in `workload.Asked`.
+    eval_every: steps between evaluations on held-out data, 0 for none; with it there is one at the end.
+    """
 
     workload: str
     recipe: Recipe
     batch_size: int | None
-    steps: int
+    steps: int | None
     output: Path
     seed: int
     data: str
@@ -30,6 +34,11 @@ class Options:
     checkpoint_every: int
     resume: bool
     memory_budget: int
+    epochs: int | None = None
+    eval_every: int = 0
+    model: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,20 +54,32 @@ def parse_options(argv: list[str]) -> Options:
         prog="fastlaunch_train", description="Train a workload with a recipe and record each step."
     )
     add = parser.add_argument
-    add("--workload", required=True, help="vit-huge, vit-tiny, timm:MODEL or ./file.py:function")
+    add("--workload", required=True, help="such as vit-huge, timm:MODEL or ./file.py:function")
     add("--recipe", required=True, help="how to train; `fastlaunch recipes` lists them")
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the recipe")
     add("--batch-size", required=True, type=_batch_size, help="samples per rank and step, or auto")
-    add("--steps", required=True, type=_at_least(1), help="optimizer steps in all")
+    add("--steps", type=_at_least(1), help="optimizer steps in all")
+    add("--epochs", type=_at_least(1), help="instead: passes over the data")
     add("--output", required=True, type=Path, help="folder for records and checkpoints")
     add("--seed", type=_at_least(0), default=0, help="of weights and data (default 0)")
-    add("--data", type=_data, default="synthetic", help="synthetic (default), loader or folder:PATH")
+    add(
+        "--data",
+        type=_data,
+        default="synthetic",
+        help="synthetic (default), loader, folder:PATH or file:PATH",
+    )
     add("--num-workers", type=_at_least(0), default=12, help="loader workers per rank (default 12)")
     add("--checkpoint-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
+    add("--eval-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
+    add("--model", help="of a language workload: a folder, or a name on the Hugging Face hub")
+    add("--tokenizer", help="likewise; without one, bytes are tokens")
+    add("--sequence-length", type=_at_least(2), help="tokens of a sample")
     add("--memory-budget", type=_bytes, default=DEFAULT_MEMORY_BUDGET, help="for --batch-size auto on a CPU")
     asked = parser.parse_args(argv)
     workload_info(asked.workload)
+    if (asked.steps is None) == (asked.epochs is None):
+        parser.error("give --steps or --epochs, one of them")
     return Options(
         workload=asked.workload,
         recipe=resolve_recipe(asked.recipe, asked.set),
@@ -71,6 +92,11 @@ def parse_options(argv: list[str]) -> Options:
         checkpoint_every=asked.checkpoint_every,
         resume=asked.resume,
         memory_budget=asked.memory_budget,
+        epochs=asked.epochs,
+        eval_every=asked.eval_every,
+        model=asked.model,
+        tokenizer=asked.tokenizer,
+        sequence_length=asked.sequence_length,
     )
 
 
@@ -94,9 +120,10 @@ def _batch_size(text: str) -> int | None:
 
 
 def _data(text: str) -> str:
-    if text in ("synthetic", "loader") or (text.startswith("folder:") and len(text) > len("folder:")):
+    source, _, path = text.partition(":")
+    if text in ("synthetic", "loader") or (source in ("folder", "file") and path):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not synthetic, loader or folder:PATH")
+    raise argparse.ArgumentTypeError(f"{text!r} is not synthetic, loader, folder:PATH or file:PATH")
 
 
 def _bytes(text: str) -> int:

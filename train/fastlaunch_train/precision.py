@@ -25,8 +25,6 @@ TF32_CAPABILITY = (8, 0)
 TRITON_CAPABILITY = (7, 0)
 #: Before this version cuDNN's attention is wrong at lengths that are no multiple of 128, such as 197.
 SAFE_CUDNN = (9, 15, 1)
-#: Transformer Engine's documented defaults, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
-AMAX_HISTORY_LENGTH = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def this_machine(device: torch.device) -> Machine:
 def missing_part(recipe: Recipe, machine: Machine) -> str | None:
     """What `recipe` needs and `machine` has not; None if it can run."""
     capability = machine.compute_capability
-    if recipe.precision == "fp8" or recipe.blocks == "te":
+    if recipe.precision == "fp8" or recipe.blocks != "native":
         what = "FP8" if recipe.precision == "fp8" else "Transformer Engine"
         if capability is None:
             return f"{what} needs an NVIDIA GPU, and there is none here"
@@ -167,7 +165,7 @@ def fp8_recipe(recipe: Recipe) -> Any:
     if recipe.fp8_scaling == "current":
         return te_recipes.Float8CurrentScaling(fp8_format=te_recipes.Format.HYBRID)
     return te_recipes.DelayedScaling(
-        fp8_format=te_recipes.Format.HYBRID, amax_history_len=AMAX_HISTORY_LENGTH, amax_compute_algo="max"
+        fp8_format=te_recipes.Format.HYBRID, amax_history_len=recipe.amax_history, amax_compute_algo="max"
     )
 
 

@@ -3,23 +3,16 @@
 No torch here: the launcher imports this module to list, check and label recipes.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-#: Counts changes to the meaning of a recipe's fields; it is written to every record.
-RECIPE_SCHEMA = 1
+from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, recipe_problem
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-BLOCKS = ("timm", "te")
-FP8_SCALINGS = ("none", "delayed", "current")
-COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune")
-COMPILE_SCOPES = ("block", "model")
-PARALLELISMS = ("ddp",)
-OPTIMIZERS = ("workload", "sgd", "adamw")
-OPTIMIZER_IMPLS = ("auto", "for-loop", "foreach", "fused")
+#: Counts changes to the meaning of a recipe's fields; it is written to every record. 2: `blocks=native` was
+#: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not.
+RECIPE_SCHEMA = 2
 
 
 class RecipeError(ValueError):
@@ -36,84 +29,74 @@ class Recipe:
     """One way to train a model; which model, on which data, is the workload's business.
 
     precision: of matrix products. `fp32` keeps full fp32, `tf32` allows TF32, `bf16` and `fp16` autocast
-        (fp16 with loss scaling), `fp8` is bf16 autocast with the Transformer Engine blocks in FP8.
-    blocks: `timm` as the model was built, `te` with its transformer blocks replaced by Transformer Engine's.
-    fp8_scaling: how FP8 scale factors are found; `none` unless precision is `fp8`.
-    compile_scope: `block` compiles each transformer block, `model` the whole model.
+        (fp16 with loss scaling), `fp8` is bf16 autocast with products of the blocks in FP8.
+    blocks: `native` as the model was built, `te` with its transformer blocks replaced by Transformer Engine's
+        that compute the same, `te-article` by Transformer Engine's with its own defaults, as an article of
+        November 2023 had them: they attend across the batch, and train another model.
+    fp8_scaling: how FP8 scale factors are found; `none` unless precision is `fp8`. `tensorwise` and `rowwise`
+        are torchao's, in native blocks; the others are Transformer Engine's.
+    fp8_format: `hybrid` is E4M3 forward and E5M2 for gradients. fp8_blocks: which of the model's blocks
+        compute in FP8: `all`, or a Python slice such as `1:-1`. amax_history: steps whose largest value gives
+        the scale, of delayed scaling.
+    pointwise: how the model computes pointwise functions that it writes out in several operations: as
+        `written`, `scripted` by torch.jit.script, or by torch's own single operator (`library`).
+    engine: what runs the model: `torch`, or `ort` for ONNX Runtime's ORTModule.
+    compile_scope: `block` compiles each transformer block, `model` the whole model, `wrapped` the model with
+        its data-parallel wrapper.
+    parallelism: `ddp`, `fsdp2` (torch's fully_shard), `zero1` to `zero3` (DeepSpeed).
     ddp_bucket_mb: size of DDP's gradient buckets. 160 MB holds two ViT-Huge blocks' fp32 gradients.
+    wire_dtype: of gradients on their way between ranks.
+    grad_accumulation: micro-batches per optimizer step; the batch of a rank is split into as many.
+    activation_checkpointing: `block` keeps a block's input alone and computes the rest again in backward.
     optimizer, learning_rate: `workload` and None take the workload's own.
-    optimizer_impl: `auto` leaves the choice to torch.
+    optimizer_impl: `auto` leaves the choice to torch. set_to_none: gradients are freed, not zeroed.
+    parameter_dtype: `bf16` holds and updates weights in bf16, `bf16-master` computes with bf16 weights and
+        updates fp32 masters.
+    deterministic: torch's deterministic algorithms.
+    loop: who calls the steps: `ours`, or the Trainer of `lightning` or of `transformers`.
     """
 
     name: str
     description: str
     precision: str = "bf16"
-    blocks: str = "timm"
+    blocks: str = "native"
     fp8_scaling: str = "none"
+    fp8_format: str = "hybrid"
+    fp8_blocks: str = "all"
+    amax_history: int = AMAX_HISTORY
+    pointwise: str = "written"
+    engine: str = "torch"
     compile_mode: str = "none"
     compile_backend: str = "inductor"
     compile_scope: str = "block"
     parallelism: str = "ddp"
     ddp_bucket_mb: int = 160
+    wire_dtype: str = "fp32"
+    grad_accumulation: int = 1
+    activation_checkpointing: str = "none"
     optimizer: str = "workload"
     optimizer_impl: str = "auto"
+    set_to_none: bool = True
+    parameter_dtype: str = "fp32"
+    deterministic: bool = False
+    loop: str = "ours"
     learning_rate: float | None = None
     overrides: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for field, allowed in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in allowed:
-                raise RecipeError(
-                    f"recipe {self.name}: {field} is {value!r}", f"it is one of {', '.join(allowed)}"
-                )
-        if not 1 <= self.ddp_bucket_mb <= 4096:
-            raise RecipeError(f"recipe {self.name}: ddp_bucket_mb is {self.ddp_bucket_mb}", "give 1 to 4096")
-        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            raise RecipeError(
-                f"recipe {self.name}: learning_rate is {self.learning_rate}", "give a number > 0"
-            )
-        if (self.precision == "fp8") != (self.fp8_scaling != "none"):
-            raise RecipeError(
-                f"recipe {self.name}: precision is {self.precision!r} with fp8_scaling {self.fp8_scaling!r}",
-                "fp8 needs a scaling (delayed or current), and other precisions take none",
-            )
-        if self.precision == "fp8" and self.blocks != "te":
-            raise RecipeError(
-                f"recipe {self.name}: FP8 runs in Transformer Engine's blocks", "add --set blocks=te"
-            )
-        if self.blocks == "te" and self.precision not in ("bf16", "fp8"):
-            raise RecipeError(
-                f"recipe {self.name}: Transformer Engine blocks run in bf16 or fp8, not {self.precision}",
-                "add --set precision=bf16",
-            )
-        if self.blocks == "te" and self.compile_mode != "none":
-            raise RecipeError(
-                f"recipe {self.name}: Transformer Engine's modules break torch.compile's graph",
-                "use compile_mode=none with blocks=te",
-            )
-        # No spaces: labels are read back word by word.
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.compile_backend):
-            raise RecipeError(
-                f"recipe {self.name}: compile_backend is {self.compile_backend!r}",
-                "give the name of one, such as inductor",
-            )
-        # An option without effect would set apart, by their labels, runs that did the same.
-        if self.compile_mode == "none" and (self.compile_backend, self.compile_scope) != (
-            "inductor",
-            "block",
-        ):
-            raise RecipeError(
-                f"recipe {self.name}: nothing is compiled, yet compile_backend is {self.compile_backend!r} "
-                f"and compile_scope {self.compile_scope!r}",
-                "add --set compile_mode=default, or use compile_backend=inductor and compile_scope=block",
-            )
-        if self.compile_mode in ("reduce-overhead", "max-autotune") and self.compile_backend != "inductor":
-            raise RecipeError(
-                f"recipe {self.name}: compile_mode {self.compile_mode} is Inductor's, "
-                f"not {self.compile_backend}'s",
-                "use compile_mode=default with another backend",
-            )
+        problem = recipe_problem(self)
+        if problem is not None:
+            message, hint = problem
+            raise RecipeError(f"recipe {self.name}: {message}", hint)
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `to_record` wrote, in this version or in one before it."""
+        values = {key: value for key, value in data.items() if key not in ("label", "schema")}
+        if data.get("schema", 1) < 2 and values.get("blocks") == "timm":
+            values["blocks"] = "native"
+        values["overrides"] = tuple(dict(values["overrides"]).items())
+        return cls(**values)
 
     @property
     def label(self) -> str:
@@ -129,17 +112,6 @@ class Recipe:
         return resolved
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "precision": PRECISIONS,
-    "blocks": BLOCKS,
-    "fp8_scaling": FP8_SCALINGS,
-    "compile_mode": COMPILE_MODES,
-    "compile_scope": COMPILE_SCOPES,
-    "parallelism": PARALLELISMS,
-    "optimizer": OPTIMIZERS,
-    "optimizer_impl": OPTIMIZER_IMPLS,
-}
-
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -151,6 +123,12 @@ RECIPES: Mapping[str, Recipe] = {
             name="compile",
             description="bf16 autocast, torch.compile of each block",
             compile_mode="default",
+        ),
+        Recipe(
+            name="compile-model",
+            description="bf16 autocast, torch.compile of the whole model",
+            compile_mode="default",
+            compile_scope="model",
         ),
         # One CUDA graph needs one compiled region, so these two compile the whole model.
         Recipe(
@@ -175,9 +153,107 @@ RECIPES: Mapping[str, Recipe] = {
             name="te-fp8",
             description="Transformer Engine blocks in FP8, delayed scaling (Ada, Hopper, Blackwell)",
             precision="fp8",
-            blocks="te",
             fp8_scaling="delayed",
+            blocks="te",
             optimizer_impl="fused",
+        ),
+        Recipe(
+            name="te-fp8-current",
+            description="Transformer Engine blocks in FP8, scaled by each tensor's own maximum",
+            precision="fp8",
+            fp8_scaling="current",
+            blocks="te",
+            optimizer_impl="fused",
+        ),
+        Recipe(
+            name="te-fp8-block",
+            description="Transformer Engine blocks in FP8, a scale for each 128 values (Hopper)",
+            precision="fp8",
+            fp8_scaling="block",
+            fp8_format="e4m3",
+            blocks="te",
+            optimizer_impl="fused",
+        ),
+        Recipe(
+            name="te-mxfp8",
+            description="Transformer Engine blocks in MXFP8, a scale for each 32 values (Blackwell)",
+            precision="fp8",
+            fp8_scaling="mxfp8",
+            fp8_format="e4m3",
+            blocks="te",
+            optimizer_impl="fused",
+        ),
+        Recipe(
+            name="te-article",
+            description="NOT equivalent: Transformer Engine's defaults, which attend across the batch",
+            blocks="te-article",
+        ),
+        Recipe(
+            name="te-article-fp8",
+            description="NOT equivalent: the same in FP8, delayed scaling",
+            blocks="te-article",
+            precision="fp8",
+            fp8_scaling="delayed",
+        ),
+        Recipe(
+            name="ao-fp8",
+            description="torchao float8, one scale a tensor, compiled block by block",
+            fp8_scaling="tensorwise",
+            precision="fp8",
+            compile_mode="default",
+        ),
+        Recipe(
+            name="ao-fp8-rowwise",
+            description="torchao float8, a scale for each row, compiled block by block",
+            fp8_scaling="rowwise",
+            precision="fp8",
+            compile_mode="default",
+        ),
+        Recipe(
+            name="jit-script",
+            description="bf16 autocast, pointwise functions fused by torch.jit.script",
+            pointwise="scripted",
+        ),
+        Recipe(
+            name="library",
+            description="bf16 autocast, pointwise functions by torch's own single operators",
+            pointwise="library",
+        ),
+        Recipe(
+            name="fsdp2",
+            description="bf16 autocast, parameters sharded over the ranks by torch's fully_shard",
+            parallelism="fsdp2",
+        ),
+        *(
+            Recipe(
+                name=stage,
+                description=f"bf16 autocast, DeepSpeed ZeRO-{stage[-1]}: {what} sharded over the ranks",
+                parallelism=stage,
+            )
+            for stage, what in zip(
+                ZERO_STAGES,
+                ("optimizer state", "optimizer state and gradients", "also parameters"),
+                strict=True,
+            )
+        ),
+        Recipe(
+            name="ort",
+            description="fp16 autocast, the model run by ONNX Runtime's ORTModule",
+            engine="ort",
+            precision="fp16",
+        ),
+        Recipe(
+            name="ort-zero1",
+            description="ORTModule with DeepSpeed ZeRO-1, fp16",
+            engine="ort",
+            precision="fp16",
+            parallelism="zero1",
+        ),
+        Recipe(name="lightning", description="bf16 autocast, steps by Lightning's Trainer", loop="lightning"),
+        Recipe(
+            name="transformers",
+            description="bf16 autocast, steps by the Transformers Trainer",
+            loop="transformers",
         ),
     )
 }
@@ -188,7 +264,7 @@ OVERRIDABLE = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "de
 
 def choices_of(field: str) -> tuple[str, ...]:
     """The values that a recipe's field may have; empty where it is a number or free text."""
-    return _CHOICES.get(field, ())
+    return CHOICES.get(field, ())
 
 
 def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -212,18 +288,29 @@ def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
             raise RecipeError(f"a recipe has no field {field!r}", _suggest(field, OVERRIDABLE))
         values[field] = _parse(field, text.strip())
     changed = {field: value for field, value in sorted(values.items()) if value != getattr(base, field)}
-    return replace(base, **changed, overrides=tuple((f, str(v)) for f, v in changed.items()))
+    return replace(
+        base, **changed, overrides=tuple((field, _text(value)) for field, value in changed.items())
+    )
 
 
-def _parse(field: str, text: str) -> str | int | float | None:
+def _parse(field: str, text: str) -> str | int | float | bool | None:
+    default = getattr(Recipe, field)
     try:
-        if field == "ddp_bucket_mb":
-            return int(text)
         if field == "learning_rate":
             return None if text == "none" else float(text)
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, int):
+            return int(text)
+    except KeyError:
+        raise RecipeError(f"{field} is {text!r}", "it is true or false") from None
     except ValueError:
         raise RecipeError(f"{field} is {text!r}", "it is a number") from None
     return text
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -6,7 +6,11 @@ from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-RECORD_SCHEMA = 1
+#: 2 added eval and check lines, and num_padding to step lines; files of 1 are read as they are.
+RECORD_SCHEMA = 2
+READ_SCHEMAS = (1, 2)
+SPLITS = ("validation", "test")
+WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 
 #: Header keys and the JSON types they may have; a header has every one of them, and no other.
@@ -73,7 +77,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step of one rank. `loss` is None where it was not finite."""
+    """One optimizer step of one rank. `loss` is None where it was not finite. Padding counts as tokens."""
 
     step: int
     step_time_s: float
@@ -81,6 +85,36 @@ class Step:
     loss: float | None
     num_samples: int
     num_tokens: int
+    num_padding: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """What the model after `step` scores on held-out data, of all ranks together; loss None if not finite.
+
+    split: `validation` or `test`. weights: `current`, or `best` for those that scored best on validation.
+    metric: its name, such as accuracy; higher is better. num_samples: of all ranks.
+    """
+
+    step: int
+    split: str
+    loss: float | None
+    num_samples: int
+    seconds: float
+    weights: str = "current"
+    metric: str | None = None
+    metric_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Whether the recipe computes what the model does, found before training: `value` within `limit`."""
+
+    name: str
+    passed: bool
+    value: float | None = None
+    limit: float | None = None
+    detail: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +145,14 @@ class End:
     peak_memory_gib: float | None
 
 
-KINDS: Mapping[str, type[Phase | Step | Block | End]] = {
+Line = Phase | Step | Block | Eval | Check | End
+
+KINDS: Mapping[str, type[Line]] = {
     "phase": Phase,
     "step": Step,
     "block": Block,
+    "eval": Eval,
+    "check": Check,
     "end": End,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
@@ -128,7 +166,7 @@ class Order:
         self._last_step = self._last_block_step = header["first_step"] - 1
         self._ended = False
 
-    def problem(self, line: Phase | Step | Block | End) -> str | None:
+    def problem(self, line: Line) -> str | None:
         """What is wrong with `line` after those before it; None, and the line counts, if nothing is."""
         if self._ended:
             return f"a {KIND_OF[type(line)]} line after the end line"
@@ -144,10 +182,11 @@ class Order:
             if not line.first_step <= line.last_step <= self._last_step:
                 return f"block to step {line.last_step}, with steps to {self._last_step}"
             self._last_block_step = line.last_step
-        elif isinstance(line, Phase):
+        elif isinstance(line, Phase | Eval):
             if line.step > self._last_step:
-                return f"{line.name} after step {line.step}, with steps to {self._last_step}"
-        else:
+                name = line.name if isinstance(line, Phase) else "eval"
+                return f"{name} after step {line.step}, with steps to {self._last_step}"
+        elif isinstance(line, End):
             if line.status == "completed" and self._last_step < self._num_steps:
                 return f"completed with step {self._last_step} of {self._num_steps}"
             self._ended = True
@@ -157,8 +196,8 @@ class Order:
 def header_problem(line: Mapping[str, Any]) -> str | None:
     """What is wrong with a header line; None if nothing is."""
     schema = line.get("schema")
-    if schema != RECORD_SCHEMA:
-        return f"record schema {schema!r}; this version reads {RECORD_SCHEMA}"
+    if schema not in READ_SCHEMAS:
+        return f"record schema {schema!r}; this version reads {' and '.join(map(str, READ_SCHEMAS))}"
     for key in line:
         if key not in HEADER_TYPES and key not in ("kind", "schema"):
             return f"header: unknown key {key!r}"
@@ -184,7 +223,7 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
     return None if _is_time(line["started_at"]) else f"header: started_at is {line['started_at']!r}"
 
 
-def line_problem(cls: type[Phase | Step | Block | End], line: Mapping[str, Any]) -> str | None:
+def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
     """What is wrong with the fields of a line of kind `cls`, by themselves; None if nothing is."""
     required = _REQUIRED[cls]
     if not line.keys() >= required:
@@ -195,6 +234,8 @@ def line_problem(cls: type[Phase | Step | Block | End], line: Mapping[str, Any])
             return f"unknown field {key!r}"
         if not _has_type(key, value):
             return f"{key} is {value!r}"
+    if cls is Eval and (line["split"] not in SPLITS or line.get("weights", "current") not in WEIGHTS):
+        return f"of {line['split']} with {line.get('weights')} weights"
     if cls is End and line["status"] not in STATUSES:
         return f"status is {line['status']!r}"
     return None
@@ -202,12 +243,18 @@ def line_problem(cls: type[Phase | Step | Block | End], line: Mapping[str, Any])
 
 _REQUIRED = {cls: frozenset(f.name for f in fields(cls) if f.default is MISSING) for cls in KIND_OF}
 _INTEGERS = frozenset(
-    {"step", "num_samples", "num_tokens", "first_step", "last_step", "num_compiles", "num_steps"}
+    [
+        *("step", "num_samples", "num_tokens", "num_padding"),
+        *("first_step", "last_step", "num_compiles", "num_steps"),
+    ]
 )
-_STRINGS = frozenset({"name", "status"})
-_OPTIONAL_STRINGS = frozenset({"detail", "message"})
+_STRINGS = frozenset({"name", "status", "split", "weights"})
+_OPTIONAL_STRINGS = frozenset({"detail", "message", "metric"})
 _OPTIONAL_NUMBERS = frozenset(
-    {"loss", "reserved_gib", "clock_mhz", "power_w", "temperature_c", "peak_memory_gib"}
+    [
+        *("loss", "reserved_gib", "clock_mhz", "power_w", "temperature_c", "peak_memory_gib"),
+        *("metric_value", "value", "limit"),
+    ]
 )
 
 
@@ -216,6 +263,8 @@ def _has_type(key: str, value: object) -> bool:
         return key in _OPTIONAL_STRINGS or key in _OPTIONAL_NUMBERS
     if key in _STRINGS or key in _OPTIONAL_STRINGS:
         return isinstance(value, str)
+    if key == "passed":
+        return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if isinstance(value, int) and abs(value) > MAX_INTEGER:

@@ -1,11 +1,13 @@
 """Step records: one JSONL file per rank, the only thing the two halves of fastlaunch exchange about a run.
 
-A file is a `header`, then `phase`, `step` and `block` lines as they happen, then one `end`:
+A file is a `header`, then lines of the other kinds as they happen, then one `end`:
 
     header  what ran, on what, with what: resolved recipe, workload, machine, versions, attention backend
     phase   seconds spent outside the steps: build, compile, checkpoint, eval, ...
     step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
+    eval    loss and metric on held-out data after a step
+    check   whether the recipe computes what the model does, found before the steps
     end     status and message
 
 Lines reach the file a block at a time in one write, so a killed process leaves everything up to the last
@@ -35,7 +37,10 @@ from fastlaunch_train.record_lines import (
     RECORD_SCHEMA,
     STATUSES,
     Block,
+    Check,
     End,
+    Eval,
+    Line,
     Order,
     Phase,
     Step,
@@ -49,7 +54,9 @@ __all__ = [
     "STATUSES",
     "SUFFIXES",
     "Block",
+    "Check",
     "End",
+    "Eval",
     "Phase",
     "RankRecord",
     "RecordError",
@@ -97,6 +104,8 @@ class RankRecord:
     blocks: tuple[Block, ...]
     end: End | None
     truncated: bool = field(default=False)
+    evals: tuple[Eval, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def is_echo(message: str) -> bool:
@@ -125,7 +134,7 @@ class RecordWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines: list[Phase | Step | Block | End] = []
+        self._lines: list[Line] = []
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._size = 0
         self._crc = 0
@@ -158,7 +167,7 @@ class RecordWriter:
         self._order = order
         self.flush()
 
-    def add(self, line: Phase | Step | Block | End) -> None:
+    def add(self, line: Line) -> None:
         """Remember one line; O(1), touches neither disk nor device."""
         problem = line_problem(type(line), vars(line))
         if problem is None and self._order is not None:
@@ -276,6 +285,8 @@ class _Reader:
             blocks=tuple(self.lines[Block]),
             end=ends[0] if ends else None,
             truncated=self.truncated,
+            evals=tuple(self.lines[Eval]),
+            checks=tuple(self.lines[Check]),
         )
 
     def _check_crc(self, line: dict[str, Any], text: bytes) -> None:

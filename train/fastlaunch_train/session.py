@@ -66,6 +66,7 @@ class Session:
     workload: Workload | None = None
     num_parameters: int | None = None
     batch_size: int | None = None
+    steps: int = 1
     first_step: int = 1
     last_done: int = 0
     attention_backend: str | None = None
@@ -91,7 +92,7 @@ class Session:
             },
             "recipe": options.recipe.to_record(),
             "batch_size_per_gpu": self.batch_size or options.batch_size or 1,
-            "steps": options.steps,
+            "steps": self.steps,
             "first_step": self.first_step,
             "seed": options.seed,
             "data": options.data.partition(":")[0],
@@ -200,6 +201,7 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
         launched=launched,
         attempt=attempt,
         started_at=started_at,
+        steps=options.steps or 1,
     )
 
 
@@ -283,7 +285,7 @@ def _train(session: Session, interrupts: Interrupts) -> int:
         batches=batches,
         batch_size=session.batch_size,
         first_step=session.first_step,
-        last_step=options.steps,
+        last_step=session.steps,
         checkpoint_every=options.checkpoint_every,
         save_checkpoint=save,
         writer=session.writer,
@@ -291,7 +293,7 @@ def _train(session: Session, interrupts: Interrupts) -> int:
         num_compiles=compile.num_compiles,
         print_metrics=session.launched.print_metrics,
     )
-    if recipe.compile_mode != "none" and session.first_step <= options.steps:
+    if recipe.compile_mode != "none" and session.first_step <= session.steps:
         first = next_batch(workload, batches)
         training = dataclasses.replace(training, batches=itertools.chain([first], batches))
         phase("compile", lambda: compile_ahead(training, first))
@@ -352,10 +354,8 @@ def _resume(
         fp8_recipe=precision.fp8_recipe(recipe) if recipe.precision == "fp8" else None,
     )
     # One killed after its last checkpoint has nothing left to do, and completes.
-    if step > session.options.steps:
-        raise RecipeError(
-            f"{path} is after step {step}, and --steps is {session.options.steps}", "give more --steps"
-        )
+    if step > session.steps:
+        raise RecipeError(f"{path} is after step {step}, and --steps is {session.steps}", "give more --steps")
     session.first_step = step + 1
     session.last_done = step
     return f"after step {step}"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,8 +14,9 @@ from torch import nn
 from fastlaunch_train.record_lines import MAX_INTEGER
 from fastlaunch_train.workloads import WorkloadError, workload_info
 
-#: Model inputs and their targets, on the training device.
-Batch = tuple[torch.Tensor, torch.Tensor]
+#: Model inputs and their targets, on the training device: tensors in a tuple, a list or a mapping, the first
+#: dimension of each the sample's.
+Batch = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class DataRequest:
     arm: `synthetic` (made on the device), `loader` (through worker processes) or `folder:PATH`.
     batch_size: samples per rank and step. first_step: 1, or the step after the checkpoint resumed from;
     the batch of step n is the same whether or not training was interrupted before n.
+    dtype: what the recipe computes in, for a workload whose inputs alone decide that.
     """
 
     arm: str
@@ -34,6 +37,39 @@ class DataRequest:
     device: torch.device
     num_workers: int
     first_step: int
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What of a workload the user may choose: None for its own.
+
+    model, tokenizer: a folder, or a name on the Hugging Face hub. sequence_length: tokens.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCount:
+    """Tokens of a batch, of which num_padding mean nothing."""
+
+    num_tokens: int
+    num_padding: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Of one held-out batch, as scalar tensors, which add up over batches and ranks.
+
+    loss_sum / weight is the mean loss, metric_sum / weight the workload's `metric`.
+    """
+
+    loss_sum: torch.Tensor
+    weight: torch.Tensor
+    metric_sum: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +82,17 @@ class Workload:
     blocks: the model's transformer blocks, in order, inside their parent module (for compiling or
         replacing one by one); None if the model has none.
     flops_per_sample: of one training step, forward and backward, without recomputation; None if unknown.
+    outputs: what the model says of each sample of a batch, (samples, ...), for the checks that a recipe
+        computes what the model does, each sample by itself; None if there is no such thing.
+    count: tokens of a batch; None where every sample has `tokens_per_sample`.
+    held_out: batches that are not trained on, of `validation` or `test`, the same for every seed, recipe and
+        batch size: finite, each rank its share; None if there are none. score: of one such batch.
+    metric: the name of what Score.metric_sum counts, such as accuracy: higher is better.
+    samples_per_epoch: of a source of data, over all ranks; None where it has no end.
+    pointwise: puts the pointwise functions of a model in place that a recipe names; None if it has no choice.
+    trains: whether a step is an optimizer step; else it is a forward pass alone, of `loss`, whose value
+        stands for a loss and is none.
+    sequence_length: tokens of a sample, padding counted; None where that means nothing.
     """
 
     name: str
@@ -59,6 +106,15 @@ class Workload:
     optimizer: str = "sgd"
     learning_rate: float = 1e-3
     momentum: float = 0.9
+    outputs: Callable[[nn.Module, Batch], torch.Tensor] | None = None
+    count: Callable[[Batch], BatchCount] | None = None
+    held_out: Callable[[DataRequest, str], Iterator[Batch]] | None = None
+    score: Callable[[nn.Module, Batch], Score] | None = None
+    metric: str | None = None
+    samples_per_epoch: Callable[[str], int] | None = None
+    pointwise: Callable[[nn.Module, str], None] | None = None
+    trains: bool = True
+    sequence_length: int | None = None
 
     def __post_init__(self) -> None:
         # What a record would refuse, before anything is trained for it.
@@ -88,16 +144,22 @@ def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
     return batch
 
 
-def load_workload(name: str) -> Workload:
-    """The workload called `name`: built in, `timm:MODEL` or `./file.py:function`.
+def load_workload(name: str, asked: Asked | None = None) -> Workload:
+    """The workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
     Raises WorkloadError if there is none such, or if the user's file or function does not yield a Workload.
     """
     info = workload_info(name)
+    asked = asked or Asked()
+    given = [field for field, value in vars(asked).items() if value is not None]
+    refused = [field for field in given if field not in info.takes]
+    if refused:
+        option = "--" + refused[0].replace("_", "-")
+        raise WorkloadError(f"workload {name!r} takes no {option}", f"leave out {option}")
     if ".py:" in name:
         return _load_own(name)
     module = importlib.import_module(info.module)
-    built = module.build(name)
+    built = module.build(name, asked) if info.takes else module.build(name)
     assert isinstance(built, Workload)
     return built
 

@@ -1,11 +1,13 @@
 """What can be trained: the registry of workloads. No torch here; a workload's module is imported to build it.
 
-A workload is named `vit-huge` (built in), `timm:MODEL` (any timm image model) or `./file.py:function`
-(the user's own: a function without arguments that returns a `fastlaunch_train.workload.Workload`).
+A workload is named `vit-huge` (built in), `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
+language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
+own: a function without arguments that returns a `fastlaunch_train.workload.Workload`).
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 
@@ -15,6 +17,7 @@ class WorkloadInfo:
 
     flops_per_sample: of one training step, forward and backward, without recomputation; None if unknown.
     small: the workload that stands in for it where there is no GPU.
+    takes: the fields of `fastlaunch_train.workload.Asked` that it heeds.
     """
 
     name: str
@@ -25,6 +28,11 @@ class WorkloadInfo:
     num_parameters: int | None
     batch_size: int
     small: str
+    takes: tuple[str, ...] = ()
+
+
+#: What workloads that read text heed.
+_OF_TEXT = ("model", "tokenizer", "sequence_length")
 
 
 WORKLOADS: Mapping[str, WorkloadInfo] = {
@@ -50,6 +58,60 @@ WORKLOADS: Mapping[str, WorkloadInfo] = {
             num_parameters=None,
             batch_size=8,
             small="vit-tiny",
+        ),
+        WorkloadInfo(
+            name="gpt2-xsmall",
+            description="causal-LM fine-tuning of a small GPT-2 (rinna/japanese-gpt2-xsmall)",
+            module="fastlaunch_train.workloads.causal_lm",
+            sample_unit="sequences",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=4,
+            small="gpt2-tiny",
+            takes=_OF_TEXT,
+        ),
+        WorkloadInfo(
+            name="gpt2-tiny",
+            description="a small GPT-2 on bytes, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.causal_lm",
+            sample_unit="sequences",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=4,
+            small="gpt2-tiny",
+            takes=_OF_TEXT,
+        ),
+        WorkloadInfo(
+            name="distilbert-imdb",
+            description="DistilBERT fine-tuned to tell good film reviews from bad",
+            module="fastlaunch_train.workloads.sentiment",
+            sample_unit="reviews",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=12,
+            small="distilbert-tiny",
+            takes=_OF_TEXT,
+        ),
+        WorkloadInfo(
+            name="distilbert-tiny",
+            description="a small DistilBERT, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.sentiment",
+            sample_unit="reviews",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=12,
+            small="distilbert-tiny",
+            takes=_OF_TEXT,
+        ),
+        WorkloadInfo(
+            name="gelu",
+            description="GELU written out in five operations, forward alone: what pointwise fusion gains",
+            module="fastlaunch_train.workloads.gelu",
+            sample_unit="tensors",
+            flops_per_sample=None,
+            num_parameters=None,
+            batch_size=8,
+            small="gelu:256x1024",
         ),
     )
 }
@@ -79,6 +141,10 @@ def workload_info(name: str) -> WorkloadInfo:
             batch_size=64,
             small="vit-tiny",
         )
+    if name.startswith("hf-clm:") and len(name) > len("hf-clm:"):
+        return replace(WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model")
+    if re.fullmatch(r"gelu:[1-9]\d{0,8}x[1-9]\d{0,8}", name):
+        return replace(WORKLOADS["gelu"], name=name, small=name)
     if ".py:" in name:
         return WorkloadInfo(
             name=name,
@@ -94,5 +160,5 @@ def workload_info(name: str) -> WorkloadInfo:
     raise WorkloadError(
         f"unknown workload {name!r}",
         (f"did you mean {' or '.join(near)}? " if near else "")
-        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, ./file.py:function",
+        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS, ./file.py:function",
     )
