@@ -1,0 +1,138 @@
+"""GELU written out in five operations: what the fusion of pointwise functions gains, and nothing else.
+
+`gelu` or `gelu:ROWSxCOLUMNS`. A batch is so many tensors, and a step one call for each of them, forward
+alone, so that the call is what is timed. The same tensors come every step: to draw new ones takes longer
+than the function does. Every run is a process of its own, so no cache of a compiler is carried from one
+shape, dtype or device to another; the first calls, in which torch.jit.script watches and then compiles, are a
+phase of their own before the steps.
+"""
+
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from fastlaunch_train.workload import Batch, DataRequest, Workload
+from fastlaunch_train.workloads import WorkloadError
+
+#: 64 images x 197 tokens by the width inside ViT-Huge's MLP: where that model applies its GELU.
+ROWS, COLUMNS = 64 * 197, 5120
+#: Values of each tensor that are compared in the checks, spread over all of it.
+COMPARED = 65_536
+#: What new releases of torch say of torch.jit.script, which this workload is there to measure.
+SCRIPT_WARNING = r"`torch\.jit\.script` is (deprecated|not supported)"
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def build(name: str) -> Workload:
+    """The workload called `gelu` or `gelu:ROWSxCOLUMNS`."""
+    rows, columns = shape_of(name)
+
+    def batches(request: DataRequest) -> Iterator[Batch]:
+        return tensors(rows, columns, request)
+
+    return Workload(
+        name=name,
+        sample_unit="tensors",
+        build_model=GeluCalls,
+        batches=batches,
+        loss=first_value,
+        blocks=_functions,
+        outputs=some_values,
+        pointwise=choose_function,
+        trains=False,
+    )
+
+
+def shape_of(name: str) -> tuple[int, int]:
+    """(rows, columns) of the workload called `name`."""
+    match = re.fullmatch(r"gelu:(\d+)x(\d+)", name)
+    return (int(match[1]), int(match[2])) if match else (ROWS, COLUMNS)
+
+
+def written_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in five operations, as the fourth experiment wrote it: 1.41421 stands for the root of two."""
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+def function_of(kind: str) -> Function:
+    """The GELU that a recipe's `pointwise` names: `written`, `scripted` or `library`."""
+    if kind == "scripted":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", SCRIPT_WARNING, DeprecationWarning)
+            scripted: Function = torch.jit.script(written_gelu)
+        return scripted
+    plain: dict[str, Function] = {"written": written_gelu, "library": nn.functional.gelu}
+    return plain[kind]
+
+
+class Gelu(nn.Module):
+    """Applies `function`, a GELU, to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function: Function = written_gelu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class GeluCalls(nn.Module):
+    """One call for each of a batch's tensors; a list of the results. It has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = nn.ModuleList([Gelu()])
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x: (tensors, rows, columns)."""
+        (function,) = self.functions
+        return [function(tensor) for tensor in x.unbind()]
+
+
+def choose_function(model: nn.Module, kind: str) -> None:
+    """Have `model` compute GELU by the function of this kind."""
+    for module in _functions(model):
+        assert isinstance(module, Gelu)
+        module.function = function_of(kind)
+
+
+def first_value(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The first value of the last result, a scalar: for a loss, and no kernel is needed to take it."""
+    (x,) = batch
+    result: torch.Tensor = model(x)[-1]
+    return result[0, 0]
+
+
+def some_values(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """(tensors, at most COMPARED values of each), evenly spread."""
+    (x,) = batch
+    stride = -(-x[0].numel() // COMPARED)
+    return torch.stack([result.flatten()[::stride] for result in model(x)])
+
+
+def tensors(rows: int, columns: int, request: DataRequest) -> Iterator[Batch]:
+    """For ever the same tensors: (batch_size, rows, columns) in the requested dtype, on the device.
+
+    Standard normal, by seed and rank: constant data would draw less power, and so run at higher clocks.
+    Raises WorkloadError for another source of data.
+    """
+    if request.arm != "synthetic":
+        raise WorkloadError(f"the gelu workload makes its own data, not {request.arm}", "leave out --data")
+    generator = torch.Generator(request.device)
+    generator.manual_seed(request.seed * request.world_size + request.rank)
+    # Tensor by tensor: in bf16 the whole batch in fp32 beside it would be twice as much again.
+    x = torch.empty(request.batch_size, rows, columns, dtype=request.dtype, device=request.device)
+    for tensor in x:
+        tensor.normal_(generator=generator)
+    return itertools.repeat((x,))
+
+
+def _functions(model: nn.Module) -> nn.ModuleList:
+    functions = model.functions
+    assert isinstance(functions, nn.ModuleList)
+    return functions
