@@ -1,11 +1,11 @@
 """What a session trains with: model, optimizer, and the largest batch that fits."""
 
 import gc
-from typing import Any
 
 import torch
 from torch import nn
 
+from fastlaunch_train import optimizers
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.precision import Precision, batch_multiple
 from fastlaunch_train.recipes import Recipe, RecipeError
@@ -13,17 +13,23 @@ from fastlaunch_train.workload import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
 
-def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process) -> nn.Module:
-    """The workload's model on this rank's device, in training mode, with the recipe's blocks."""
+def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
+    """The workload's model as it builds it, on this rank's device, in training mode; weights by `seed`."""
     torch.manual_seed(seed)
     model = workload.build_model()
-    if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
+    empty = isinstance(model, nn.Module) and next(model.parameters(), None) is None
+    if not isinstance(model, nn.Module) or (workload.trains and empty):
         what = type(model).__name__
         raise WorkloadError(
             f"workload {workload.name!r}: build_model returned {what}, which has nothing to train",
             "return a torch module with parameters",
         )
-    model = model.to(process.device).train()
+    return model.to(process.device).train()
+
+
+def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process) -> nn.Module:
+    """The workload's model on this rank's device, in training mode, with the recipe's blocks."""
+    model = build_native(workload, seed, process)
     if recipe.blocks == "te":
         from fastlaunch_train.blocks import replace_blocks
 
@@ -38,19 +44,7 @@ def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process)
 
 def build_optimizer(workload: Workload, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that the workload names, unless the recipe names another."""
-    name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
-    rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
-    implementation: dict[str, Any] = {
-        "auto": {},
-        "for-loop": {"foreach": False, "fused": False},
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
-    }[recipe.optimizer_impl]
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=workload.momentum, **implementation)
-    if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=rate, **implementation)
-    raise WorkloadError(f"workload {workload.name} asks for optimizer {name!r}", "sgd and adamw are known")
+    return optimizers.build_optimizer(workload, recipe, model.parameters())
 
 
 def largest_batch_that_fits(

@@ -63,35 +63,35 @@ def check_space(directory: Path, model: nn.Module) -> None:
         raise OSError(errno.ENOSPC, told, str(directory))
 
 
-def save_checkpoint(
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a checkpoint holds. state: a Stepper's. random_states: of every rank, in order."""
+
+    step: int
+    state: dict[str, Any]
+    random_states: list[dict[str, torch.Tensor]]
+
+
+def write_checkpoint(
     directory: Path,
     *,
     step: int,
     identity: Identity,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
+    state: dict[str, Any],
     random_states: list[dict[str, torch.Tensor]],
 ) -> Path:
-    """Write the checkpoint of `step` and remove all but the newest two; returns its path.
+    """Write the checkpoint of `step` and remove all but the newest two; returns its path. For rank 0.
 
-    random_states: of every rank, in order. Raises OSError or RuntimeError where the disk refuses; then what
-    was there before still is.
+    state: a Stepper's. random_states: of every rank, in order. Raises OSError or RuntimeError where the disk
+    refuses; then what was there before still is.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
-    state = {
-        "step": step,
-        "identity": vars(identity),
-        "model": model_state(model),
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler.state_dict() if scaler else None,
-        "random_states": random_states,
-    }
+    content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
     try:
         with partial.open("wb") as file:
-            torch.save(state, file)
+            torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -104,25 +104,13 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(
-    path: Path,
-    *,
-    identity: Identity,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-    rank: int,
-    device: torch.device,
-    fp8_recipe: Any = None,
-) -> int:
-    """Restore everything from `path`; returns the step it was taken after.
-
-    fp8_recipe: Transformer Engine's recipe object, for a model in FP8.
-    Raises RecipeError if the checkpoint is of another job, or is no checkpoint.
-    """
+def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
+    """What `path` holds, on the CPU. Raises RecipeError if it is of another job, or no checkpoint."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        saved = Identity(**state["identity"])
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved = Identity(**content.pop("identity"))
+        step: int = content.pop("step")
+        random_states: list[dict[str, torch.Tensor]] = content.pop("random_states")
     except (OSError, MemoryError):
         raise
     except Exception as error:
@@ -137,13 +125,47 @@ def load_checkpoint(
             f"{path} was made with another {', '.join(different)}",
             f"resume with {as_saved}, or start without --resume",
         )
-    load_model_state(model, state["model"], fp8_recipe=fp8_recipe)
-    optimizer.load_state_dict(state["optimizer"])
-    if scaler is not None and state["scaler"] is not None:
-        scaler.load_state_dict(state["scaler"])
-    restore_random_state(state["random_states"][rank], device)
-    step: int = state["step"]
-    return step
+    return Saved(step=step, state=content, random_states=random_states)
+
+
+def save_checkpoint(
+    directory: Path,
+    *,
+    step: int,
+    identity: Identity,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    random_states: list[dict[str, torch.Tensor]],
+) -> Path:
+    """As `write_checkpoint`, of what is not in a Stepper."""
+    state = {
+        "model": model_state(model),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict() if scaler else None,
+    }
+    return write_checkpoint(directory, step=step, identity=identity, state=state, random_states=random_states)
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    identity: Identity,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    rank: int,
+    device: torch.device,
+    fp8_recipe: Any = None,
+) -> int:
+    """Restore everything from `path`; returns the step it was taken after. As `read_checkpoint`."""
+    saved = read_checkpoint(path, identity=identity)
+    load_model_state(model, saved.state["model"], fp8_recipe=fp8_recipe)
+    optimizer.load_state_dict(saved.state["optimizer"])
+    if scaler is not None and saved.state["scaler"] is not None:
+        scaler.load_state_dict(saved.state["scaler"])
+    restore_random_state(saved.random_states[rank], device)
+    return saved.step
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,0 +1,53 @@
+"""Steps of a workload that trains nothing: a forward pass each."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.compile import compile_model
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.workload import Batch, Workload
+
+
+class ForwardStepper:
+    """A `Stepper` whose step is the workload's `loss` without gradients; its state is the model's."""
+
+    def __init__(
+        self, workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
+    ) -> None:
+        self._workload = workload
+        self._precision = precision
+        self._device = process.device
+        self.model = model
+        if recipe.compile_mode != "none":
+            compile_model(model, workload.blocks(model) if workload.blocks else None, recipe)
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """What the workload gives for a loss, not waited for."""
+        with torch.no_grad(), self._precision.autocast():
+            return self._workload.loss(self.model, batch).detach()
+
+    def compile_ahead(self, batch: Batch) -> None:
+        """Returns after one forward pass."""
+        self.step(batch)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def state(self) -> dict[str, Any]:
+        """The model's state."""
+        return {"model": self.model.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.model.load_state_dict(state["model"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's state in host memory."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put back what `weights` returned."""
+        self.model.load_state_dict(weights)

@@ -1,0 +1,42 @@
+"""The optimizer that a workload names, or a recipe instead, over the parameters that it is given."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.workload import Workload
+from fastlaunch_train.workloads import WorkloadError
+
+#: What torch's optimizers are told; `for-loop` needs no more, and torch 1.13 knows no more.
+_IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "for-loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+def build_optimizer(
+    workload: Workload, recipe: Recipe, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer that the workload names, unless the recipe names another.
+
+    Raises WorkloadError for a name that is none of sgd, adamw and adafactor.
+    """
+    name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
+    rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=workload.momentum, **implementation)
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, **implementation)
+    if name == "adafactor":
+        from fastlaunch_train.adafactor import Adafactor
+
+        return Adafactor(parameters, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
+    raise WorkloadError(
+        f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
+    )
