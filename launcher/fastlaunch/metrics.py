@@ -7,11 +7,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 from fastlaunch.all_reduce import AllReduce, all_reduce_of
-from fastlaunch_train.records import RankRecord
+from fastlaunch.recorded_events import checkpoints_of, checks_of, evals_of, padding_fraction
+from fastlaunch.recorded_headers import (
+    contradictions,
+    fingerprint_of,
+    host_ids,
+    mixed_schemas,
+    recipe_schema,
+    sequence_length_of,
+)
+from fastlaunch_train.records import Check, Eval, RankRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +43,14 @@ class RunSummary:
     host_id: the machine's; of several nodes, theirs joined by commas.
     steady: whether the step time settled; None for a published row and for a run with too few steps.
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
-    build_s, compile_s, warmup_s: time before the first step, in compiling, and in the steps cut as warm-up.
-    checkpoint_s: what the longest checkpoint took to write; None if there was none.
+    boot_s, pull_s: of a machine that was started for the run, until it ran its script, and in fetching code
+    and image after that; None where no machine was started for it, or it did not say.
+    build_s, compile_s, warmup_s: time before the first step, in compiling, and in the num_warmup_steps cut.
+    checkpoint_s: what the longest checkpoint took to write; None if there was none. checkpoints_s: all of
+    them together, the last after last_checkpoint_step.
+    evals: on held-out data, by step, eval_s all of them together; checks: of the recipe, before the steps.
+    sequence_length: tokens of a sample. padding_fraction: of the tokens, those that mean nothing.
+    record_schema, recipe_schema: the versions of records and recipes; None for a published row.
     all_reduce: the bandwidth between the nodes before the steps; None for one node, and for older records.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
     problems: what makes the run unfit to compare, in words; empty for a sound one.
@@ -70,10 +84,22 @@ class RunSummary:
     p95_step_time_s: float | None = None
     data_wait_fraction: float | None = None
     drift: float | None = None
+    boot_s: float | None = None
+    pull_s: float | None = None
     build_s: float | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    num_warmup_steps: int | None = None
     checkpoint_s: float | None = None
+    checkpoints_s: float | None = None
+    last_checkpoint_step: int | None = None
+    evals: tuple[Eval, ...] = ()
+    eval_s: float | None = None
+    checks: tuple[Check, ...] = ()
+    sequence_length: int | None = None
+    padding_fraction: float | None = None
+    record_schema: int | None = None
+    recipe_schema: int | None = None
     final_loss: float | None = None
     peak_memory_gib: float | None = None
     total_time_s: float | None = None
@@ -92,6 +118,9 @@ class RunSummary:
             data["step_time_s"] = {k: v for k, v in vars(self.step_time_s).items() if v is not None}
         if self.all_reduce is not None:
             data["all_reduce"] = dict(vars(self.all_reduce))
+        for name in ("evals", "checks"):
+            if name in data:
+                data[name] = [_line_to_json(line) for line in data[name]]
         for name in ("warnings", "problems"):
             if name in data:
                 data[name] = list(data[name])
@@ -108,12 +137,20 @@ class RunSummary:
                 values["step_time_s"] = Interval(**values["step_time_s"])
             if "all_reduce" in values:
                 values["all_reduce"] = AllReduce(**values["all_reduce"])
+            if "evals" in values:
+                values["evals"] = tuple(Eval(**{"loss": None, **line}) for line in values["evals"])
+            if "checks" in values:
+                values["checks"] = tuple(Check(**line) for line in values["checks"])
             for name in ("warnings", "problems"):
                 if name in values:
                     values[name] = tuple(values[name])
             return cls(**values)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not a run summary: {error}") from None
+
+
+def _line_to_json(line: Eval | Check) -> dict[str, Any]:
+    return {name: value for name, value in vars(line).items() if value is not None}
 
 
 #: Per field, the value that JSON leaves out: its default, or None where a value must be given.
@@ -132,12 +169,6 @@ _REQUIRED_UNSAID = {
 _STATUSES = ("completed", "interrupted", "killed", "failed", "nan_loss", "out_of_memory")
 #: Statuses after which the steps before may still be used: nothing was wrong with them.
 _STOPPED = ("interrupted", "killed")
-#: What all records of one run share, and what the ranks of one attempt share besides.
-_SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data")
-_SHARED_BY_RANKS = (
-    *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
-    *("image_digest", "commit", "instance"),
-)
 NUM_LOSS_STEPS = 10
 DRIFT_WORTH_TELLING = 0.02
 
@@ -166,8 +197,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             timed, timing = ranks, candidate
 
     status = max((_status(record) for record in last), key=_STATUSES.index)
-    problems = _contradictions(attempts)
+    problems = contradictions(attempts)
     warnings = [text for record in records for text in record.header["warnings"]]
+    warnings += mixed_schemas(attempts)
     # Without the compression, so that a record says the same after it was compressed.
     cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
     warnings += [f"{name}: the last line is cut" for name in cut]
@@ -186,6 +218,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
     header, network = timed[0].header, all_reduce_of(timed)
     ends = [record.end for record in timed if record.end]
+    evals, checkpoints = evals_of(attempts), checkpoints_of(attempts)
     return RunSummary(
         kind="records",
         workload=header["workload"]["name"],
@@ -201,17 +234,26 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         status=status,
         instance=header["instance"],
         device_name=header["machine"]["device_name"],
-        host_id=_host_ids(timed),
+        host_id=host_ids(timed),
         measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
         source=None,
         num_steps=len({step.step for record in records for step in record.steps}),
         build_s=_phase_s(timed, "build"),
         compile_s=_phase_s(timed, "compile"),
         checkpoint_s=_longest_checkpoint_s(records),
+        checkpoints_s=checkpoints.total_s if checkpoints else None,
+        last_checkpoint_step=checkpoints.last_step if checkpoints else None,
+        evals=evals,
+        eval_s=sum(line.seconds for line in evals) if evals else None,
+        checks=checks_of(records),
+        sequence_length=sequence_length_of(header),
+        padding_fraction=padding_fraction(timed),
+        record_schema=header["schema"],
+        recipe_schema=recipe_schema(header),
         final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         all_reduce=network,
-        fingerprint=_fingerprint(header) | ({"fabric": network.fabric} if network else {}),
+        fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),
         **(vars(timing) if timing else {}),
@@ -220,44 +262,6 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
 def _status(record: RankRecord) -> str:
     return record.end.status if record.end else "killed"
-
-
-def _contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
-    """What the records of one run say against each other, in sentences.
-
-    A rank that did no step may have ended before it knew what its header should say: it is not held to it.
-    """
-    problems = []
-    first: Mapping[str, Any] | None = None
-    for number, records in attempts.items():
-        ranks = [record.header["rank"] for record in records]
-        world_size = records[0].header["world_size"]
-        missing = list(islice((rank for rank in range(world_size) if rank not in ranks), 8))
-        if missing:
-            more = " and more" if world_size - len(set(ranks)) > len(missing) else ""
-            problems.append(f"attempt {number}: no record of rank {_listed(missing)}{more} of {world_size}")
-        if len(set(ranks)) < len(ranks):
-            problems.append(f"attempt {number}: two records of one rank")
-        headers = [record.header for record in records if record.steps]
-        if not headers:
-            continue
-        shared = _SHARED_BY_RUN + _SHARED_BY_RANKS
-        differing = [key for key in shared if any(header[key] != headers[0][key] for header in headers)]
-        machines = [header["machine"] for header in headers]
-        for key in ("device_name", "driver"):
-            if any(machine.get(key) != machines[0].get(key) for machine in machines):
-                differing.append(key)
-        if differing:
-            problems.append(f"attempt {number}: ranks differ in {_listed(differing)}")
-        first = first or headers[0]
-        differing = [key for key in _SHARED_BY_RUN if headers[0][key] != first[key]]
-        if differing:
-            problems.append(f"attempt {number} differs from the first in {_listed(differing)}")
-    return problems
-
-
-def _listed(items: Sequence[object]) -> str:
-    return ", ".join(str(item) for item in items)
 
 
 def _final_loss(attempts: Iterable[Sequence[RankRecord]]) -> float | None:
@@ -282,21 +286,3 @@ def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
 def _longest_checkpoint_s(records: Iterable[RankRecord]) -> float | None:
     seconds = [p.seconds for record in records for p in record.phases if p.name == "checkpoint"]
     return max((value for value in seconds if math.isfinite(value)), default=None)
-
-
-def _fingerprint(header: Mapping[str, Any]) -> dict[str, str]:
-    """What must agree for two runs to be repeats of each other, besides what was asked for; as text."""
-    machine, versions = header["machine"], header["versions"]
-    values = {
-        "device_name": machine["device_name"],
-        "driver": machine.get("driver"),
-        **{name: versions.get(name) for name in ("torch", "cuda", "cudnn", "timm", "transformer_engine")},
-        "attention_backend": header["attention_backend"],
-        "image_digest": header["image_digest"],
-        "num_gpus_per_node": header["world_size"] // header["num_nodes"],
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _host_ids(ranks: Sequence[RankRecord]) -> str | None:
-    return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None

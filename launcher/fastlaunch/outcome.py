@@ -1,13 +1,13 @@
 """How a run ended, as its record files tell it, and whether they are of the run that was asked for."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends import RunState
 from fastlaunch.job import JobSpec
+from fastlaunch.recorded_recipe import resolved_record
 from fastlaunch_train.records import RankRecord, RecordError, is_echo, read_record
 
 #: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
@@ -75,25 +75,33 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
     """What in the headers is not what `job` asked for, in words; empty if all agrees."""
     wanted = {
         "workload": job.workload,
-        "recipe": _plain(job.recipe.to_record()),
+        "recipe": resolved_record(job.recipe.to_record()),
         "seed": job.seed,
-        "steps": job.steps,
         "number of ranks": job.num_gpus,
         "data": job.data.partition(":")[0],
     }
-    if job.batch_size is not None:
-        wanted["batch size"] = job.batch_size
+    # What was left to the entrypoint to find, or to choose, is whatever the record says.
+    left_open = {
+        "steps": job.steps,
+        "batch size": job.batch_size,
+        "sequence length": job.sequence_length,
+        "model": job.model,
+    }
+    wanted |= {what: value for what, value in left_open.items() if value is not None}
     found: dict[str, None] = {}
     for record in records:
         header = record.header
         recorded = {
             "workload": header["workload"]["name"],
-            "recipe": _plain(header["recipe"]),
+            "recipe": resolved_record(header["recipe"]),
             "seed": header["seed"],
             "steps": header["steps"],
             "number of ranks": header["world_size"],
             "data": header["data"].partition(":")[0],
             "batch size": header["batch_size_per_gpu"],
+            # Records of version 1 do not say these two.
+            "sequence length": header["workload"].get("sequence_length", job.sequence_length),
+            "model": header["workload"].get("model", job.model),
         }
         for what, value in wanted.items():
             if recorded[what] != value:
@@ -124,7 +132,3 @@ def _without_end(what: str, exit_code: int | None) -> Outcome:
         return Outcome(state=RunState.LOST, reason=what)
     how = f"killed by signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
     return Outcome(state=RunState.FAILED, reason=f"{what} ({how})")
-
-
-def _plain(record: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(record))

@@ -210,10 +210,16 @@ def _check_summary(summary: RunSummary) -> None:
         value = getattr(summary, name)
         if name in ("warnings", "problems"):
             fits = all(isinstance(text, str) for text in value)
+        elif name in ("evals", "checks"):
+            fits = all(
+                _is_of_type(getattr(line, field), of)
+                for line in value
+                for field, of in get_type_hints(type(line)).items()
+            )
         elif name == "fingerprint":
             fits = isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
         else:
-            fits = isinstance(value, kind | int if kind in (float, float | None) else kind)
+            fits = _is_of_type(value, kind)
         if not fits:
             raise ValueError(f"{name} is {value!r}")
     if summary.kind not in ("records", "published"):
@@ -226,3 +232,7 @@ def _check_summary(summary: RunSummary) -> None:
             raise ValueError(f"step_time_s holds {seconds!r}")
     # What is no number, and what is no text, can be written in JSON but not be stored.
     json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
+
+
+def _is_of_type(value: object, kind: Any) -> bool:
+    return isinstance(value, kind | int if kind in (float, float | None) else kind)

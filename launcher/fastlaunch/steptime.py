@@ -53,6 +53,7 @@ class AttemptTiming:
     data_wait_fraction: float | None
     drift: float | None
     warmup_s: float | None
+    num_warmup_steps: int
 
 
 class NoTiming(ValueError):
@@ -100,6 +101,7 @@ def _time_attempt(ranks: Sequence[RankRecord]) -> AttemptTiming:
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         drift=_finite(retained[slowest, -third:].mean() / retained[slowest, :third].mean() - 1.0),
         warmup_s=_finite(walls[slowest, :cut].sum()),
+        num_warmup_steps=cut,
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastlaunch.all_reduce import AllReduce
 from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch_train.records import Block, End, Phase, RankRecord, Step, read_record
+from fastlaunch_train.records import Block, Check, End, Eval, Phase, RankRecord, Step, read_record
 
 
 @pytest.fixture
@@ -347,6 +347,20 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
 TEXT = st.text(max_size=5)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 NETWORKS = st.builds(AllReduce, bus_gb_per_s=FLOATS, message_bytes=st.integers(), fabric=TEXT)
+EVALS = st.builds(
+    Eval,
+    step=st.integers(),
+    split=TEXT,
+    loss=st.none() | FLOATS,
+    num_samples=st.integers(),
+    seconds=FLOATS,
+    weights=TEXT,
+    metric=st.none() | TEXT,
+    metric_value=st.none() | FLOATS,
+)
+CHECKS = st.builds(
+    Check, name=TEXT, passed=st.booleans(), value=st.none() | FLOATS, limit=st.none() | FLOATS, detail=TEXT
+)
 OF_TYPE: Mapping[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
     int: st.integers(),
@@ -360,6 +374,8 @@ OF_TYPE: Mapping[Any, st.SearchStrategy[Any]] = {
     AllReduce | None: st.none() | NETWORKS,
     Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
     tuple[str, ...]: st.lists(TEXT, max_size=2).map(tuple),
+    tuple[Eval, ...]: st.lists(EVALS, max_size=2).map(tuple),
+    tuple[Check, ...]: st.lists(CHECKS, max_size=2).map(tuple),
 }
 
 
