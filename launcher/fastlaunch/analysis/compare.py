@@ -30,6 +30,7 @@ class Comparison:
 
     prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
     or where there are none. spread: between runs, pooled. warnings: what was left out, and why.
+    unfit: the runs that were left out for their problems.
     """
 
     rows: tuple[Row, ...]
@@ -37,6 +38,7 @@ class Comparison:
     prices_as_of: datetime.date | None
     spread: Spread
     warnings: tuple[str, ...] = ()
+    unfit: tuple[Candidate, ...] = ()
 
 
 def compare(
@@ -77,6 +79,7 @@ def compare(
         prices_as_of=_prices_as_of(rows, prices),
         spread=spread,
         warnings=tuple(dict.fromkeys(warnings)),
+        unfit=tuple(unfit),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.judgement import BASELINE, Judgement, PricedPool, exp
-from fastlaunch.analysis.pooling import SAMPLE, STEP, Pool, arm_of, log_time, samples_per_step
+from fastlaunch.analysis.pooling import SAMPLE, STEP, Candidate, Pool, arm_of, log_time, samples_per_step
 from fastlaunch.analysis.pricing import RowPrice, accelerator_of
 from fastlaunch.analysis.statistics import Spread, uncertainty
 from fastlaunch.metrics import Interval
@@ -24,7 +24,7 @@ class Row:
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
     out. ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are
     at Holm's level, all others at 95%. comparable_as: `throughput` where the global batch is another than
-    the baseline's, else `training`.
+    the baseline's, else `training`. runs: those used, and after them those whose step time did not settle.
     """
 
     workload: str
@@ -68,6 +68,7 @@ class Row:
     usd_per_million_samples: Interval | None = None
     usd_per_billion_tokens: Interval | None = None
     samples_per_usd: Interval | None = None
+    runs: tuple[Candidate, ...] = ()
 
     @property
     def is_baseline(self) -> bool:
@@ -123,6 +124,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         verdict=judgement.verdict,
         reasons=judgement.reasons,
         comparable_as=judgement.comparable_as,
+        runs=(*pool.candidates, *pool.unsteady),
         **_quantities(pool, item.price, spread, catalogue),
     )
 
