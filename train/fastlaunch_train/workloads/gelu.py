@@ -91,7 +91,9 @@ class GeluCalls(nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """x: (tensors, rows, columns)."""
         (function,) = self.functions
-        return [function(tensor) for tensor in x.unbind()]
+        # The tensors' own dtype is what is asked for: under autocast torch.jit.script would compute in fp32.
+        with torch.autocast(x.device.type, enabled=False):
+            return [function(tensor) for tensor in x.unbind()]
 
 
 def choose_function(model: nn.Module, kind: str) -> None:
