@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastlaunch_train.precision import Precision
+from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import Batch
 
 #: What torch's scaled_dot_product_attention can choose, by the name of its operator.
@@ -33,15 +34,15 @@ def attention_backend(
     `flash`, `cudnn`, `efficient`, `flash_cpu`: of torch's scaled_dot_product_attention. `math`: separate
     matrix products and softmax. `te:fused`, `te:flash`, `te:unfused`: as Transformer Engine chose,
     `te:unknown` if it does not tell. `none`: no attention. Several are joined by `+`.
-    The model, its buffers and the random state are left as they were. FP8 needs a batch of a multiple of 8.
+    The model, its buffers and the random state are left as they were. FP8 needs a batch of a multiple of 16,
+    MXFP8 of 32.
     """
     seen = _OperatorNames()
     of_transformer_engine = has_transformer_engine(model)
     # Transformer Engine's tensors are not for dispatch modes, and it tells its choice itself.
     listening = contextlib.nullcontext() if of_transformer_engine else seen
-    device = next(model.parameters()).device
     # Through the loss: only it knows what of a batch the model takes.
-    with _left_as_it_was(model, device), torch.no_grad(), precision.autocast(), listening:
+    with left_as_it_was(model), torch.no_grad(), precision.autocast(), listening:
         loss(model, batch)
     return transformer_engine_backend() if of_transformer_engine else name_kernels(seen.names)
 
@@ -92,14 +93,3 @@ class _OperatorNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         self.names.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _left_as_it_was(model: nn.Module, device: torch.device) -> Any:
-    # Normalisation layers count batches, and dropout draws: a probe must not change the run.
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])

@@ -1,12 +1,13 @@
 """Transformer Engine's block in the place of timm's, computing the same function from the same weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.te_fp8 import block_context
 
 #: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
 TE_NAMES: Mapping[str, str] = {
@@ -38,12 +39,13 @@ class TransformerEngineBlock(nn.Module):
 
     Inside bf16 autocast it takes and returns the residual stream in bf16, where timm's block keeps it in
     fp32: part of its speed, and of its rounding error, is this. GELU is the tanh approximation, at most
-    4.7e-4 from the exact one.
+    4.7e-4 from the exact one. in_fp8: whether it computes in FP8 where the recipe does, or else in bf16.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, *, in_fp8: bool = True) -> None:
         super().__init__()
         self.layer = layer
+        self._context = block_context(in_fp8)
 
     def forward(
         self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
@@ -54,7 +56,8 @@ class TransformerEngineBlock(nn.Module):
                 "the model masks its attention, which the Transformer Engine block does not",
                 "use a recipe with blocks=native",
             )
-        output: torch.Tensor = self.layer(x)
+        with self._context():
+            output: torch.Tensor = self.layer(x)
         return output
 
 
@@ -103,8 +106,40 @@ def timm_weights_from_te(weights: Mapping[str, torch.Tensor]) -> dict[str, torch
     return {name: weights[te_name] for name, te_name in TE_NAMES.items()}
 
 
+def te_state_from_native(
+    weights: Mapping[str, torch.Tensor], block_names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """The state of a model with Transformer Engine blocks, from that of the model with timm's.
+
+    block_names: of the blocks in the model, such as `blocks.0`.
+    """
+    names = {
+        f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
+    }
+    return {names.get(name, name): weight for name, weight in weights.items()}
+
+
+def native_state_from_te(weights: Mapping[str, Any], block_names: Sequence[str]) -> dict[str, Any]:
+    """The state of the model with timm's blocks, from that with Transformer Engine's; no FP8 scales.
+
+    So weights trained in FP8 are evaluated, published or trained on without Transformer Engine.
+    """
+    names = {
+        f"{block}.layer.{new}": f"{block}.{old}" for block in block_names for old, new in TE_NAMES.items()
+    }
+    return {
+        names.get(name, name): weight
+        for name, weight in weights.items()
+        if name.rpartition(".")[2] != "_extra_state"
+    }
+
+
 def te_block_from_timm(
-    block: nn.Module, *, layer_number: int = 1, layer_factory: Callable[..., nn.Module] | None = None
+    block: nn.Module,
+    *,
+    layer_number: int = 1,
+    in_fp8: bool = True,
+    layer_factory: Callable[..., nn.Module] | None = None,
 ) -> TransformerEngineBlock:
     """A Transformer Engine block with the weights, device and mode of the timm `block`.
 
@@ -123,19 +158,31 @@ def te_block_from_timm(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    return TransformerEngineBlock(layer).train(block.training)
+    return TransformerEngineBlock(layer, in_fp8=in_fp8).train(block.training)
 
 
 def replace_blocks(
     model: nn.Module,
     blocks: nn.ModuleList | nn.Sequential,
     *,
+    in_fp8: Callable[[int], bool] = lambda index: True,
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> None:
-    """Put Transformer Engine blocks in the place of `blocks`, which is a part of `model`."""
+    """Put Transformer Engine blocks in the place of `blocks`, which is a part of `model`.
+
+    in_fp8: of a block's number from 0, whether it computes in FP8 where the recipe does.
+    """
     assert any(module is blocks for module in model.modules())
     for index, block in enumerate(blocks):
-        blocks[index] = te_block_from_timm(block, layer_number=index + 1, layer_factory=layer_factory)
+        blocks[index] = te_block_from_timm(
+            block, layer_number=index + 1, in_fp8=in_fp8(index), layer_factory=layer_factory
+        )
+
+
+def _whole_model_names(block_names: Sequence[str]) -> dict[str, str]:
+    return {
+        f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
+    }
 
 
 def _check_parts(block: nn.Module) -> None:
