@@ -16,12 +16,13 @@ def compile_model(
 ) -> nn.Module:
     """`model`, whose forward is compiled whole or block by block when it is first called.
 
-    Equal blocks share one compiled graph, so block by block takes a fraction of the time to compile.
+    Equal blocks share one compiled graph, so block by block takes a fraction of the time to compile. `model`
+    may be a wrapper around another (compile_scope=wrapped).
     Raises RecipeError if the recipe compiles blocks and the model has none.
     """
     assert recipe.compile_mode != "none"
     mode = None if recipe.compile_mode == "default" else recipe.compile_mode
-    if recipe.compile_scope == "model":
+    if recipe.compile_scope != "block":
         model.compile(backend=recipe.compile_backend, mode=mode)
         return model
     if blocks is None:
@@ -32,7 +33,13 @@ def compile_model(
     # Blocks that differ, as in their drop path rate, take a graph each, training and evaluation one each.
     _allow_graphs(max(_MIN_GRAPHS, 2 * len(blocks)))
     for block in blocks:
-        block.compile(backend=recipe.compile_backend, mode=mode)
+        if recipe.parallelism == "fsdp2":
+            # What gathers a block's shards comes before its forward, and is not to be compiled with it.
+            block.__dict__["forward"] = torch.compile(
+                block.forward, backend=recipe.compile_backend, mode=mode
+            )
+        else:
+            block.compile(backend=recipe.compile_backend, mode=mode)
     return model
 
 

@@ -1,13 +1,14 @@
 """Steps of a workload that trains nothing: a forward pass each."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fastlaunch_train.compile import compile_model
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import Precision
+from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workload import Batch, Workload
 
@@ -21,9 +22,10 @@ class ForwardStepper:
         self._workload = workload
         self._precision = precision
         self._device = process.device
-        self.model = model
-        if recipe.compile_mode != "none":
-            compile_model(model, workload.blocks(model) if workload.blocks else None, recipe)
+        if recipe.compile_scope == "wrapped":
+            # Nothing is wrapped where nothing is trained.
+            recipe = replace(recipe, compile_scope="model")
+        self.model = prepare_model(workload, recipe, model)
 
     def step(self, batch: Batch) -> torch.Tensor:
         """What the workload gives for a loss, not waited for."""

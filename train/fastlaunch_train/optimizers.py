@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import Workload
 from fastlaunch_train.workloads import WorkloadError
 
@@ -24,7 +24,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer that the workload names, unless the recipe names another.
 
-    Raises WorkloadError for a name that is none of sgd, adamw and adafactor.
+    Raises WorkloadError for a name that is none of sgd, adamw and adafactor, and RecipeError for an
+    implementation that it has not.
     """
     name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
@@ -36,7 +37,12 @@ def build_optimizer(
     if name == "adafactor":
         from fastlaunch_train.adafactor import Adafactor
 
-        return Adafactor(parameters, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
+        if recipe.optimizer_impl in ("foreach", "fused"):
+            raise RecipeError(
+                f"recipe {recipe.label}: adafactor is computed parameter by parameter here",
+                "add --set optimizer_impl=auto, or leave it out",
+            )
+        return Adafactor(parameters, lr=rate)
     raise WorkloadError(
         f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
     )

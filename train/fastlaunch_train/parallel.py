@@ -68,24 +68,51 @@ def stop_process() -> None:
         dist.destroy_process_group()
 
 
-def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process, *, static_graph: bool = True) -> nn.Module:
+def join_group(process: Process) -> None:
+    """Returns when there is a process group: in a world of one, sharding needs one too."""
+    if dist.is_initialized():
+        return
+    assert process.world_size == 1
+    backend = "cpu:gloo,cuda:nccl" if process.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+
+
+def wrap_ddp(
+    model: nn.Module, recipe: Recipe, process: Process, *, static_graph: bool | None = None
+) -> nn.Module:
     """`model` with its gradients averaged over the ranks; the model itself in a world of one.
 
+    Gradients travel in their parameters' dtype, or in bf16 with wire_dtype=bf16: there each rank rounds its
+    own, divides by the world size, and the sum is bf16 too.
     static_graph: every step uses the same parameters in the same order, which no model here breaks (timm's
-    stochastic depth multiplies by zero, it skips no module). A compiled model must be compiled before.
+    stochastic depth multiplies by zero, it skips no module). By default so where torch allows it: not with
+    several micro-batches, nor where DDP itself is compiled. A compiled model must be compiled before.
     """
     if process.world_size == 1:
         return model
+    compiles_ddp = recipe.compile_mode != "none" and recipe.compile_scope == "wrapped"
     if recipe.compile_mode != "none":
-        # Else a compiled region would be cut wherever a bucket ends.
-        torch._dynamo.config.optimize_ddp = False
-    return nn.parallel.DistributedDataParallel(
+        # Else a compiled region would be cut wherever a bucket ends; what is compiled with DDP has to be.
+        torch._dynamo.config.optimize_ddp = compiles_ddp
+    if static_graph is None:
+        static_graph = recipe.grad_accumulation == 1 and not compiles_ddp
+    wrapped = nn.parallel.DistributedDataParallel(
         model,
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,
         bucket_cap_mb=recipe.ddp_bucket_mb,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
     )
+    if recipe.wire_dtype == "bf16":
+        wrapped.register_comm_hook(None, _sum_in_bf16)
+    return wrapped
+
+
+def _sum_in_bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    # Under a name of our own, since DDP takes torch's hook for NCCL alone, and gloo can do it too.
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return bf16_compress_hook(None, bucket)
 
 
 def agree(process: Process, values: Sequence[float]) -> list[float]:

@@ -1,0 +1,212 @@
+"""A workload of a few hundred weights, and what a stepper makes of it: for tests, in one process or several."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.parallel import Process, start_process, stop_process
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.recipes import Recipe, resolve_recipe
+from fastlaunch_train.stepping import Stepper, build_stepper
+from fastlaunch_train.workload import Batch, DataRequest, Workload
+
+WIDTH = 16
+CLASSES = 5
+
+
+class Block(nn.Module):
+    """A residual block with a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return y
+
+
+class Toy(nn.Module):
+    """Three blocks between two linear layers; one weight has a length that two ranks cannot share evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batches(request: DataRequest) -> Iterator[Batch]:
+    """The rank's share of endless batches on the device."""
+    step = request.first_step
+    while True:
+        inputs, labels = global_batch(step, request.batch_size * request.world_size)
+        mine = slice(request.rank * request.batch_size, (request.rank + 1) * request.batch_size)
+        yield inputs[mine].to(request.device), labels[mine].to(request.device)
+        step += 1
+
+
+def global_batch(step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of all ranks' samples of a step."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(size, 6, generator=generator)
+    return inputs, torch.randint(CLASSES, (size,), generator=generator)
+
+
+TOY = Workload(
+    name="toy",
+    sample_unit="samples",
+    build_model=Toy,
+    batches=batches,
+    loss=loss,
+    blocks=lambda model: model.blocks,  # type: ignore[arg-type, return-value]
+    learning_rate=0.1,
+)
+BATCH_SIZE = 8
+
+
+def build(
+    recipe: Recipe, process: Process, seed: int = 0, workload: Workload = TOY
+) -> tuple[Stepper, Iterator[Batch]]:
+    """A stepper of `recipe` on a new model, and this rank's batches from the first step."""
+    torch.manual_seed(seed)
+    model = workload.build_model().to(process.device).train()
+    stepper = build_stepper(workload, recipe, setup_precision(recipe, process.device), process, model)
+    return stepper, workload.batches(request(process))
+
+
+def request(process: Process, first_step: int = 1) -> DataRequest:
+    return DataRequest(
+        arm="synthetic",
+        batch_size=BATCH_SIZE // process.world_size,
+        seed=0,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        num_workers=0,
+        first_step=first_step,
+    )
+
+
+def with_optimizer(name: str, rate: float) -> Workload:
+    return dataclasses.replace(TOY, optimizer=name, learning_rate=rate)
+
+
+def reference(
+    *, steps: int, dtype: torch.dtype = torch.float64, workload: Workload = TOY
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights by plain torch on the global batch, without anything of a recipe."""
+    torch.manual_seed(0)
+    model = workload.build_model().to(dtype)
+    rate = workload.learning_rate
+    optimizer: torch.optim.Optimizer
+    if workload.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=workload.momentum)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    losses = []
+    for step in range(1, steps + 1):
+        inputs, labels = global_batch(step, BATCH_SIZE)
+        optimizer.zero_grad()
+        value = loss(model, (inputs.to(dtype), labels))
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses, {name: weight.detach().float() for name, weight in model.named_parameters()}
+
+
+def train(
+    recipe: Recipe, process: Process, *, steps: int, workload: Workload = TOY, resume_after: int = 0
+) -> dict[str, Any]:
+    """Losses of this rank, what `state` gives at the end, and how far `load_weights` brings weights back.
+
+    resume_after: after that many steps a second stepper, of other weights, takes over by the state.
+    """
+    stepper, data = build(recipe, process, workload=workload)
+    losses = []
+    for step in range(1, steps + 1):
+        losses.append(float(stepper.step(next(data))))
+        if step == resume_after:
+            state = passed_on(stepper.state(), process)
+            stepper, _ = build(recipe, process, seed=99, workload=workload)
+            stepper.load_state(state)
+    state = stepper.state()
+    probe = next(workload.batches(request(process)))
+    said = score(stepper, probe, recipe, process)
+    kept = stepper.weights()
+    stepper.step(probe)
+    changed = score(stepper, probe, recipe, process)
+    stepper.load_weights(kept)
+    return {
+        "losses": losses,
+        "weights": {name: value for name, value in whole_weights(state).items()},
+        "scores": [said, changed, score(stepper, probe, recipe, process)],
+        "model_class": type(stepper.model).__name__,
+    }
+
+
+def score(stepper: Stepper, batch: Batch, recipe: Recipe, process: Process) -> float:
+    """The loss of `batch` in evaluation."""
+    stepper.model.eval()
+    with torch.no_grad(), setup_precision(recipe, process.device).autocast():
+        value = float(loss(stepper.model, batch))
+    stepper.model.train()
+    return value
+
+
+def whole_weights(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Weights out of a stepper's state, empty on ranks other than 0."""
+    found = {}
+    for name, value in state.get("model", {}).items():
+        tensor = value["full"] if isinstance(value, dict) and "full" in value else value
+        if isinstance(tensor, torch.Tensor):
+            found[name] = tensor.detach().float().cpu().clone()
+    return found
+
+
+def passed_on(state: dict[str, Any], process: Process) -> dict[str, Any]:
+    """Rank 0's `state` on every rank, through a file's bytes, as a checkpoint would bring it."""
+    import io
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    content = [file.getvalue()]
+    if process.world_size > 1:
+        torch.distributed.broadcast_object_list(content, src=0)
+    loaded: dict[str, Any] = torch.load(io.BytesIO(content[0]), map_location="cpu", weights_only=True)
+    return loaded
+
+
+def main() -> None:
+    """As a rank: `toy.py OUT STEPS RESUME_AFTER RECIPE[,FIELD=VALUE...] ...`."""
+    out, steps, resume_after = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    process = start_process()
+    results = {}
+    for arm in sys.argv[4:]:
+        name, *overrides = arm.split(",")
+        results[arm] = train(resolve_recipe(name, overrides), process, steps=steps, resume_after=resume_after)
+    torch.save(results, out / f"rank{process.rank}.pt")
+    stop_process()
+
+
+if __name__ == "__main__":
+    main()
