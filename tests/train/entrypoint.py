@@ -22,7 +22,7 @@ TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.session"])
+_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.run"])
 
 
 def arguments(output: Path, *more: str, workload: str = f"{TINY}:build", recipe: str = "fp32") -> list[str]:

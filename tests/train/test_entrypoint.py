@@ -267,7 +267,7 @@ def test_another_runs_checkpoints_are_not_taken_for_this_ones(tmp_path: Path) ->
         (["--steps", "-1"], "less than 1"),
         (["--steps", "ten"], "not a whole number"),
         (["--seed", str(2**63)], "more than"),
-        (["--data", "disk"], "synthetic, loader or folder"),
+        (["--data", "disk"], "synthetic, loader, folder:PATH or file:PATH"),
         (["--set", "precison=fp16"], "precision"),
         (["--memory-budget", "much"], "2GiB"),
     ],

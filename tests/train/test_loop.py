@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
+from fastlaunch_train.failures import InterruptedRun
 from fastlaunch_train.interrupts import Interrupts
-from fastlaunch_train.loop import Training, _run_block, compile_ahead
+from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import Process
+from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.records import RecordWriter
-from fastlaunch_train.timing import BlockTimer
+from fastlaunch_train.stepping import build_stepper
+from fastlaunch_train.training import Training
 from fastlaunch_train.workload import DataRequest
 
 CPU = torch.device("cpu")
@@ -28,8 +32,9 @@ ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
     torch.manual_seed(0)
-    workload = tiny.build()
-    model = workload.build_model().train()
+    workload, recipe = tiny.build(), resolve_recipe("fp32", ["compile_mode=default", "compile_backend=eager"])
+    recipe = replace(recipe, compile_scope="model")
+    precision = Precision(autocast=contextlib.nullcontext, scaler=None)
     request = DataRequest(
         arm="synthetic",
         batch_size=4,
@@ -43,17 +48,18 @@ def training(tmp_path: Path) -> Iterator[Training]:
     writer = RecordWriter(tmp_path / "rank-00000-attempt-1.jsonl")
     yield Training(
         workload=workload,
-        recipe=resolve_recipe("fp32"),
+        recipe=recipe,
         process=ALONE,
-        precision=Precision(autocast=contextlib.nullcontext, scaler=None),
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        precision=precision,
+        stepper=build_stepper(workload, recipe, precision, ALONE, workload.build_model().train()),
         batches=workload.batches(request),
-        batch_size=4,
+        request=request,
         first_step=1,
         last_step=100,
         checkpoint_every=0,
         save_checkpoint=lambda step: None,
+        evaluations=None,
+        phase=PhaseClock(writer, CPU),
         writer=writer,
         interrupts=Interrupts(),
         num_compiles=lambda: 0,
@@ -61,21 +67,44 @@ def training(tmp_path: Path) -> Iterator[Training]:
     writer.close()
 
 
-def test_compiling_ahead_trains_nothing_and_draws_nothing(training: Training) -> None:
-    state = {name: value.clone() for name, value in training.model.state_dict().items()}
+def step(progress: Progress) -> torch.Tensor:
+    batch = progress.fetch()
+    progress.step_done(progress.training.stepper.step(batch))
+    return batch[0]
+
+
+def test_compiling_ahead_trains_nothing_draws_nothing_and_takes_no_batch(training: Training) -> None:
+    model = training.stepper.model
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     assert "1.running_mean" in state, "the model has buffers that a forward pass changes"
     generator = torch.get_rng_state()
-    compile_ahead(training, next(training.batches))
-    after = training.model.state_dict()
+    progress = Progress(training)
+    progress.begin()
+    after = model.state_dict()
     assert all(torch.equal(state[name], after[name]) for name in state)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert all(parameter.grad is None for parameter in training.model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    first = next(training.workload.batches(training.request))
+    assert torch.equal(step(progress), first[0])
 
 
 def test_a_lone_rank_does_not_finish_its_block_when_asked_to_stop(training: Training) -> None:
-    timer = BlockTimer(CPU)
-    timer.restart(lambda: None)
-    assert _run_block(training, timer, 5) == 5
-    timer.close(lambda: None)
+    progress = Progress(training)
+    progress.begin()
+    for _ in range(3):
+        step(progress)
     training.interrupts._handle(signal.SIGTERM, None)
-    assert _run_block(training, timer, 5) == 1
+    with pytest.raises(InterruptedRun):
+        step(progress)
+    assert progress.last_done == 4, "the second block would end with step 10"
+
+
+def test_batches_may_be_fetched_ahead_of_their_steps(training: Training) -> None:
+    progress = Progress(training)
+    progress.begin()
+    batches = [progress.fetch() for _ in range(3)]
+    for batch in batches:
+        progress.step_done(training.stepper.step(batch))
+    assert progress.last_done == 3
+    with pytest.raises(IndexError):
+        progress.step_done(torch.zeros(()))

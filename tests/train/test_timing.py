@@ -13,7 +13,9 @@ from fastlaunch_train.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, BlockTimer, n
 CPU = torch.device("cpu")
 
 
-def blocks(*, first: int = 1, last: int, step_time_s: float, every: int = 0) -> list[tuple[int, int]]:
+def blocks(
+    *, first: int = 1, last: int, step_time_s: float, every: tuple[int, ...] = ()
+) -> list[tuple[int, int]]:
     """(first, last) step of every block of a run with constant steps."""
     found: list[tuple[int, int]] = []
     step = first
@@ -35,9 +37,9 @@ def test_a_slow_step_is_a_block_of_its_own() -> None:
     assert blocks(last=4, step_time_s=3.0) == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_a_block_ends_at_every_checkpoint() -> None:
-    ends = [last for _, last in blocks(last=50, step_time_s=0.05, every=8)]
-    assert {8, 16, 24, 32, 40, 48} <= set(ends)
+def test_a_block_ends_at_every_checkpoint_and_evaluation() -> None:
+    ends = [last for _, last in blocks(last=50, step_time_s=0.05, every=(8, 0, 15))]
+    assert {8, 15, 16, 24, 30, 32, 40, 45, 48} <= set(ends)
 
 
 def test_a_resumed_run_warms_up_from_where_it_starts() -> None:
@@ -52,7 +54,7 @@ def test_a_resumed_run_warms_up_from_where_it_starts() -> None:
 )
 def test_blocks_cover_every_step_once(first: int, count: int, step_time_s: float, every: int) -> None:
     last = first + count - 1
-    found = blocks(first=first, last=last, step_time_s=step_time_s, every=every)
+    found = blocks(first=first, last=last, step_time_s=step_time_s, every=(every,))
     assert found[0][0] == first
     assert found[-1][1] == last
     for (_, end), (start, _) in itertools.pairwise(found):

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     interrupts = Interrupts(grace_s=launched.stop_grace_s)
     interrupts.install()
     # torch takes a second to import; a bad request is refused before, a signal noticed meanwhile.
-    from fastlaunch_train.session import run
+    from fastlaunch_train.run import run
 
     return run(options, interrupts, launched)
 

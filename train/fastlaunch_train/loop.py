@@ -1,233 +1,291 @@
-"""The training loop: one optimizer step after another, a record line for each, and a meeting every second."""
+"""What happens after each step, whoever makes it: a record line for each, and a meeting every second."""
 
+import dataclasses
 import gc
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
 from fastlaunch_train.failures import InterruptedRun, NanLossError
-from fastlaunch_train.interrupts import Interrupts
-from fastlaunch_train.parallel import Process, agree, barrier
-from fastlaunch_train.precision import Precision
+from fastlaunch_train.parallel import agree, barrier
 from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.records import Block, Phase, RecordWriter, Step
+from fastlaunch_train.records import Block, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
-from fastlaunch_train.workload import Batch, Workload, next_batch
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.training import Training
+from fastlaunch_train.workload import Batch, BatchCount, Workload, next_batch
 
 log = logging.getLogger("fastlaunch_train")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """Everything the loop needs, built. `model` is wrapped and compiled as the recipe says."""
+class _Fetched:
+    """Of a batch whose step is not done: how long it was waited for, and its tokens."""
 
-    workload: Workload
-    recipe: Recipe
-    process: Process
-    precision: Precision
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batches: Iterator[Batch]
-    batch_size: int
-    first_step: int
-    last_step: int
-    checkpoint_every: int
-    save_checkpoint: Callable[[int], None]
-    writer: RecordWriter
-    interrupts: Interrupts
-    num_compiles: Callable[[], int]
-    print_metrics: bool = False
+    wait_s: float
+    count: BatchCount
 
 
-def train_step(training: Training, batch: Batch) -> torch.Tensor:
-    """One optimizer step on `batch`; returns the detached loss without waiting for it."""
-    training.optimizer.zero_grad(set_to_none=True)
-    loss = forward_backward(training, batch)
-    scaler = training.precision.scaler
-    if scaler is None:
-        training.optimizer.step()
-    else:
-        scaler.step(training.optimizer)
-        scaler.update()
-    return loss
+class Progress:
+    """A training on its way from first_step to last_step.
 
+    A loop calls `begin`, and while it is not `finished` fetches a batch, trains on it and tells with
+    `step_done`. Everything else happens in there: blocks and their records, compiling, evaluation,
+    checkpoints, and what ends a run. All ranks call the same in the same order.
+    """
 
-def forward_backward(training: Training, batch: Batch) -> torch.Tensor:
-    """The detached loss of `batch`, its gradients accumulated in the parameters."""
-    if training.recipe.compile_mode in ("reduce-overhead", "max-autotune"):
-        # The CUDA graphs' outputs of the step before may be overwritten from here on.
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    with training.precision.autocast():
-        loss = training.workload.loss(training.model, batch)
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-        raise WorkloadError(
-            f"workload {training.workload.name!r}: its loss is {what}",
-            "return the batch's mean, a scalar tensor",
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.last_done = training.first_step - 1
+        self._batches: Iterator[Batch] = training.batches
+        self._fetched: deque[_Fetched] = deque()
+        self._counts: list[BatchCount] = []
+        self._timer = BlockTimer(training.process.device)
+        self._monitor = DeviceMonitor(training.process.device)
+        self._block_end = self.last_done
+        self._step_time_s = 0.0
+        # What evaluations compiled and allocated is none of the steps' business.
+        self._foreign_compiles = 0
+        self._foreign_gib = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is done."""
+        return self.last_done >= self.training.last_step
+
+    def begin(self) -> None:
+        """Compile, catch up on an evaluation that an interruption put off, and start the clock."""
+        training = self.training
+        if not self.finished and training.recipe.compile_mode != "none":
+            first = next_batch(training.workload, self._batches)
+            self._batches = itertools.chain([first], self._batches)
+            training.phase("compile", lambda: training.stepper.compile_ahead(first))
+        if self._evaluate():
+            self._stop()
+        if self.finished:
+            self._finish()
+            return
+        # What is alive now stays: without this the garbage collector walks through all that the imports left,
+        # which stopped one step in about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21).
+        gc.collect()
+        gc.freeze()
+        self._begin_block()
+        self._timer.restart(self._meet)
+
+    def fetch(self) -> Batch:
+        """The next batch. Raises WorkloadError if there is none."""
+        training = self.training
+        before = time.perf_counter()
+        batch = next_batch(training.workload, self._batches)
+        wait_s = time.perf_counter() - before
+        self._fetched.append(_Fetched(wait_s=wait_s, count=self._count(batch)))
+        return batch
+
+    def step_done(self, loss: torch.Tensor) -> None:
+        """The optimizer step on the batch that was fetched first, of those not done, has been queued.
+
+        loss: scalar, detached; it is not waited for. Raises InterruptedRun after a signal, with a checkpoint
+        saved if checkpoints are on, and NanLossError; the record then holds every step up to the block in
+        which it was seen.
+        """
+        fetched = self._fetched.popleft()
+        self._timer.step_done(loss, fetched.wait_s)
+        self._counts.append(fetched.count)
+        self.last_done += 1
+        # Alone, a rank stops at once when asked to.
+        alone = self.training.process.world_size == 1
+        if self.last_done == self._block_end or (alone and self.training.interrupts.requested):
+            self._close_block()
+
+    def _begin_block(self) -> None:
+        training = self.training
+        every = training.evaluations.every if training.evaluations else 0
+        self._block_end = self.last_done + next_block_steps(
+            next_step=self.last_done + 1,
+            first_step=training.first_step,
+            last_step=training.last_step,
+            step_time_s=self._step_time_s,
+            every=(training.checkpoint_every, every),
         )
-    scaler = training.precision.scaler
-    (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+
+    def _close_block(self) -> None:
+        training, process = self.training, self.training.process
+        closed = self._timer.close(self._meet)
+        num_steps = len(closed.losses)
+        self._record(closed)
+        nan = any(not math.isfinite(loss) for loss in closed.losses)
+        longest_s, any_nan, any_interrupt = agree(
+            process, [closed.wall_s / num_steps, float(nan), float(training.interrupts.requested)]
+        )
+        self._step_time_s = longest_s
+        if any_nan:
+            where = f" on rank {process.rank}" if nan and process.world_size > 1 else ""
+            first = self.last_done - num_steps + 1
+            raise NanLossError(f"the loss was not finite{where} between steps {first} and {self.last_done}")
+        if process.rank == 0:
+            self._report(closed)
+        self._pause(asked=bool(any_interrupt))
+        if not self.finished:
+            self._begin_block()
+
+    def _pause(self, *, asked: bool) -> None:
+        """What is due between two blocks: evaluation, checkpoint, the end."""
+        training = self.training
+        # Who was asked to stop has no time for an evaluation: the next attempt makes up for it.
+        evaluated = (
+            not asked and training.evaluations is not None and training.evaluations.due(self.last_done)
+        )
+        if evaluated:
+            asked = self._evaluate()
+        every = training.checkpoint_every
+        saved = bool(every) and (asked or self.last_done % every == 0)
+        if saved:
+            asked = self._save() or asked
+        if asked and (not self.finished or training.evaluations is not None):
+            raise InterruptedRun(training.interrupts.message)
+        if self.finished:
+            self._finish(saved=saved)
+        elif evaluated or saved:
+            self._timer.restart(self._meet)
+
+    def _evaluate(self) -> bool:
+        """Evaluate the model if that is due now; whether a rank was asked to stop before it was done."""
+        training, evaluations = self.training, self.training.evaluations
+        if evaluations is None or not evaluations.due(self.last_done):
+            return False
+        compiles, reserved_gib = training.num_compiles(), self._reserved_gib()
+        try:
+            evaluations.validate(training, self.last_done)
+        except InterruptedRun:
+            return True
+        finally:
+            self._foreign_compiles += training.num_compiles() - compiles
+            self._foreign_gib += self._reserved_gib() - reserved_gib
+        return False
+
+    def _save(self) -> bool:
+        """Save a checkpoint; whether a rank was asked to stop meanwhile, so that it need not save again."""
+        training = self.training
+        with training.interrupts.saving():
+            training.save_checkpoint(self.last_done)
+            (asked,) = agree(training.process, [float(training.interrupts.requested)])
+        return bool(asked)
+
+    def _finish(self, *, saved: bool = True) -> None:
+        training = self.training
+        if training.evaluations is None:
+            return
+        try:
+            training.evaluations.test(training, self.last_done)
+        except InterruptedRun:
+            if training.checkpoint_every and not saved:
+                self._save()
+            raise
+
+    def _stop(self) -> None:
+        raise InterruptedRun(self.training.interrupts.message)
+
+    def _meet(self) -> None:
+        barrier(self.training.process)
+
+    def _count(self, batch: Batch) -> BatchCount:
+        workload = self.training.workload
+        if workload.count is not None:
+            return workload.count(batch)
+        return BatchCount(num_tokens=self.training.request.batch_size * workload.tokens_per_sample)
+
+    def _reserved_gib(self) -> float:
+        return memory_gib(self.training.process.device)[0] or 0.0
+
+    def _record(self, closed: ClosedBlock) -> None:
+        training = self.training
+        first_step = self.last_done - len(closed.losses) + 1
+        for offset, count in enumerate(self._counts):
+            loss = closed.losses[offset]
+            training.writer.add(
+                Step(
+                    step=first_step + offset,
+                    step_time_s=closed.step_times_s[offset],
+                    data_wait_s=closed.data_waits_s[offset],
+                    loss=loss if math.isfinite(loss) else None,
+                    num_samples=training.request.batch_size,
+                    num_tokens=count.num_tokens,
+                    num_padding=int(count.num_padding),
+                )
+            )
+        self._counts = []
+        state = self._monitor.read()
+        reserved_gib = memory_gib(training.process.device)[0]
+        training.writer.add(
+            Block(
+                first_step=first_step,
+                last_step=self.last_done,
+                wall_s=closed.wall_s,
+                num_compiles=training.num_compiles() - self._foreign_compiles,
+                reserved_gib=None if reserved_gib is None else round(reserved_gib - self._foreign_gib, 3),
+                **dataclasses.asdict(state),
+            )
+        )
+        training.writer.flush()
+
+    def _report(self, closed: ClosedBlock) -> None:
+        training = self.training
+        step_time_s = closed.wall_s / len(closed.losses)
+        samples_per_s = training.request.batch_size * training.process.world_size / step_time_s
+        log.info(
+            "step %d of %d  loss %.4f  %.1f ms  %.1f %s/s",
+            self.last_done,
+            training.last_step,
+            closed.losses[-1],
+            1000 * step_time_s,
+            samples_per_s,
+            training.workload.sample_unit,
+        )
+        if training.print_metrics:
+            # For programs, such as SageMaker's metric definitions: the words and their order stay.
+            log.info(
+                "fastlaunch: step=%d loss=%.6f step_time_s=%.6f samples_per_s=%.2f",
+                self.last_done,
+                closed.losses[-1],
+                step_time_s,
+                samples_per_s,
+            )
 
 
-def compile_ahead(training: Training, batch: Batch) -> None:
-    """Compile forward and backward on `batch` without training on it: buffers and generators are put back."""
-    buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
-    device = training.process.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        forward_backward(training, batch)
-    training.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in training.model.named_buffers():
-            buffer.copy_(buffers[name])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def check_loop(workload: Workload, recipe: Recipe) -> None:
+    """Returns if the recipe's loop can train the workload as the recipe says; else RecipeError."""
+    if recipe.loop == "lightning":
+        from fastlaunch_train.lightning_loop import check_lightning
+
+        check_lightning(workload, recipe)
+    elif recipe.loop == "transformers":
+        from fastlaunch_train.transformers_loop import check_transformers
+
+        check_transformers(workload, recipe)
 
 
 def train(training: Training) -> int:
-    """Run the steps from first_step to last_step; returns the last one done.
+    """Run the steps from first_step to last_step, as the recipe's loop; returns the last one done.
 
-    Raises InterruptedRun after a signal, with a checkpoint saved if checkpoints are on, and NanLossError;
-    the record then holds every step up to the block in which it was seen.
+    Raises what `Progress.step_done` does.
     """
-    process = training.process
-    timer = BlockTimer(process.device)
-    monitor = DeviceMonitor(process.device)
-    step, step_time_s = training.first_step, 0.0
+    progress = Progress(training)
+    if progress.finished or training.recipe.loop == "ours":
+        progress.begin()
+        while not progress.finished:
+            progress.step_done(training.stepper.step(progress.fetch()))
+    elif training.recipe.loop == "lightning":
+        from fastlaunch_train.lightning_loop import train_with_lightning
 
-    def meet() -> None:
-        barrier(process)
+        train_with_lightning(progress)
+    else:
+        from fastlaunch_train.transformers_loop import train_with_transformers
 
-    # What is alive now stays: without this the garbage collector walks through all that the imports left,
-    # which stopped one step in about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21).
-    gc.collect()
-    gc.freeze()
-    timer.restart(meet)
-    while step <= training.last_step:
-        num_steps = next_block_steps(
-            next_step=step,
-            first_step=training.first_step,
-            last_step=training.last_step,
-            step_time_s=step_time_s,
-            every=training.checkpoint_every,
-        )
-        done = _run_block(training, timer, num_steps)
-        closed = timer.close(meet)
-        _record_block(training, monitor, closed, first_step=step)
-        step += done
-        nan = any(not math.isfinite(loss) for loss in closed.losses)
-        longest_s, any_nan, any_interrupt = agree(
-            process, [closed.wall_s / done, float(nan), float(training.interrupts.requested)]
-        )
-        step_time_s = longest_s
-        if any_nan:
-            where = f" on rank {process.rank}" if nan and process.world_size > 1 else ""
-            raise NanLossError(f"the loss was not finite{where} between steps {step - done} and {step - 1}")
-        if process.rank == 0:
-            _report(training, closed, step - 1)
-        due = training.checkpoint_every and (step - 1) % training.checkpoint_every == 0
-        if training.checkpoint_every and (due or any_interrupt):
-            with training.interrupts.saving():
-                training.save_checkpoint(step - 1)
-                # Whoever was asked meanwhile need not do a step, and save again, for that.
-                (asked,) = agree(process, [float(training.interrupts.requested)])
-            any_interrupt = any_interrupt or asked
-            timer.restart(meet)
-        if any_interrupt and step <= training.last_step:
-            raise InterruptedRun(training.interrupts.message)
-    return step - 1
-
-
-def _run_block(training: Training, timer: BlockTimer, num_steps: int) -> int:
-    """Queue up to `num_steps` steps; returns how many. Alone, a rank stops at once when asked to."""
-    for done in range(1, num_steps + 1):
-        before = time.perf_counter()
-        batch = next_batch(training.workload, training.batches)
-        data_wait_s = time.perf_counter() - before
-        timer.step_done(train_step(training, batch), data_wait_s)
-        if training.process.world_size == 1 and training.interrupts.requested:
-            return done
-    return num_steps
-
-
-def _record_block(
-    training: Training, monitor: DeviceMonitor, closed: ClosedBlock, *, first_step: int
-) -> None:
-    num_samples = training.batch_size
-    for offset, (step_time_s, data_wait_s, loss) in enumerate(
-        zip(closed.step_times_s, closed.data_waits_s, closed.losses, strict=True)
-    ):
-        training.writer.add(
-            Step(
-                step=first_step + offset,
-                step_time_s=step_time_s,
-                data_wait_s=data_wait_s,
-                loss=loss if math.isfinite(loss) else None,
-                num_samples=num_samples,
-                num_tokens=num_samples * training.workload.tokens_per_sample,
-            )
-        )
-    state = monitor.read()
-    training.writer.add(
-        Block(
-            first_step=first_step,
-            last_step=first_step + len(closed.losses) - 1,
-            wall_s=closed.wall_s,
-            num_compiles=training.num_compiles(),
-            reserved_gib=memory_gib(training.process.device)[0],
-            clock_mhz=state.clock_mhz,
-            power_w=state.power_w,
-            temperature_c=state.temperature_c,
-        )
-    )
-    training.writer.flush()
-
-
-def _report(training: Training, closed: ClosedBlock, step: int) -> None:
-    step_time_s = closed.wall_s / len(closed.losses)
-    samples_per_s = training.batch_size * training.process.world_size / step_time_s
-    log.info(
-        "step %d of %d  loss %.4f  %.1f ms  %.1f %s/s",
-        step,
-        training.last_step,
-        closed.losses[-1],
-        1000 * step_time_s,
-        samples_per_s,
-        training.workload.sample_unit,
-    )
-    if training.print_metrics:
-        # For programs, such as SageMaker's metric definitions: the words and their order stay.
-        log.info(
-            "fastlaunch: step=%d loss=%.6f step_time_s=%.6f samples_per_s=%.2f",
-            step,
-            closed.losses[-1],
-            step_time_s,
-            samples_per_s,
-        )
-
-
-class PhaseClock:
-    """Times what is not a step and adds it to the record as a phase."""
-
-    def __init__(self, writer: RecordWriter, device: torch.device) -> None:
-        self._writer = writer
-        self._device = device
-
-    def __call__(self, name: str, work: Callable[[], str | None], *, step: int = 0) -> float:
-        """Do `work`; its seconds, recorded under `name`. What it returns becomes the phase's detail."""
-        started = time.perf_counter()
-        detail = work()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - started
-        self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
-        self._writer.flush()
-        log.info("%s: %.1f s%s", name, seconds, f" ({detail})" if detail else "")
-        return seconds
+        train_with_transformers(progress)
+    return progress.last_done

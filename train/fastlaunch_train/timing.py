@@ -6,8 +6,9 @@ A block's wall time runs from the end of the block before, so the bookkeeping be
 """
 
 import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,21 +99,19 @@ class BlockTimer:
 
 
 def next_block_steps(
-    *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: int
+    *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: Sequence[int]
 ) -> int:
     """Steps in the block that begins at `next_step`: about a second of them, at least one.
 
     The first step stands alone and the block after it ends with the warm-up, so that both can be cut off.
-    A block ends at every checkpoint (`every` steps, 0 for none) and at `last_step`.
+    A block ends at `last_step` and at every checkpoint and evaluation: `every` so many steps, 0 for none.
     """
-    wanted = max(
-        1, min(round(BLOCK_S / step_time_s) if step_time_s > 0 else MAX_BLOCK_STEPS, MAX_BLOCK_STEPS)
-    )
+    wanted = max(1, round(min(BLOCK_S / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
     end = next_step + wanted - 1
     if next_step == first_step:
         end = next_step
     elif next_step < first_step + WARMUP_STEPS:
         end = min(end, first_step + WARMUP_STEPS - 1)
-    if every:
-        end = min(end, -(-next_step // every) * every)
+    for each in filter(None, every):
+        end = min(end, -(-next_step // each) * each)
     return min(end, last_step) - next_step + 1

@@ -1,0 +1,213 @@
+"""From a session's options to a training that runs: everything built, checked and joined, in order."""
+
+import dataclasses
+import logging
+
+import torch
+
+from fastlaunch_train import attention, checks, compile, precision
+from fastlaunch_train.all_reduce import all_reduce_between_nodes
+from fastlaunch_train.build import build_native, largest_batch_that_fits, probe_request
+from fastlaunch_train.checkpoint import Identity, check_space
+from fastlaunch_train.checkpointing import Checkpointing
+from fastlaunch_train.conversion import convert_model
+from fastlaunch_train.deterministic import set_deterministic
+from fastlaunch_train.evaluation import plan_evaluations
+from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.loop import check_loop, train
+from fastlaunch_train.phases import PhaseClock
+from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.records import Check
+from fastlaunch_train.session import Session
+from fastlaunch_train.stepping import Stepper, build_stepper
+from fastlaunch_train.training import Training
+from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload, next_batch
+from fastlaunch_train.workloads import WorkloadError
+
+log = logging.getLogger("fastlaunch_train")
+
+#: Samples in the forward passes before training that find out which attention kernel runs, and whether the
+#: recipe computes what the model does: as few as every recipe takes.
+PROBE_BATCH = 16
+
+
+def train_session(session: Session, interrupts: Interrupts) -> int:
+    """Build what the session's options ask for, and train it; returns the last step done."""
+    options, process, recipe = session.options, session.process, session.options.recipe
+    phase = PhaseClock(session.writer, process.device)
+    precision.check_runs_here(recipe, process.device)
+    session.cudnn, warning = precision.guard_cudnn_attention()
+    session.warnings += [warning] if warning else []
+    asked = Asked(model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length)
+    workload = session.workload = load_workload(options.workload, asked)
+    check_loop(workload, recipe)
+    # Now: cuBLAS reads how it is to compute when its first handle is made.
+    set_deterministic(recipe)
+    arithmetic = precision.setup_precision(recipe, process.device)
+    if process.num_nodes > 1:
+        phase("all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launched))
+
+    if options.batch_size is None:
+        phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
+    else:
+        session.batch_size = options.batch_size
+    _check_batch_size(session)
+    session.steps = _num_steps(session, workload)
+    request = _data_request(session)
+    evaluations = plan_evaluations(
+        workload, request, process, every=options.eval_every, last_step=session.steps
+    )
+    built: list[Stepper] = []
+    phase("build", lambda: built.append(_build(session, workload, arithmetic)))
+    stepper = built.pop()
+    checkpointing = Checkpointing(
+        directory=options.output / "checkpoints",
+        identity=_identity(session),
+        process=process,
+        stepper=stepper,
+        evaluations=evaluations,
+        sharded=recipe.parallelism != "ddp",
+        phase=phase,
+    )
+    if options.resume:
+        phase("resume", lambda: _resume(session, checkpointing))
+    request = dataclasses.replace(request, first_step=session.first_step)
+    batches = workload.batches(request)
+    for text in session.warnings:
+        log.warning("warning: %s", text)
+    session.writer.write_header(session.header())
+    return train(
+        Training(
+            workload=workload,
+            recipe=recipe,
+            process=process,
+            precision=arithmetic,
+            stepper=stepper,
+            batches=batches,
+            request=request,
+            first_step=session.first_step,
+            last_step=session.steps,
+            checkpoint_every=options.checkpoint_every,
+            save_checkpoint=checkpointing.save,
+            evaluations=evaluations,
+            phase=phase,
+            writer=session.writer,
+            interrupts=interrupts,
+            num_compiles=compile.num_compiles,
+            print_metrics=session.launched.print_metrics,
+        )
+    )
+
+
+def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepper:
+    options, process, recipe = session.options, session.process, session.options.recipe
+    model = build_native(workload, options.seed, process)
+    probe_of = probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)
+    probe_of = dataclasses.replace(probe_of, dtype=_computed_in(session))
+    probe = next_batch(workload, workload.batches(probe_of))
+    reference = checks.reference(workload, model, probe)
+    convert_model(model, workload, recipe)
+    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    session.attention_backend = attention.attention_backend(model, probe, arithmetic, workload.loss)
+    if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
+        session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
+    for check in checks.run_checks(workload, recipe, arithmetic, model, probe, reference):
+        session.writer.add(check)
+        session.warnings += [] if check.passed else [_told(check)]
+    if options.checkpoint_every:
+        check_space(options.output / "checkpoints", model)
+    # Lightning and Transformers join the ranks themselves.
+    joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
+    return build_stepper(workload, recipe, arithmetic, joined, model)
+
+
+def _told(check: Check) -> str:
+    values = "" if check.value is None else f": {check.value:.2g}"
+    limit = "" if check.limit is None else f", and {check.limit:.2g} is allowed"
+    detail = f" ({check.detail})" if check.detail else ""
+    return f"the recipe fails the check of {check.name}{values}{limit}{detail}"
+
+
+def _check_batch_size(session: Session) -> None:
+    recipe, batch_size = session.options.recipe, session.batch_size
+    assert batch_size is not None
+    parts = recipe.grad_accumulation
+    multiple = parts * (precision.batch_multiple(recipe) if recipe.precision == "fp8" else 1)
+    if batch_size % multiple:
+        reason = "which FP8 needs" if parts == 1 else f"which {parts} micro-batches need"
+        raise RecipeError(
+            f"recipe {recipe.name}: batch size {batch_size} is not a multiple of {multiple}, {reason}",
+            f"give --batch-size {-(-batch_size // multiple) * multiple}",
+        )
+
+
+def _num_steps(session: Session, workload: Workload) -> int:
+    """The steps asked for, or those of the epochs asked for, of which the last step is filled up."""
+    options = session.options
+    if options.epochs is None:
+        assert options.steps is not None
+        return options.steps
+    num_samples = workload.samples_per_epoch(options.data) if workload.samples_per_epoch else None
+    if num_samples is None:
+        raise WorkloadError(
+            f"workload {workload.name!r}: its data have no end, and so no epochs", "give --steps"
+        )
+    assert session.batch_size is not None
+    global_batch = session.batch_size * session.process.world_size
+    return -(-num_samples // global_batch) * options.epochs
+
+
+def _computed_in(session: Session) -> torch.dtype:
+    by_precision = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    return by_precision.get(session.options.recipe.precision, torch.float32)
+
+
+def _data_request(session: Session) -> DataRequest:
+    options, process = session.options, session.process
+    assert session.batch_size is not None
+    return DataRequest(
+        arm=options.data,
+        batch_size=session.batch_size,
+        seed=options.seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        num_workers=options.num_workers,
+        first_step=session.first_step,
+        dtype=_computed_in(session),
+    )
+
+
+def _identity(session: Session) -> Identity:
+    options = session.options
+    assert session.batch_size is not None
+    return Identity(
+        workload=options.workload,
+        recipe=options.recipe.label,
+        data=options.data.partition(":")[0],
+        seed=options.seed,
+        batch_size=session.batch_size,
+        world_size=session.process.world_size,
+    )
+
+
+def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision) -> str:
+    session.batch_size = largest_batch_that_fits(
+        workload,
+        session.options.recipe,
+        arithmetic,
+        session.process,
+        seed=session.options.seed,
+        budget_bytes=session.options.memory_budget,
+    )
+    return f"the largest batch that fits is {session.batch_size}"
+
+
+def _resume(session: Session, checkpointing: Checkpointing) -> str:
+    step = checkpointing.resume(last_step=session.steps)
+    if step == 0:
+        return "no checkpoint yet: from the start"
+    session.first_step = step + 1
+    session.last_done = step
+    return f"after step {step}"

@@ -1,0 +1,252 @@
+"""Held-out data: what the model scores on them while it trains, and the weights that scored best."""
+
+import contextlib
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.failures import InterruptedRun
+from fastlaunch_train.parallel import Process, agree
+from fastlaunch_train.records import Eval
+from fastlaunch_train.training import Training
+from fastlaunch_train.workload import Batch, DataRequest, Score, Workload, next_batch
+from fastlaunch_train.workloads import WorkloadError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The weights, in host memory, that scored best on validation, and what they scored."""
+
+    score: Eval
+    weights: dict[str, Any]
+
+
+class Evaluations:
+    """When a model is evaluated, up to which step it was, and its best weights where `keep_best`.
+
+    `validation` comes every `every` steps and after the last; `test` after it all, with the weights of the
+    last step and with the best ones.
+    """
+
+    def __init__(self, *, every: int, last_step: int, keep_best: bool) -> None:
+        self.every = every
+        self.keep_best = keep_best
+        self.best: Best | None = None
+        self._last_step = last_step
+        self._evaluated = 0
+
+    def due(self, step: int) -> bool:
+        """Whether the model after `step` is to be evaluated, and was not."""
+        return step > self._evaluated and (step % self.every == 0 or step == self._last_step)
+
+    def validate(self, training: Training, step: int) -> Eval:
+        """What the model after `step` scores on `validation`, recorded. Raises what `evaluate` does."""
+        found = _record(training, "validation", step)
+        if self.keep_best and (self.best is None or is_better(found, self.best.score)):
+            self.best = Best(score=found, weights=training.stepper.weights())
+        self._evaluated = step
+        return found
+
+    def test(self, training: Training, step: int) -> None:
+        """Record what the weights after `step` score on `test`, and then the best, which stay in the model."""
+        if not self.keep_best:
+            return
+        _record(training, "test", step)
+        assert self.best is not None, "validation came first"
+        training.stepper.load_weights(self.best.weights)
+        _record(training, "test", self.best.score.step, weights="best", after=step)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: plain values and tensors."""
+        best = self.best
+        return {
+            "evaluated": self._evaluated,
+            "best": None if best is None else {"score": dict(vars(best.score)), "weights": best.weights},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        best = state["best"]
+        if best is not None and self.keep_best:
+            self.best = Best(score=Eval(**best["score"]), weights=best["weights"])
+        # Where best weights are wanted and none were kept, the last evaluation has to be done again.
+        if self.best is not None or not self.keep_best:
+            self._evaluated = state["evaluated"]
+
+
+def plan_evaluations(
+    workload: Workload, request: DataRequest, process: Process, *, every: int, last_step: int
+) -> Evaluations | None:
+    """The Evaluations of a training of which `every` steps were asked for; None for 0.
+
+    Raises WorkloadError if the workload holds no data out.
+    """
+    if not every:
+        return None
+    if (
+        workload.held_out is None
+        or workload.score is None
+        or not _has_data(workload, request, process, "validation")
+    ):
+        raise WorkloadError(
+            f"workload {workload.name!r} has no held-out data to evaluate on", "leave out --eval-every"
+        )
+    keep_best = _has_data(workload, request, process, "test")
+    return Evaluations(every=every, last_step=last_step, keep_best=keep_best)
+
+
+def is_better(found: Eval, than: Eval) -> bool:
+    """Whether `found` beats `than`: by the metric, higher is better, else by the loss; a draw does not."""
+    if found.loss is None:
+        return False
+    if than.loss is None:
+        return True
+    if found.metric_value is not None and than.metric_value is not None:
+        return found.metric_value > than.metric_value
+    return found.loss < than.loss
+
+
+def evaluate(training: Training, split: str, step: int, weights: str = "current") -> Eval:
+    """What the model as it is scores on `split`, all ranks together; loss None where it is not finite.
+
+    step, weights: of the model, for the record. Training goes on after it as if it had not been: model,
+    buffers, FP8 scales and random generators are left as they were. Raises InterruptedRun, within a batch,
+    when a rank was asked to stop.
+    """
+    workload, model, device = training.workload, training.stepper.model, training.process.device
+    assert workload.held_out is not None and workload.score is not None
+    started = time.perf_counter()
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    with left_as_it_was(model, device), torch.no_grad():
+        model.eval()
+        for batch, counts in _in_step(training, workload.held_out(training.request, split)):
+            with training.precision.autocast():
+                score = workload.score(model, batch)
+            if counts:
+                totals += _vector(score, _num_samples(batch), device)
+    loss_sum, weight, metric_sum, num_samples = _add_up(training.process, totals)
+    loss = loss_sum / weight if weight else math.nan
+    metric_value = metric_sum / weight if weight and workload.metric else math.nan
+    return Eval(
+        step=step,
+        split=split,
+        loss=loss if math.isfinite(loss) else None,
+        num_samples=round(num_samples),
+        seconds=time.perf_counter() - started,
+        weights=weights,
+        metric=workload.metric,
+        metric_value=metric_value if math.isfinite(metric_value) else None,
+    )
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts back what a forward pass changes: training mode, buffers, FP8 scales, random generators."""
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [*model.buffers(), *_fp8_scales(model)]
+    before = [tensor.detach().clone() for tensor in tensors]
+    drawn = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(drawn)
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+
+
+def _fp8_scales(model: nn.Module) -> list[torch.Tensor]:
+    """Delayed scaling's scales and maxima, which Transformer Engine keeps beside its modules' buffers.
+
+    Without this the largest values of an evaluation would be among those that the next step's scales are of
+    (release 2.20 writes them in any forward pass).
+    """
+    found = []
+    for module in model.modules():
+        meta: Any = getattr(module, "fp8_meta", None)
+        for key in ("scaling_fwd", "scaling_bwd") if isinstance(meta, dict) else ():
+            for name in ("scale", "amax_history"):
+                value = getattr(meta.get(key), name, None)
+                if isinstance(value, torch.Tensor):
+                    found.append(value)
+    return found
+
+
+def _in_step(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each of this rank's batches, and whether it counts: every rank gets as many as the one with most.
+
+    A sharded or wrapped model meets its peers in each forward pass. Raises InterruptedRun when asked to stop.
+    """
+    last: Batch | None = None
+    while True:
+        batch = next(batches, None)
+        any_left, asked = agree(
+            training.process, [float(batch is not None), float(training.interrupts.requested)]
+        )
+        if asked:
+            raise InterruptedRun(training.interrupts.message)
+        if not any_left:
+            return
+        if batch is None and last is None:
+            # Fewer batches than ranks: any other does to keep them company.
+            last = next_batch(training.workload, training.workload.batches(training.request))
+        last = last if batch is None else batch
+        yield last, batch is not None
+
+
+def _record(
+    training: Training, split: str, step: int, *, weights: str = "current", after: int | None = None
+) -> Eval:
+    found: list[Eval] = []
+
+    def work() -> str:
+        found.append(evaluate(training, split, step, weights))
+        return _told(found[0])
+
+    training.phase("eval", work, step=step if after is None else after)
+    training.writer.add(found[0])
+    training.writer.flush()
+    return found[0]
+
+
+def _told(found: Eval) -> str:
+    loss = "not finite" if found.loss is None else f"{found.loss:.4f}"
+    metric = f", {found.metric} {found.metric_value:.4f}" if found.metric_value is not None else ""
+    best = f" with the weights of step {found.step}" if found.weights == "best" else ""
+    return f"{found.split}{best}: loss {loss}{metric}"
+
+
+def _has_data(workload: Workload, request: DataRequest, process: Process, split: str) -> bool:
+    assert workload.held_out is not None
+    batches = workload.held_out(request, split)
+    return agree(process, [float(next(batches, None) is not None)])[0] > 0
+
+
+def _vector(score: Score, num_samples: int, device: torch.device) -> torch.Tensor:
+    nothing = torch.zeros((), device=device)
+    metric_sum = nothing if score.metric_sum is None else score.metric_sum
+    parts = [score.loss_sum, score.weight, metric_sum, nothing + num_samples]
+    return torch.stack([part.detach().to(device, torch.float64) for part in parts])
+
+
+def _num_samples(batch: Batch) -> int:
+    if isinstance(batch, torch.Tensor):
+        return len(batch)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return next(_num_samples(part) for part in parts)
+
+
+def _add_up(process: Process, values: torch.Tensor) -> list[float]:
+    message = values.cpu()
+    if process.world_size > 1:
+        torch.distributed.all_reduce(message)
+    return [float(value) for value in message]

@@ -1,0 +1,47 @@
+"""`Training`: everything that a loop needs, built."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.phases import PhaseClock
+from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.records import RecordWriter
+from fastlaunch_train.workload import Batch, DataRequest, Workload
+
+if TYPE_CHECKING:
+    from fastlaunch_train.evaluation import Evaluations
+    from fastlaunch_train.stepping import Stepper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the loops share.
+
+    stepper: the model, wrapped and compiled as the recipe says, and what makes a step of it. In the loops of
+        other libraries they wrap the model themselves, and make the steps.
+    request: what `batches` were asked for with; held-out data are asked for likewise.
+    evaluations: when and on what the model is evaluated; None for never.
+    save_checkpoint: of the step that it is given.
+    """
+
+    workload: Workload
+    recipe: Recipe
+    process: Process
+    precision: Precision
+    stepper: "Stepper"
+    batches: Iterator[Batch]
+    request: DataRequest
+    first_step: int
+    last_step: int
+    checkpoint_every: int
+    save_checkpoint: Callable[[int], None]
+    evaluations: "Evaluations | None"
+    phase: PhaseClock
+    writer: RecordWriter
+    interrupts: Interrupts
+    num_compiles: Callable[[], int]
+    print_metrics: bool = False
