@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.images import ImageShape, class_patterns, make_images, seed_of
+from fastlaunch_train.images import ImageShape, class_patterns, make_images
+from fastlaunch_train.order import seed_of
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
 

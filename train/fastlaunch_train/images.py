@@ -1,12 +1,12 @@
 """Batches of images, from one of three sources: made on the device, through a loader, or from a folder."""
 
-import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from fastlaunch_train.order import seed_of
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
 
@@ -49,12 +49,6 @@ def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
     raise WorkloadError(
         f"unknown data source {request.arm!r}", "known: synthetic, loader, folder:PATH (PATH/CLASS/IMAGE)"
     )
-
-
-def seed_of(*parts: int | str) -> int:
-    """A seed of 63 bits for the random generator of whatever `parts` name; other parts, another seed."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
 
 
 def class_patterns(num_classes: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,166 @@
+"""Hugging Face's language models: built or loaded, called for their logits alone, and their blocks found."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.workloads import WorkloadError
+
+
+class Logits(nn.Module):
+    """A Hugging Face model's call, from token numbers to logits alone.
+
+    One tensor out, whatever the model's own output holds: as torch.compile, DDP and ORTModule like it best.
+    """
+
+    def __init__(self, model: nn.Module, *, broadcast_mask: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self._broadcast_mask = broadcast_mask
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits, (batch, tokens, vocabulary) or (batch, classes).
+
+        tokens: (batch, tokens), int64. mask: of the same shape, 0 where a token means nothing.
+        """
+        if mask is not None and self._broadcast_mask:
+            mask = mask[:, None, None, :].bool()
+        logits: torch.Tensor = self.model(input_ids=tokens, attention_mask=mask).logits
+        return logits
+
+
+def transformers_for(workload: str) -> Any:
+    """The transformers package. Raises WorkloadError, naming the extra, where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise WorkloadError(
+            f"workload {workload!r} needs transformers, which is not installed",
+            "pip install 'fastlaunch[train]'",
+        )
+    # transformers imports torchvision where it is installed.
+    if importlib.util.find_spec("torchvision") is not None:
+        from fastlaunch_train.cpu_torchvision import prepare_torchvision
+
+        prepare_torchvision()
+    import transformers
+
+    return transformers
+
+
+def published_config(name: str, workload: str) -> Any:
+    """The configuration of model `name`: a folder, or a name on the Hugging Face hub.
+
+    Raises WorkloadError if there is none such, or the hub cannot be reached.
+    """
+    transformers = transformers_for(workload)
+    return of_the_hub(transformers.AutoConfig.from_pretrained, name, workload, "model")
+
+
+def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
+    """A causal language model in fp32: random weights of `config`, or those of `weights`, if given.
+
+    It is called with full sequences, without a mask.
+    """
+    transformers = transformers_for(workload)
+    # Keys and values of the tokens so far are kept for writing text, not for training.
+    config.use_cache = False
+    return Logits(
+        _build(transformers.AutoModelForCausalLM, workload, config, weights, _causal_attention(config))
+    )
+
+
+def classifier(workload: str, config: Any, weights: str | None) -> Logits:
+    """A sequence classifier in fp32: as `causal_model`; a head that `weights` lack is random."""
+    transformers = transformers_for(workload)
+    model = _build(transformers.AutoModelForSequenceClassification, workload, config, weights, {})
+    # Given a mask of tokens, release 5 waits for the device in every step to see whether it is all ones.
+    sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
+    return Logits(model, broadcast_mask=sdpa and int(transformers.__version__.partition(".")[0]) >= 5)
+
+
+def of_the_hub(load: Callable[..., Any], name: str, workload: str, what: str, **options: Any) -> Any:
+    """What transformers' `load` makes of `name`; WorkloadError if it is not there or is not `what`."""
+    folder = Path(name).expanduser()
+    option = f"--{what}"
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise WorkloadError(
+            f"workload {workload!r}: there is no {what} folder {name}",
+            f"give {option} a folder, or a name on the Hugging Face hub",
+        )
+    try:
+        return load(str(folder) if folder.is_dir() else name, **options)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0][:300] or type(error).__name__
+        if folder.is_dir():
+            raise WorkloadError(
+                f"workload {workload!r}: folder {name} holds no {what} that can be loaded: {reason}",
+                f"give {option} a folder that {what}.save_pretrained() wrote",
+            ) from error
+        raise WorkloadError(
+            f"workload {workload!r}: {what} {name} cannot be had: {reason}",
+            f"check its name and the network, or download it and give {option} FOLDER",
+        ) from error
+
+
+def transformer_blocks(model: nn.Module) -> nn.ModuleList | None:
+    """The model's transformer blocks: its list of modules with the most parameters; None if it has none.
+
+    GPT-2 and GPT-Neo call it `h`, Llama and its like `layers`, DistilBERT and BERT `layer`. Lists inside a
+    block, as of a mixture's experts, hold fewer parameters than the list of the blocks.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    largest = max(lists, key=_size, default=None)
+    return largest if largest is not None and _size(largest) > 0 else None
+
+
+def positions(config: Any) -> int | None:
+    """The longest sequence that a model of `config` takes; None where it does not say."""
+    value = getattr(config, "max_position_embeddings", None)
+    return int(value) if value else None
+
+
+def sequence_length(asked: int | None, own: int, config: Any, workload: str) -> int:
+    """Tokens of a sample: as asked, else the workload's own or as many as the model has positions."""
+    most = positions(config)
+    if asked is None:
+        return own if most is None else min(own, most)
+    if most is not None and asked > most:
+        raise WorkloadError(
+            f"workload {workload!r}: --sequence-length {asked} is more than the model's {most} positions",
+            f"give --sequence-length {most} or less",
+        )
+    return asked
+
+
+def _build(auto: Any, workload: str, config: Any, weights: str | None, options: dict[str, Any]) -> Any:
+    if weights is None:
+        model = auto.from_config(config, **options)
+    else:
+        model = of_the_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
+    # Weights may have been published in another type.
+    return model.float()
+
+
+def _causal_attention(config: Any) -> dict[str, Any]:
+    """Options that make a model call torch's attention as causal, without a mask, as full sequences allow.
+
+    Left alone, transformers 5 looks in every step whether sequences are packed, which waits for the device,
+    and compiled as a whole it makes a mask, with which no flash kernel runs. Of models whose every layer sees
+    all that is before; earlier releases do so by themselves.
+    """
+    if config.model_type not in ("gpt2", "llama"):
+        return {}
+    try:
+        from transformers import AttentionInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    except ImportError:
+        return {}
+    AttentionInterface.register("fastlaunch_causal", sdpa_attention_forward)
+    return {"attn_implementation": "fastlaunch_causal"}
+
+
+def _size(modules: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in modules.parameters())

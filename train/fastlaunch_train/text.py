@@ -1,0 +1,131 @@
+"""Batches of text: sequences of tokens, held in memory, that are read once and then dealt out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fastlaunch_train.order import NO_LABEL, share, shuffled
+from fastlaunch_train.workload import Batch, DataRequest
+from fastlaunch_train.workloads import WorkloadError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Samples of text, on the CPU. tokens: (samples, length), int32.
+
+    classes: (samples,), int64, and lengths: (samples,), the tokens of each that are no padding. Without them
+    every sequence is full, and its own tokens are what is predicted.
+    """
+
+    tokens: torch.Tensor
+    classes: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert self.tokens.dim() == 2
+        assert (self.classes is None) == (self.lengths is None)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def part(self, indices: torch.Tensor) -> "Sequences":
+        """The samples of these numbers, in this order."""
+        return Sequences(
+            tokens=self.tokens[indices],
+            classes=None if self.classes is None else self.classes[indices],
+            lengths=None if self.lengths is None else self.lengths[indices],
+        )
+
+
+#: What to train on (`train`) and what is held out (`validation`, and `test` if there is one).
+Splits = Mapping[str, Sequences]
+
+
+@dataclass(kw_only=True)
+class TextSource:
+    """Where a workload's text comes from: made up, or read once, when it is first asked for.
+
+    write: endless batches of made-up text. written: made-up text that is held out. read: the text of a file
+    or folder, by the words for it on the command line, each a function of the path.
+    """
+
+    workload: str
+    write: Callable[[DataRequest], Iterator[Batch]]
+    written: Callable[[], Splits]
+    read: Mapping[str, Callable[[str], Splits]]
+    _splits: dict[str, Splits] = field(default_factory=dict)
+
+    def batches(self, request: DataRequest) -> Iterator[Batch]:
+        """Endless batches to train on."""
+        if request.arm == "synthetic":
+            return self.write(request)
+        return training_batches(self._of(request.arm)["train"], request)
+
+    def held_out(self, request: DataRequest, split: str) -> Iterator[Batch]:
+        """This rank's batches of `validation` or `test`; none of what there is not."""
+        sequences = self._of(request.arm).get(split)
+        return iter(()) if sequences is None else scoring_batches(sequences, request)
+
+    def samples_per_epoch(self, arm: str) -> int:
+        """Samples to train on. Raises WorkloadError of made-up text, which has no end."""
+        if arm == "synthetic":
+            raise WorkloadError(
+                f"workload {self.workload!r}: synthetic data have no end, and so no epochs", "give --steps"
+            )
+        return len(self._of(arm)["train"])
+
+    def _of(self, arm: str) -> Splits:
+        if arm not in self._splits:
+            source, _, path = arm.partition(":")
+            if arm == "synthetic":
+                self._splits[arm] = self.written()
+            elif path and source in self.read:
+                self._splits[arm] = self.read[source](path)
+            else:
+                known = ["synthetic", *(f"{word}:PATH" for word in self.read)]
+                raise WorkloadError(
+                    f"workload {self.workload!r}: unknown data source {arm!r}", f"known: {', '.join(known)}"
+                )
+        return self._splits[arm]
+
+
+def training_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:
+    """Endless batches, as `batch_of` makes them and `order.shuffled` deals them."""
+    for keys in shuffled(len(sequences), request):
+        yield batch_of(sequences.part(torch.tensor([index for _, index in keys])), request.device)
+
+
+def scoring_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:
+    """This rank's batches of `sequences`, each once over all ranks, as `order.share` deals them."""
+    for indices in share(len(sequences), request):
+        filled = torch.tensor([0 if index is None else index for index in indices])
+        is_filler = torch.tensor([index is None for index in indices])
+        yield batch_of(sequences.part(filled), request.device, is_filler)
+
+
+def batch_of(
+    sequences: Sequences, device: torch.device, is_filler: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
+    """A batch of all `sequences`, on `device`; what is_filler (samples,) marks has no labels.
+
+    tokens: (batch, length), int64. labels: the class of each sample, or its tokens; `NO_LABEL` where there
+    is none. With classes also mask: as tokens, 1 where one means something, and lengths: (batch,), on the CPU
+    to be counted without waiting for the device.
+    """
+    tokens = sequences.tokens.long()
+    labels = tokens if sequences.classes is None else sequences.classes
+    if is_filler is not None:
+        labels = labels.masked_fill(is_filler if labels.dim() == 1 else is_filler[:, None], NO_LABEL)
+    batch = {"tokens": _to(tokens, device), "labels": _to(labels, device)}
+    if sequences.lengths is not None:
+        mask = torch.arange(tokens.shape[1]) < sequences.lengths[:, None]
+        batch |= {"mask": _to(mask.long(), device), "lengths": sequences.lengths}
+    return batch
+
+
+def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        # From pageable memory the copy would wait for the steps that are queued.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
