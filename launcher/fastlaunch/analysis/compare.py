@@ -5,16 +5,18 @@ README's "how to read the numbers". What is not known is None, never guessed.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastlaunch.analysis.guards import guards
 from fastlaunch.analysis.judgement import PricedPool, judge
 from fastlaunch.analysis.pooling import Candidate, Pool, log_time, pool
 from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.analysis.rows import Row, make_row
+from fastlaunch.analysis.schemas import schema_warnings
 from fastlaunch.analysis.statistics import Spread, pooled_spread
-from fastlaunch.errors import UnknownName
+from fastlaunch.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from fastlaunch.prices import Catalogue
@@ -30,6 +32,7 @@ class Comparison:
 
     prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
     or where there are none. spread: between runs, pooled. warnings: what was left out, and why.
+    allow_unverified: whether rows are ranked whatever their guards hold against them.
     unfit: the runs that were left out for their problems.
     """
 
@@ -38,6 +41,7 @@ class Comparison:
     prices_as_of: datetime.date | None
     spread: Spread
     warnings: tuple[str, ...] = ()
+    allow_unverified: bool = False
     unfit: tuple[Candidate, ...] = ()
 
 
@@ -47,25 +51,32 @@ def compare(
     catalogue: "Catalogue",
     prices: PriceRequest,
     baseline: str | None = None,
+    allow_unverified: bool = False,
 ) -> Comparison:
     """The comparison of `candidates`. baseline: a recipe's label, or a run's id, a prefix or last part of it.
 
-    Raises UnknownName for a baseline that is not among them, UserError for a price that cannot be charged.
+    allow_unverified: rank also what fails a check of its numerics, or trains to a worse loss.
+    Raises UnknownName for a baseline that is not among them, UserError for one that is not ranked and for a
+    price that cannot be charged.
     """
     pools, unfit = pool(candidates)
     warnings = [f"{c.run_id} ({c.summary.recipe}) is left out: {c.summary.problems[0]}" for c in unfit]
-    workloads: dict[str, list[PricedPool]] = {}
-    for row in pools:
-        price, warning = price_row(row, prices, catalogue)
-        warnings += [warning] if warning else []
-        workloads.setdefault(row.first.workload, []).append(PricedPool(pool=row, price=price))
     if baseline is not None and pools and not any(_is_named(row, baseline) for row in pools):
         raise UnknownName("baseline", baseline, {row.first.recipe for row in pools})
+    workloads: dict[str, list[Pool]] = {}
+    for row in pools:
+        workloads.setdefault(row.first.workload, []).append(row)
     spread = pooled_spread([row.log_times for row in pools])
 
     rows: list[Row] = []
     baselines = {}
-    for workload, items in workloads.items():
+    for workload, of_workload in workloads.items():
+        items = []
+        for row, guard in zip(of_workload, guards(of_workload, unfit), strict=True):
+            price, warning = price_row(row, prices, catalogue)
+            warnings += [warning] if warning else []
+            items.append(PricedPool(pool=row, price=price, guard=guard, unverified=allow_unverified))
+        warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
         baselines[workload] = base.pool.first.recipe
         judgements = judge(items, base, spread)
@@ -79,8 +90,18 @@ def compare(
         prices_as_of=_prices_as_of(rows, prices),
         spread=spread,
         warnings=tuple(dict.fromkeys(warnings)),
+        allow_unverified=allow_unverified,
         unfit=tuple(unfit),
     )
+
+
+def _ranked_unverified(items: Sequence[PricedPool]) -> Iterator[str]:
+    for item in items:
+        if item.unverified and item.guard.failures:
+            yield (
+                f"{item.pool.first.recipe} is ranked as --allow-unverified asks, although"
+                f" {'; '.join(item.guard.failures)}"
+            )
 
 
 def _is_named(row: Pool, name: str) -> bool:
@@ -91,18 +112,30 @@ def _is_named(row: Pool, name: str) -> bool:
 
 
 def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
-    """The named row, else the first of recipe bf16, else the first; one with a speed before one without."""
+    """The named row, else the first of recipe bf16, else the first; one with a speed before one without.
+
+    A row that is barred is none unless all are, and then has no verdict either; named, it is a UserError.
+    """
 
     def preference(item: PricedPool) -> tuple[bool, ...]:
         recipe = item.pool.first.recipe
+        is_named = name is not None and _is_named(item.pool, name)
         return (
-            recipe == name or (name is not None and _is_named(item.pool, name)),
+            is_named and not item.is_barred,
+            is_named,
+            not item.is_barred,
             log_time(item.pool) is not None,
             recipe == DEFAULT_BASELINE,
             item.pool.is_steady,
         )
 
-    return max(items, key=preference)
+    base = max(items, key=preference)
+    if name is not None and base.is_barred and _is_named(base.pool, name):
+        raise UserError(
+            f"{base.pool.first.recipe} is no baseline: it is not ranked, {base.guard.failures[0]}",
+            "choose another, or rank it all the same: --allow-unverified",
+        )
+    return base
 
 
 def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | None:

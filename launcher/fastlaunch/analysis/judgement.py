@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.pooling import Pool, arm_of, global_batch, log_speed_ratio
 from fastlaunch.analysis.pricing import RowPrice
 from fastlaunch.analysis.statistics import (
     ASSUMED,
+    LEVEL,
     MACHINE,
     MOST_RUNS_PROPOSED,
     UNRESOLVED,
@@ -23,6 +25,7 @@ from fastlaunch.analysis.statistics import (
 from fastlaunch.metrics import Interval
 
 BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
+NOT_RANKED = "not ranked"
 TRAINING, THROUGHPUT = "training", "throughput"
 _KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that follow from the machine, which the row names anyway.
@@ -31,10 +34,19 @@ _OF_THE_MACHINE = ("device_name", "num_gpus_per_node")
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPool:
-    """The runs of a row with the price of one of their nodes, None if it is not known."""
+    """The runs of a row with the price of one of their nodes, None if it is not known.
+
+    guard: what is known of it besides its speed. unverified: what the guard holds against it does not bar it.
+    """
 
     pool: Pool
     price: RowPrice | None
+    guard: Guard
+    unverified: bool = False
+
+    @property
+    def is_barred(self) -> bool:
+        return bool(self.guard.failures) and not self.unverified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +71,7 @@ class _Pair:
     arms: tuple[Arm, Arm] | None
     other_machines: bool
     error: Uncertainty | None
-    level: float = 0.0
+    level: float = LEVEL
 
     @property
     def is_priced(self) -> bool:
@@ -67,14 +79,22 @@ class _Pair:
 
 
 def judge(items: Sequence[PricedPool], base: PricedPool, spread: Spread) -> list[Judgement]:
-    """A judgement for each of `items`, of which `base` is one; the verdicts are Holm-corrected together."""
+    """A judgement for each of `items`, of which `base` is one; the verdicts are Holm-corrected together.
+
+    Rows that are barred get no verdict and are none of those; their intervals are at 95%.
+    """
     pairs = [_pair(item, base, spread) for item in items if item is not base]
-    tested = [pair for pair in pairs if pair.error is not None]
+    tested = [pair for pair in pairs if pair.error is not None and not pair.row.is_barred]
     levels = holm_levels(
         [p_value(pair.log_ratio, pair.error) for pair in tested if pair.log_ratio is not None and pair.error]
     )
     leveled = iter([replace(pair, level=level) for pair, level in zip(tested, levels, strict=True)])
-    judged = iter([_judgement(next(leveled) if pair.error else pair, spread) for pair in pairs])
+    judged = iter(
+        [
+            _judgement(next(leveled) if pair.error and not pair.row.is_barred else pair, spread)
+            for pair in pairs
+        ]
+    )
     return [next(judged) if item is not base else _of_baseline(base) for item in items]
 
 
@@ -113,7 +133,7 @@ def _judgement(pair: _Pair, spread: Spread) -> Judgement:
         ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
         speed_ratio=_ratio(pair.log_speed_ratio, half_width),
         verdict=said,
-        reasons=(*why, *_qualifications(pair), *_of_runs(pair.row.pool)),
+        reasons=(*why, *_qualifications(pair), *_of_runs(pair.row.pool), *_of_guard(pair.row)),
         comparable_as=TRAINING if trains else THROUGHPUT,
     )
 
@@ -124,11 +144,12 @@ def _of_baseline(base: PricedPool) -> Judgement:
     timed = log_speed_ratio(base.pool, base.pool) is not None
     # That it did not settle is said of its runs below.
     why = [_why_no_interval(base.pool)] if base.pool.is_steady and not arm_of(base.pool) else []
+    barred = base.guard.failures if base.is_barred else ()
     return Judgement(
         ratio=one if timed and base.price is not None else None,
         speed_ratio=one if timed else None,
-        verdict=BASELINE,
-        reasons=(*why, *_of_runs(base.pool)),
+        verdict=NOT_RANKED if barred else BASELINE,
+        reasons=(*barred, *why, *_of_runs(base.pool), *_of_guard(base)),
         comparable_as=TRAINING,
     )
 
@@ -148,6 +169,9 @@ def exp(logarithm: float) -> float:
 
 def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str, list[str]]:
     """The verdict, and why it is no better one."""
+    if pair.row.is_barred:
+        unsure = pair.row.pool.is_steady and arm_of(pair.row.pool) is None
+        return NOT_RANKED, [*pair.row.guard.failures, *([_why_no_interval(pair.row.pool)] if unsure else [])]
     if not pair.row.pool.is_steady:
         return NOT_STEADY, []
     if pair.log_ratio is None:
@@ -217,6 +241,13 @@ def _of_runs(pool: Pool) -> Iterator[str]:
         yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
     if pool.first.derived:
         yield "derived from published percentages"
+
+
+def _of_guard(item: PricedPool) -> Iterator[str]:
+    """What is not known of the row's numerics and convergence, and what is disregarded."""
+    if item.unverified:
+        yield from (f"ranked all the same (--allow-unverified): {failure}" for failure in item.guard.failures)
+    yield from item.guard.notes
 
 
 def _num_runs(number: int) -> str:

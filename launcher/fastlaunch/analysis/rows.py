@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import cost
+from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.judgement import BASELINE, Judgement, PricedPool, exp
 from fastlaunch.analysis.pooling import SAMPLE, STEP, Candidate, Pool, arm_of, log_time, samples_per_step
 from fastlaunch.analysis.pricing import RowPrice, accelerator_of
@@ -24,7 +25,8 @@ class Row:
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
     out. ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are
     at Holm's level, all others at 95%. comparable_as: `throughput` where the global batch is another than
-    the baseline's, else `training`. runs: those used, and after them those whose step time did not settle.
+    the baseline's, else `training`. guard: of numerics and convergence; is_barred: by what that holds against
+    the row, which then has no verdict. runs: those used, and after them those whose step time did not settle.
     """
 
     workload: str
@@ -58,6 +60,8 @@ class Row:
     verdict: str
     reasons: tuple[str, ...]
     comparable_as: str
+    guard: Guard
+    is_barred: bool
     step_time_s: Interval | None = None
     samples_per_s: Interval | None = None
     tokens_per_s: Interval | None = None
@@ -124,6 +128,8 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         verdict=judgement.verdict,
         reasons=judgement.reasons,
         comparable_as=judgement.comparable_as,
+        guard=item.guard,
+        is_barred=item.is_barred,
         runs=(*pool.candidates, *pool.unsteady),
         **_quantities(pool, item.price, spread, catalogue),
     )

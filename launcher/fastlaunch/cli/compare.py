@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.options import DATE, next_command, output_option
+from fastlaunch.cli.options import DATE, POSITIVE_COUNT, next_command, output_option
 from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
 
@@ -35,6 +35,13 @@ MOST_WARNINGS = 8
     "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
 )
 @click.option("--all", "all_runs", is_flag=True, help="Every run there is.")
+@click.option(
+    "--allow-unverified",
+    is_flag=True,
+    help="Rank also recipes whose numerics or convergence are known to be wrong.",
+)
+@click.option("--finish", type=POSITIVE_COUNT, metavar="STEPS", help="Also: time and money of a job of STEPS steps.")
+@click.option("--target", metavar="METRIC=VALUE", help="Also: what it cost to reach this on held-out data.")
 @output_option
 def compare(
     selectors: tuple[str, ...],
@@ -45,6 +52,9 @@ def compare(
     usd_per_hour: float | None,
     price_file: Path | None,
     all_runs: bool,
+    allow_unverified: bool,
+    finish: int | None,
+    target: str | None,
     output: str,
 ) -> None:
     """What a dollar bought: runs side by side, with intervals and verdicts.
@@ -52,7 +62,8 @@ def compare(
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
     last part of it; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe, instance, state,
     submission or backend. Runs that are repeats of each other become one row. A run is priced as it was
-    billed, else by the price of its instance today.
+    billed, else by the price of its instance today. A row that fails a check of its numerics, or trains to a
+    worse held-out loss than its reference, is shown and not ranked.
     """
     from fastlaunch.prices import load_catalogue
     from fastlaunch.settings import load_settings
@@ -67,9 +78,9 @@ def compare(
     )
     runs = _stored_runs(settings, selectors, all_runs=all_runs)
     catalogue = load_catalogue(price_file or settings.prices)
-    comparison = compared(runs, request, catalogue, baseline=baseline)
+    comparison = compared(runs, request, catalogue, baseline=baseline, allow_unverified=allow_unverified)
     tell_warnings(comparison.warnings)
-    show(comparison, output)
+    show(comparison, output, finish=finish, target=target)
     next_command(_next(comparison, request, catalogue, [*selectors, *(["--all"] if all_runs else [])]))
 
 
@@ -106,7 +117,12 @@ def parse_share(text: str) -> Fraction:
 
 
 def compared(
-    runs: Sequence["Run"], request: "PriceRequest", catalogue: "Catalogue", *, baseline: str | None
+    runs: Sequence["Run"],
+    request: "PriceRequest",
+    catalogue: "Catalogue",
+    *,
+    baseline: str | None,
+    allow_unverified: bool = False,
 ) -> "Comparison":
     """The comparison of the runs that have measured something; what is left out is among the warnings.
 
@@ -119,7 +135,13 @@ def compared(
     if not runs:
         raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --repeats 3")
     candidates = [candidate for run in runs if (candidate := _candidate(run, request.region))]
-    comparison = compare_candidates(candidates, catalogue=catalogue, prices=request, baseline=baseline)
+    comparison = compare_candidates(
+        candidates,
+        catalogue=catalogue,
+        prices=request,
+        baseline=baseline,
+        allow_unverified=allow_unverified,
+    )
     unmeasured = [_unmeasured(run) for run in runs if run.summary is None]
     warnings = (*unmeasured, *comparison.warnings)
     if not comparison.rows:
@@ -130,17 +152,35 @@ def compared(
     return replace(comparison, warnings=warnings)
 
 
-def show(comparison: "Comparison", output: str) -> None:
-    """Print the comparison on stdout; a table ends with the answer in a sentence."""
-    if output == "table":
-        from fastlaunch.report.sentence import answer
-        from fastlaunch.report.table import as_table
+def show(
+    comparison: "Comparison", output: str, *, finish: float | None = None, target: str | None = None
+) -> None:
+    """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
 
-        click.echo(f"{as_table(comparison)}\n\n{answer(comparison)}")
-        return
+    A table ends with the answer in a sentence. Raises UserError for a target that cannot be read.
+    """
     from fastlaunch.report.data import as_csv, as_json
+    from fastlaunch.report.finish import finish_json, finish_table
+    from fastlaunch.report.sentence import answer
+    from fastlaunch.report.table import as_table
+    from fastlaunch.report.target import target_json, target_table
 
-    click.echo(as_json(comparison) if output == "json" else as_csv(comparison))
+    if output == "csv":
+        if finish is not None or target is not None:
+            raise UserError("--finish and --target have no place in a CSV of rows", "give --output json")
+        text = as_csv(comparison)
+    elif output == "json":
+        further = {
+            **({} if finish is None else {"finish": finish_json(comparison, finish)}),
+            **({} if target is None else {"target": target_json(comparison, target)}),
+        }
+        text = as_json(comparison, further)
+    else:
+        parts = [as_table(comparison)]
+        parts += [] if finish is None else [finish_table(comparison, finish)]
+        parts += [] if target is None else [target_table(comparison, target)]
+        text = "\n\n".join([*parts, answer(comparison)])
+    click.echo(text)
 
 
 def tell_warnings(warnings: Sequence[str]) -> None:

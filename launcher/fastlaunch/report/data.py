@@ -4,10 +4,13 @@ import csv
 import io
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.metrics import Interval
+from fastlaunch.report.convergence import convergence_to_json, held_out_to_json
+from fastlaunch.report.convergence import flat as flat_convergence
 
 #: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
 SCHEMA = 1
@@ -21,9 +24,9 @@ QUANTITIES = (
 )
 
 
-def as_json(comparison: Comparison) -> str:
-    """The comparison as one JSON object, indented."""
-    return json.dumps(to_json(comparison), indent=2, allow_nan=False)
+def as_json(comparison: Comparison, further: Mapping[str, Any] | None = None) -> str:
+    """The comparison as one JSON object, indented. further: `finish` and `target`, where asked for."""
+    return json.dumps(to_json(comparison) | dict(further or {}), indent=2, allow_nan=False)
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -37,6 +40,9 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "rows": [row_to_json(row) for row in comparison.rows],
         "spread_between_runs": comparison.spread.deviation if comparison.spread.dof else None,
         "warnings": list(comparison.warnings),
+        "allow_unverified": comparison.allow_unverified,
+        "finish": None,
+        "target": None,
     }
 
 
@@ -76,6 +82,11 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "comparable_as": row.comparable_as,
         "verdict": row.verdict,
         "reason": "; ".join(row.reasons) or None,
+        "ranked": not row.is_barred,
+        "guard_failures": list(row.guard.failures),
+        "numerics": row.guard.numerics,
+        "held_out": held_out_to_json(row),
+        "convergence": convergence_to_json(row),
         "sources": list(row.sources),
         "fingerprint": dict(row.fingerprint),
     }
@@ -95,7 +106,11 @@ def as_csv(comparison: Comparison) -> str:
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name in QUANTITIES:
+        if name == "held_out":
+            flat |= flat_convergence(row)
+        elif name == "convergence":
+            continue  # its columns came with those of `held_out`
+        elif name in QUANTITIES:
             quantity = value or {"value": None, "low": None, "high": None}
             flat |= {
                 name: quantity["value"],

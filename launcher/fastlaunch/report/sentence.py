@@ -21,7 +21,14 @@ def answer(comparison: Comparison) -> str:
 
 
 def _clause(rows: Sequence[Row]) -> str:
-    """Only rows that train alike are ranked, and derived figures only where there are no others."""
+    """Only rows that train alike are ranked, and derived figures only where there are no others.
+
+    Rows that are barred are neither ranked nor named beside those that are.
+    """
+    barred = [row for row in rows if row.is_barred]
+    rows = [row for row in rows if not row.is_barred]
+    if not rows:
+        return f"nothing is ranked: {named(barred[0], barred)}, {barred[0].guard.failures[0]}"
     base = next(row for row in rows if row.is_baseline)
     trains = [row for row in rows if row.comparable_as == TRAINING and row.verdict != NOT_STEADY]
     published = [row for row in trains if not row.derived]

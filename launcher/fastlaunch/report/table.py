@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.metrics import Interval
+from fastlaunch.report.convergence import convergence_columns, convergence_heading
 
 WIDTH = 120
 UNKNOWN = "n/a"
@@ -40,7 +41,7 @@ def _section(rows: Sequence[Row]) -> str:
     if others:
         parts.append("throughput, not training progress (another global batch than the baseline's):")
         parts += _grids(others, columns)
-    parts += [_before(rows), _notes(rows)]
+    parts += [_held_out(rows, shared), _before(rows), _notes(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -141,12 +142,25 @@ def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
     cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     rule = ["-" * width for width in widths]
-    left = ("instance", "recipe", "data", "verdict")
+    left = ("instance", "recipe", "data", "verdict", "convergence")
     alignment = ["left" if name in left else "right" for name in columns]
     # The headings go in as a row: tabulate would make each column two characters wider than its heading.
     lines = [list(columns), rule, *cells]
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
     return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
+    """Held-out loss at the end of the rows that were evaluated, and what is concluded from it."""
+    evaluated = [row for row in rows if row.guard.held_out is not None]
+    if not evaluated:
+        return ""
+    columns = {
+        **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART and name not in shared},
+        **convergence_columns(evaluated),
+    }
+    shown = {n: cell for n, cell in columns.items() if any(cell(row) is not None for row in evaluated)}
+    return f"{convergence_heading(evaluated)}\n{_grid(evaluated, shown)}"
 
 
 def _before(rows: Sequence[Row]) -> str:

@@ -1,0 +1,163 @@
+"""What bars a row from being ranked: arithmetic other than the model's, or a loss worse than its reference's.
+
+A fast wrong recipe is shown with all its figures, and gets no verdict on them. What was not checked, as in
+older records and published figures, bars nothing, and is said.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fastlaunch.analysis.convergence import (
+    FEWEST_PAIRS,
+    MOST_PAIRS_PROPOSED,
+    PAIRS_WANTED,
+    REFERENCE,
+    UNKNOWN,
+    WORSE,
+    Convergence,
+    Difference,
+    converges,
+)
+from fastlaunch.analysis.held_out import HeldOut, at_end, diverged, held_out
+from fastlaunch.analysis.loss_pairs import named_seeds
+from fastlaunch.analysis.pooling import Candidate, Pool, pooling_key
+from fastlaunch.metrics import RunSummary
+from fastlaunch_train.recipes import RECIPES
+
+PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
+#: Recipes that others' loss is compared with, the first that has any; else a row that nothing bars.
+REFERENCES = ("bf16", "fp32", "tf32")
+#: Blocks that are known to compute something else than the model's, checked or not.
+_NOT_EQUIVALENT = "te-article"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What is known of a row besides its speed.
+
+    numerics: `passed`, `failed` or `not checked`. failures: what bars it from being ranked, with the
+    numbers. notes: what else to say. held_out: its figures at the end, None without evaluations.
+    """
+
+    numerics: str
+    convergence: Convergence
+    held_out: HeldOut | None = None
+    failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def guards(pools: Sequence[Pool], unfit: Sequence[Candidate]) -> list[Guard]:
+    """A guard for each of `pools`, which are of one workload.
+
+    unfit: runs in no row; those whose loss stopped being a number still count against theirs.
+    """
+    arms = [_runs_of(pool, unfit) for pool in pools]
+    reference = _reference(arms)
+    references = [run for runs in arms for run in runs if run.recipe == reference]
+    return [_guard(runs, references, reference) for runs in arms]
+
+
+def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
+    key = pooling_key(pool.all_runs[0], None)
+    lost = [other for other in unfit if diverged(other.summary) and pooling_key(other, None) == key]
+    return [candidate.summary for candidate in (*pool.candidates, *pool.unsteady, *lost)]
+
+
+def _reference(arms: Sequence[Sequence[RunSummary]]) -> str | None:
+    """The recipe whose loss the others' is compared with; None where nothing was evaluated."""
+    evaluated = [
+        runs[0].recipe
+        for runs in arms
+        if any(at_end(run) or diverged(run) for run in runs) and not list(_wrong_numerics(runs))
+    ]
+    return next((name for name in (*REFERENCES, *evaluated) if name in evaluated), None)
+
+
+def _guard(runs: Sequence[RunSummary], references: Sequence[RunSummary], reference: str | None) -> Guard:
+    wrong = tuple(_wrong_numerics(runs))
+    checked = any(run.checks for run in runs)
+    if reference is not None and runs[0].recipe == reference:
+        convergence = Convergence(verdict=REFERENCE, reference=reference)
+    else:
+        convergence = converges(runs, references)
+    worse = (f"convergence: {_evidence(convergence)}",) if convergence.verdict == WORSE else ()
+    notes = [] if checked else ["numerics not checked"]
+    if convergence.verdict == UNKNOWN:
+        notes.append(f"convergence unknown: {_unknown(convergence)}")
+    notes += convergence.caveats
+    return Guard(
+        numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
+        convergence=convergence,
+        held_out=held_out(runs),
+        failures=(*wrong, *worse),
+        notes=tuple(notes),
+    )
+
+
+def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
+    """The checks that failed in any run, by name, with the numbers of the first such run."""
+    failed: dict[str, list[str]] = {}
+    for run in runs:
+        for check in run.checks:
+            if not check.passed:
+                told = [check.detail] if check.detail else []
+                if check.value is not None:
+                    limit = "" if check.limit is None else f", at most {check.limit:.3g} is allowed"
+                    told.append(f"{check.value:.3g}{limit}")
+                failed.setdefault(check.name, []).append("; ".join(told) or "failed")
+    for name, told in failed.items():
+        share = f" (in {len(told)} of {len(runs)} runs)" if len(told) < len(runs) else ""
+        yield f"{name}: {told[0]}{share}"
+    if not failed and _blocks_of(runs[0].recipe) == _NOT_EQUIVALENT:
+        yield "known not to be equivalent: its blocks attend across the batch, and train another model"
+
+
+def _blocks_of(label: str) -> str | None:
+    """The blocks of a recipe by its label; None for one that is not ours, as of published figures."""
+    name, *overrides = label.split()
+    given = dict(override.partition("=")[::2] for override in overrides)
+    return given.get("blocks") or (RECIPES[name].blocks if name in RECIPES else None)
+
+
+def _evidence(found: Convergence) -> str:
+    """`held-out loss +3.1% against bf16 (at least +2.2%, 95%), 5 pairs`."""
+    if found.diverged:
+        return f"the loss is no number at {named_seeds(found.diverged)}, where that of {found.reference} is"
+    end = found.end
+    assert end is not None
+    return (
+        f"held-out loss {percent(end, end.mean)} against {found.reference}"
+        f" (at least {percent(end, end.low)}, 95%), {_pairs(found.num_pairs)}"
+    )
+
+
+def _unknown(found: Convergence) -> str:
+    """Why, and about how many more pairs would tell."""
+    if found.reference is None:
+        return found.missing[0]
+    num_pairs = found.num_pairs + len(found.diverged)
+    if num_pairs < FEWEST_PAIRS:
+        why = ", ".join(found.missing) or "both need runs of other seeds (--seed)"
+        return (
+            f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {found.more_pairs} more would make {PAIRS_WANTED}"
+        )
+    parts = []
+    if (end := found.end) is not None and end.reference_loss > 0:
+        limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
+        against = f"held-out loss {percent(end, end.mean)} against {found.reference}"
+        parts.append(f"{against} ({limits}, 95% each), {_pairs(found.num_pairs)}")
+        if found.more_pairs is not None:
+            parts.append(f"about {found.more_pairs} more would tell")
+        elif end.verdict == UNKNOWN:
+            parts.append(f"more than {MOST_PAIRS_PROPOSED} more would be needed to tell")
+    return "; ".join([*parts, *found.missing]) or "there is no loss to compare"
+
+
+def _pairs(number: int) -> str:
+    return f"{number} pair{'' if number == 1 else 's'}"
+
+
+def percent(of: Difference, value: float | None) -> str | None:
+    """`+1.2%`: a difference as a part of the reference's loss; None if it is not known."""
+    part = of.relative(value)
+    return None if part is None else f"{part:+.1%}"
