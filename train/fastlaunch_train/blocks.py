@@ -8,6 +8,7 @@ from torch import nn
 
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.te_fp8 import block_context
+from fastlaunch_train.te_speed import prefer_cudnn_norm, unpack_without_copies
 
 #: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
 TE_NAMES: Mapping[str, str] = {
@@ -147,10 +148,7 @@ def te_block_from_timm(
     Raises RecipeError if the block computes something that Transformer Engine's does not.
     """
     arguments = te_arguments(block)
-    if layer_factory is None:
-        import transformer_engine.pytorch as te
-
-        layer_factory = te.TransformerLayer
+    layer_factory = layer_factory or _transformer_layer
     layer = layer_factory(**arguments, layer_number=layer_number)
     weights = te_weights_from_timm(block.state_dict())
     parameters = dict(layer.named_parameters())
@@ -183,6 +181,15 @@ def _whole_model_names(block_names: Sequence[str]) -> dict[str, str]:
     return {
         f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
     }
+
+
+def _transformer_layer(**arguments: Any) -> nn.Module:
+    import transformer_engine.pytorch as te
+
+    prefer_cudnn_norm()
+    layer: nn.Module = te.TransformerLayer(**arguments)
+    unpack_without_copies(layer)
+    return layer
 
 
 def _check_parts(block: nn.Module) -> None:
