@@ -15,11 +15,11 @@ _MAX_BYTES = 2**14
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRun:
-    """A run to show, under its label."""
+    """A run to show, under its label. num_steps: None where only its record will tell."""
 
     id: str
     label: str
-    num_steps: int
+    num_steps: int | None
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class AttemptDisplay:
             self._tail, self._tail_of = RecordTail(s3_sync.run_folder(self.home, run.id)), newest
         progress = self._tail.read() if self._tail else None
         stage = self._stage(sight, synced)
-        self.display.show(progress or Progress(step=0, num_steps=run.num_steps, phase=stage))
+        self.display.show(progress or Progress(step=0, num_steps=run.num_steps or 0, phase=stage))
 
     def finish(self, outcome: str) -> None:
         """Show that the run that is shown has ended, and how."""

@@ -6,17 +6,17 @@ What is wrong with a request by itself is found here, before anything is asked o
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from fastlaunch.arms import DEFAULT_STEPS, Arm, arms_of
+from fastlaunch.cloud_arms import check_travels, why_not_on
 from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
 from fastlaunch.cost_ceiling import HourlyRate, check_sold, dearest_rate
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
 from fastlaunch.prices import Catalogue
-from fastlaunch.request import MAX_REPEATS, Request, interleaved, known_workload, resolve_recipes
-from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.workloads import WorkloadInfo
+from fastlaunch.request import MAX_REPEATS, Request, interleaved
 
 DEFAULT_WORKLOAD = "vit-huge"
 
@@ -25,7 +25,8 @@ DEFAULT_WORKLOAD = "vit-huge"
 class CloudRequest:
     """What to train, and where and how it may be bought: checked as far as that needs no AWS.
 
-    batch_size: None to let the entrypoint find the largest. instances, regions: in the order they are tried.
+    arms: what is trained, in order. left_out: arms of an experiment that the machines cannot run, and why.
+    instances, regions: in the order they are tried.
     max_price_usd: the most paid per hour of spot, None for the on-demand price. image: a container image by
     digest that holds the training code; None for AWS's own with a code bundle, of tag `base_image` if given.
     allow_tcp: whether several nodes may do without EFA. reservation: of a capacity block; block_fee_usd: what
@@ -33,13 +34,9 @@ class CloudRequest:
     SageMaker keeps the machines, billed, for a next job. training_plan: ARN of SageMaker's.
     """
 
-    recipes: tuple[Recipe, ...]
-    workload: WorkloadInfo
-    batch_size: int | None
-    steps: int
+    arms: tuple[Arm, ...]
     repeats: int
     seed: int
-    data: str
     num_workers: int
     checkpoint_every: int
     instances: tuple[InstanceType, ...]
@@ -56,35 +53,47 @@ class CloudRequest:
     block_fee_usd: float | None = None
     keep_alive_minutes: int = 0
     training_plan: str | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def user_file(self) -> Path | None:
         """The user's own workload file, which travels in the code bundle; None for any other workload."""
-        path, separator, _ = self.workload.name.rpartition(".py:")
+        path, separator, _ = self.arms[0].workload.name.rpartition(".py:")
         return Path(f"{path}.py") if separator else None
 
 
 def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catalogue) -> CloudRequest:
     """The checked request. Raises UserError for what does not exist, cannot be trained or is not sold."""
-    recipes = resolve_recipes(request.recipes, request.overrides)
-    workload = known_workload(request.workload or DEFAULT_WORKLOAD)
+    arms = arms_of(request, DEFAULT_WORKLOAD)
     check_terms(terms)
     instances = instances_of(terms, catalogue)
-    _check_training(request, workload, terms)
+    _check_training(request, terms)
+    for arm in arms:
+        check_travels(arm, terms)
     for instance in instances:
         if terms.backend == "ec2":
             check_sold(instance, terms.purchase, terms.max_price_usd)
-        for recipe in recipes:
-            _check_recipe(recipe, instance, catalogue)
-    batch_size = workload.batch_size if request.batch_size is None else request.batch_size
+    kept, left_out = [], []
+    for arm in arms:
+        # As many jobs for every instance type: what one of them cannot run, none does.
+        found = (why_not_on(instance, arm, terms, catalogue) for instance in instances)
+        refused = next(filter(None, found), None)
+        if refused is None:
+            kept.append(arm)
+        elif arm.is_published:
+            left_out.append((arm.name, refused.message))
+        else:
+            raise refused
+    if not kept:
+        raise UserError(
+            f"no run of experiment {request.experiment} can be made there: {left_out[0][1]}",
+            f"`fastlaunch experiments {request.experiment}` shows what it needs",
+        )
     return CloudRequest(
-        recipes=tuple(recipes),
-        workload=workload,
-        batch_size=None if isinstance(batch_size, str) else batch_size,
-        steps=request.steps,
+        arms=tuple(kept),
+        left_out=tuple(left_out),
         repeats=request.repeats,
         seed=request.seed,
-        data=request.data,
         num_workers=request.num_workers,
         checkpoint_every=request.checkpoint_every,
         instances=instances,
@@ -135,21 +144,26 @@ def rate_at(
 def jobs_at(
     request: CloudRequest, instance: InstanceType, region: str, *, image: str | None = None
 ) -> tuple[JobSpec, ...]:
-    """The jobs on an instance type: each recipe as often as asked, A B, B A, one rank per GPU.
+    """The jobs on an instance type: each arm as often as asked, A B, B A, one rank per GPU unless it says.
 
     As many, and in the same order, for every instance type. image: by digest, where it is known.
     """
     specs = [
         JobSpec(
-            workload=request.workload.name,
-            recipe=recipe,
-            batch_size=request.batch_size,
-            steps=request.steps,
-            num_gpus=instance.num_accelerators * request.num_nodes,
+            workload=arm.workload.name,
+            recipe=arm.recipe,
+            batch_size=_batch_size(arm),
+            steps=arm.steps,
+            epochs=arm.epochs,
+            num_gpus=arm.num_gpus or instance.num_accelerators * request.num_nodes,
             seed=request.seed,
-            data=request.data,
+            data=arm.data,
             num_workers=request.num_workers,
             checkpoint_every=request.checkpoint_every,
+            eval_every=arm.eval_every,
+            model=arm.model,
+            tokenizer=arm.tokenizer,
+            sequence_length=arm.sequence_length,
             backend=request.backend,
             instance=instance.name,
             num_nodes=request.num_nodes,
@@ -163,7 +177,7 @@ def jobs_at(
             keep_alive_minutes=request.keep_alive_minutes,
             allow_tcp=request.allow_tcp,
         )
-        for recipe in request.recipes
+        for arm in request.arms
     ]
     return interleaved(specs, request.repeats)
 
@@ -209,60 +223,22 @@ def _types_with_efa(catalogue: Catalogue) -> str:
     )
 
 
-def _check_training(request: Request, workload: WorkloadInfo, terms: CloudTerms) -> None:
+def _batch_size(arm: Arm) -> int | None:
+    """Samples per GPU; None to let the entrypoint find the largest."""
+    asked = arm.workload.batch_size if arm.batch_size is None else arm.batch_size
+    return None if isinstance(asked, str) else asked
+
+
+def _check_training(request: Request, terms: CloudTerms) -> None:
     if not 1 <= request.repeats <= MAX_REPEATS:
         raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
     if request.nproc is not None:
         raise UserError(
             "--nproc is for training on this machine", "leave it out: on AWS it is one process per GPU"
         )
-    if request.data.partition(":")[0] == "folder":
-        raise UserError(
-            f"{request.data} is on this machine, not on the instance",
-            "give --data synthetic, or --data loader, which makes its images there",
-        )
-    if request.data not in ("synthetic", "loader"):
-        raise UnknownName("data arm", request.data, ("synthetic", "loader"))
     if terms.purchase == "spot" and not request.checkpoint_every:
-        steps = max(1, min(500, request.steps // 4))
+        quarter = (DEFAULT_STEPS if request.steps is None else request.steps) // 4
         raise UserError(
             "spot without checkpoints: an interruption would lose everything",
-            f"add --checkpoint-every {steps}, or another number of steps",
+            f"add --checkpoint-every {max(1, min(500, quarter))}, or another number of steps",
         )
-    path = workload.name.rpartition(".py:")[0]
-    if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
-        raise UserError(
-            f"workload {workload.name!r} is not below this folder",
-            "its file travels with the training code: go to its folder, and give ./my.py:build",
-        )
-    if path and terms.image:
-        raise UserError(
-            f"workload {workload.name!r} travels in the code bundle, which --image does without",
-            "leave out --image",
-        )
-
-
-def _check_recipe(recipe: Recipe, instance: InstanceType, catalogue: Catalogue) -> None:
-    accelerator = catalogue.accelerators[instance.accelerator]
-    if accelerator.compute_capability is None:
-        raise UserError(
-            f"{instance.name} carries {accelerator.name}, and training needs NVIDIA GPUs",
-            f"instance types with NVIDIA GPUs: {_families('bf16', catalogue)}",
-        )
-    if recipe.precision in ("fp8", "tf32") and recipe.precision not in accelerator.formats:
-        wanted = recipe.precision.upper()
-        raise UserError(
-            f"recipe {recipe.label} needs {wanted}, and {accelerator.name} of {instance.name} has none",
-            f"instance types with {wanted}: {_families(recipe.precision, catalogue)}",
-        )
-
-
-def _families(precision: str, catalogue: Catalogue) -> str:
-    """`p5, p5en, g6e`: the families whose GPUs multiply in this format."""
-    found = (
-        name.partition(".")[0]
-        for name, instance in catalogue.instances.items()
-        if precision in catalogue.accelerators[instance.accelerator].formats
-        and catalogue.accelerators[instance.accelerator].compute_capability
-    )
-    return ", ".join(dict.fromkeys(found))

@@ -104,13 +104,13 @@ class RecordTail:
 
 
 class Display(Protocol):
-    """Shows the progress of one run after another."""
+    """Shows the progress of one run after another. num_steps: None where only its record will tell."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def start(self, label: str, num_steps: int) -> None: ...
+    def start(self, label: str, num_steps: int | None) -> None: ...
     def show(self, progress: Progress) -> None: ...
     def finish(self, outcome: str) -> None: ...
 
@@ -138,13 +138,13 @@ class PlainLines:
     ) -> None:
         return
 
-    def start(self, label: str, num_steps: int) -> None:
+    def start(self, label: str, num_steps: int | None) -> None:
         self._label, self._shown, self._shown_at = label, None, self.clock()
-        self._print(f"{label}: started, {num_steps} steps")
+        self._print(f"{label}: started" + (f", {num_steps} steps" if num_steps else ""))
 
     def show(self, progress: Progress) -> None:
         before = self._shown
-        tenth = progress.num_steps / 10
+        tenth = max(1, progress.num_steps) / 10
         if before is not None and (progress.step, progress.phase) == (before.step, before.phase):
             return
         moved = before is None or progress.step // tenth > before.step // tenth
@@ -191,14 +191,20 @@ class ProgressBar:
         with suppress(OSError):
             self._bar.stop()
 
-    def start(self, label: str, num_steps: int) -> None:
+    def start(self, label: str, num_steps: int | None) -> None:
         self._label = label
         self._task = self._bar.add_task(label, total=num_steps, status="starting")
 
     def show(self, progress: Progress) -> None:
         assert self._task is not None
         with suppress(OSError):
-            self._bar.update(self._task, completed=progress.step, status=describe(progress))
+            # The first that knows how many steps so many epochs are is the record.
+            self._bar.update(
+                self._task,
+                completed=progress.step,
+                total=progress.num_steps or None,
+                status=describe(progress),
+            )
 
     def finish(self, outcome: str) -> None:
         assert self._task is not None

@@ -16,9 +16,13 @@ class JobSpec:
     """Workload x recipe x batch size, on an instance type (None: this machine), with its limits.
 
     batch_size: samples per GPU and step, or None to let the entrypoint find the largest that fits.
+    steps: None where epochs, passes over the data, are given instead: how many steps that makes is known
+        when the workload is built, and stands in the record.
     num_gpus: ranks over all nodes; on a machine without a GPU, processes.
-    data: `synthetic`, `loader` or `folder:PATH`.
-    checkpoint_every: steps between checkpoints, 0 for none.
+    data: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
+    checkpoint_every, eval_every: steps between checkpoints, and between evaluations; 0 for none.
+    model, tokenizer: of a language workload, a folder or a name on the Hugging Face hub; None for its own.
+    sequence_length: tokens of a sample; None for the workload's own.
     max_minutes: what the machine may run in all, however many attempts it takes; None on this machine.
     max_price_usd: per hour, the most that is paid for spot; None for the on-demand price.
     image: of the container, by digest; None for this machine.
@@ -30,12 +34,17 @@ class JobSpec:
     workload: str
     recipe: Recipe
     batch_size: int | None
-    steps: int
+    steps: int | None
     num_gpus: int
+    epochs: int | None = None
     seed: int = 0
     data: str = "synthetic"
     num_workers: int = 12
     checkpoint_every: int = 0
+    eval_every: int = 0
+    model: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = None
     backend: str = "local"
     instance: str | None = None
     num_nodes: int = 1
@@ -50,6 +59,10 @@ class JobSpec:
     allow_tcp: bool = False
 
     def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(
+                f"a run of {self.steps} steps and {self.epochs} epochs", "give steps or epochs, one of them"
+            )
         checks = (
             (
                 self.batch_size is None or self.batch_size >= 1,
@@ -57,7 +70,8 @@ class JobSpec:
                 self.batch_size,
                 "1 or more, or auto",
             ),
-            (self.steps >= 1, "steps", self.steps, "1 or more"),
+            (self.steps is None or self.steps >= 1, "steps", self.steps, "1 or more"),
+            (self.epochs is None or self.epochs >= 1, "epochs", self.epochs, "1 or more"),
             (self.num_gpus >= 1, "number of processes", self.num_gpus, "1 or more"),
             (self.num_nodes >= 1, "number of nodes", self.num_nodes, "1 or more"),
             (
@@ -74,6 +88,15 @@ class JobSpec:
                 self.checkpoint_every,
                 "0 (none) or more steps",
             ),
+            (self.eval_every >= 0, "evaluation interval", self.eval_every, "0 (none) or more steps"),
+            (
+                self.sequence_length is None or self.sequence_length >= 2,
+                "sequence length",
+                self.sequence_length,
+                "2 tokens or more",
+            ),
+            (self.model != "", "the model's name", "empty", "a folder, or a name on the Hugging Face hub"),
+            (self.tokenizer != "", "the tokenizer's name", "empty", "a folder, or a name on the hub"),
             (
                 self.max_minutes is None or self.max_minutes >= 1,
                 "time limit",
@@ -90,6 +113,12 @@ class JobSpec:
         for holds, what, value, allowed in checks:
             if not holds:
                 raise UserError(f"{what} is {value}", f"give {allowed}")
+
+    @property
+    def length(self) -> str:
+        """`200 steps`, or `3 epochs`."""
+        number, unit = (self.steps, "step") if self.steps is not None else (self.epochs, "epoch")
+        return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` turns back into an equal spec; the recipe with all it resolved to."""

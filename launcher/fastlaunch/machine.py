@@ -3,11 +3,14 @@
 import importlib.util
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: What training needs to be importable; `fastlaunch[train]` installs it.
-TRAINING_MODULES = ("torch", "timm")
+#: What training needs to be importable, by the module of its workload, beside torch; `fastlaunch[train]`
+#: installs all of it.
+_NEEDED_BY = {"vit": ("timm",), "causal_lm": ("transformers",), "sentiment": ("transformers",)}
+#: What some recipes need beside it.
+_RECIPE_MODULES = ("transformer_engine", "torchao", "deepspeed", "lightning", "torch_ort")
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader")
 
 
@@ -19,10 +22,9 @@ class Machine:
     num_cores: int
     modules: frozenset[str]
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """What training needs and is not installed."""
-        return tuple(name for name in TRAINING_MODULES if name not in self.modules)
+    def missing(self, workload_modules: Iterable[str] = ()) -> tuple[str, ...]:
+        """What training needs and is not installed. workload_modules: as WorkloadInfo has them."""
+        return tuple(name for name in needed_modules(workload_modules) if name not in self.modules)
 
     @property
     def description(self) -> str:
@@ -36,12 +38,18 @@ class Machine:
 def this_machine(environ: Mapping[str, str] | None = None) -> Machine:
     """The machine that this process runs on, as the jobs it starts will see it."""
     environ = os.environ if environ is None else environ
-    wanted = (*TRAINING_MODULES, "transformer_engine")
+    wanted = (*needed_modules(_NEEDED_BY), *_RECIPE_MODULES)
     return Machine(
         devices=visible_devices(_list_devices(_NVIDIA_SMI), environ.get("CUDA_VISIBLE_DEVICES")),
         num_cores=_num_cores(),
         modules=frozenset(name for name in wanted if importlib.util.find_spec(name) is not None),
     )
+
+
+def needed_modules(workload_modules: Iterable[str]) -> tuple[str, ...]:
+    """What has to be importable to train these workloads, each once, torch first."""
+    needed = [name for module in workload_modules for name in _NEEDED_BY.get(module.rpartition(".")[2], ())]
+    return tuple(dict.fromkeys(["torch", *needed]))
 
 
 def visible_devices(listing: str, cuda_visible_devices: str | None) -> tuple[str, ...]:

@@ -1,156 +1,119 @@
 """What a user asked `submit` for -> the jobs to run here, in order, and what a rehearsal leaves out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from fastlaunch.ability import command_words, nearest_that_runs, why_not
+from fastlaunch.arms import Arm, arms_of, check_data, without_model
 from fastlaunch.errors import UserError
-from fastlaunch.hardware import Accelerator, InstanceType
+from fastlaunch.hardware import InstanceType
 from fastlaunch.job import DEFAULT_REGION, JobSpec
 from fastlaunch.machine import Machine
 from fastlaunch.prices import Catalogue
-from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
-from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
+from fastlaunch_train.workloads import WorkloadInfo
 
-DATA_ARMS = ("synthetic", "loader", "folder:PATH")
 #: Every repeat is planned and stored before the first one starts.
 MAX_REPEATS = 1000
 _GPU_WORKLOAD, _CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
+#: Processes that stand in for several GPUs where there is none.
+_CPU_RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of `submit`; None is `not given`.
+    """The options of `submit`; None, and no recipes, is `not given`.
 
     batch_size: a number of samples, `auto`, or None.
     instance: the instance type to rehearse, None to run for its own sake.
+    experiment: of `fastlaunch.experiments`, which says recipes, overrides, workloads and batch sizes itself.
     """
 
-    recipes: tuple[str, ...] = ("bf16",)
+    recipes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     workload: str | None = None
     batch_size: int | str | None = None
-    steps: int = 200
+    steps: int | None = None
+    epochs: int | None = None
     repeats: int = 1
     seed: int = 0
     nproc: int | None = None
-    data: str = "synthetic"
+    data: str | None = None
     num_workers: int = 12
     checkpoint_every: int = 0
+    eval_every: int | None = None
+    model: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = None
+    experiment: str | None = None
     instance: str | None = None
     region: str = DEFAULT_REGION
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """specs: in the order they run. left_out: what a rehearsal does not cover, as (what, how it is here)."""
+    """specs: in the order they run. left_out: what a rehearsal does not cover, as (what, how it is here).
+
+    workloads: of the specs, each once.
+    """
 
     specs: tuple[JobSpec, ...]
     left_out: tuple[tuple[str, str], ...] = ()
+    workloads: tuple[WorkloadInfo, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Here:
+    """An arm as it is on this machine. changed: what it is not, as rows of `left_out`."""
+
+    arm: Arm
+    num_ranks: int
+    batch_size: int | None
+    changed: tuple[tuple[str, str], ...] = ()
 
 
 def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | None) -> Jobs:
     """The jobs of `request` on `machine`, repeats interleaved: A B, then B A, and so on.
 
-    catalogue: needed to rehearse an instance. Raises UserError for what does not exist or is not allowed.
+    catalogue: needed to rehearse an instance, and to tell what a GPU takes. Raises UserError for what does
+    not exist, is not allowed or cannot run here; an arm of an experiment that cannot is left out.
     """
-    recipes = resolve_recipes(request.recipes, request.overrides)
     if not 1 <= request.repeats <= MAX_REPEATS:
         raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
-    _check_data(request.data)
     instance = _instance(request, catalogue)
-    workload = known_workload(
-        request.workload or (_GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
-    )
-    stand_in = workload
-    if instance and not machine.devices:
-        stand_in = workload_info(workload.small)
-    run_as = [nearest_that_runs(recipe, machine, catalogue) if instance else recipe for recipe in recipes]
-    num_ranks = _num_ranks(request.nproc, machine)
-    batch_size = _batch_size(request.batch_size, stand_in, machine, smaller=stand_in is not workload)
-    specs = [
-        JobSpec(
-            workload=stand_in.name,
-            recipe=recipe,
-            batch_size=batch_size,
-            steps=request.steps,
-            num_gpus=num_ranks,
-            seed=request.seed,
-            data=request.data,
-            num_workers=request.num_workers,
-            checkpoint_every=request.checkpoint_every,
-            region=request.region,
+    arms = arms_of(request, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
+    for data in dict.fromkeys(arm.data for arm in arms):
+        check_data(data, [arm.workload for arm in arms])
+    here: list[_Here] = []
+    left_out: list[tuple[str, str]] = []
+    for arm in arms:
+        found = _here(arm, request, machine, catalogue, is_rehearsed=instance is not None)
+        if isinstance(found, _Here):
+            here.append(found)
+            left_out += found.changed
+        else:
+            left_out.append(("arm", f"{arm.name}: {found}, left out"))
+    if not here:
+        raise UserError(
+            f"no run of experiment {request.experiment} can be made here: {left_out[0][1]}",
+            f"add --instance p5.48xlarge; `fastlaunch experiments {request.experiment}` shows what it needs",
         )
-        # Two recipes may have the same stand-in; it is rehearsed once.
-        for recipe in dict.fromkeys(run_as)
-    ]
-    ordered = interleaved(specs, request.repeats)
-    if not instance:
-        return Jobs(specs=ordered)
-    assert catalogue is not None
-    asked_batch = request.batch_size or workload.batch_size
-    left_out = _left_out(
-        instance,
-        catalogue.accelerators[instance.accelerator],
-        machine,
-        num_ranks=num_ranks,
-        workload=f"{workload.name} at batch {asked_batch}" if stand_in is not workload else None,
-        instead=f"{stand_in.name} at batch {'auto' if batch_size is None else batch_size}",
-        recipes=[
-            (asked.label, found.label, why_not(asked, machine, catalogue))
-            for asked, found in zip(recipes, run_as, strict=True)
-        ],
+    if instance:
+        assert catalogue is not None
+        left_out += _not_here(instance, catalogue, machine, num_ranks=max(one.num_ranks for one in here))
+    # Two arms may have the same stand-in; it is run once.
+    specs = list(dict.fromkeys(_spec(one, request) for one in here))
+    return Jobs(
+        specs=interleaved(specs, request.repeats),
+        left_out=tuple(dict.fromkeys(left_out)),
+        workloads=tuple(dict.fromkeys(one.arm.workload for one in here)),
     )
-    return Jobs(specs=ordered, left_out=left_out)
 
 
 def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
     """The jobs as often as asked: A B, then B A, and so on, so that what drifts with time meets all alike."""
     rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(repeats))
     return tuple(spec for round_ in rounds for spec in round_)
-
-
-def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Recipe]:
-    """The recipes called `names`, each with every override. Raises UserError."""
-    doubled = {name for name in names if names.count(name) > 1}
-    if doubled:
-        raise UserError(f"recipe {min(doubled)} is given twice", "to run it twice, add --repeats 2")
-    try:
-        return [resolve_recipe(name, overrides) for name in names]
-    except RecipeError as error:
-        raise UserError(error.message, error.hint) from None
-
-
-def nearest_that_runs(recipe: Recipe, machine: Machine, catalogue: Catalogue | None) -> Recipe:
-    """`recipe` if `machine` can run it, else bf16 (fp32 for tf32) with its other fields."""
-    if why_not(recipe, machine, catalogue) is None:
-        return recipe
-    dropped = ("precision", "blocks", "fp8_scaling", "name", "description", "overrides")
-    base = resolve_recipe("fp32" if recipe.precision == "tf32" else "bf16")
-    kept = {field: value for field, value in vars(recipe).items() if field not in dropped}
-    return resolve_recipe(
-        base.name, [f"{field}={'none' if value is None else value}" for field, value in kept.items()]
-    )
-
-
-def why_not(recipe: Recipe, machine: Machine, catalogue: Catalogue | None) -> str | None:
-    """Why `machine` cannot run `recipe`, or None. A GPU not in the catalogue is believed."""
-    if not machine.devices:
-        if recipe.blocks == "te":
-            return "Transformer Engine needs an NVIDIA GPU"
-        return "TF32 needs an NVIDIA GPU" if recipe.precision == "tf32" else None
-    if recipe.blocks == "te" and "transformer_engine" not in machine.modules:
-        return "Transformer Engine is not installed"
-    known = [catalogue.accelerator_of_device(name) for name in machine.devices] if catalogue else []
-    for accelerator in known:
-        if (
-            accelerator
-            and recipe.precision in ("fp8", "tf32")
-            and recipe.precision not in accelerator.formats
-        ):
-            return f"{accelerator.name} has no {recipe.precision.upper()}"
-    return None
 
 
 def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | None:
@@ -160,28 +123,67 @@ def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | N
     return catalogue.instance(request.instance)
 
 
-def known_workload(name: str) -> WorkloadInfo:
-    """What is known of the workload. Raises UserError where there is none such, or no such file."""
-    try:
-        info = workload_info(name)
-    except WorkloadError as error:
-        raise UserError(error.message, error.hint) from None
-    path, separator, _ = name.rpartition(".py:")
-    if separator and not Path(f"{path}.py").is_file():
-        raise UserError(
-            f"workload {name!r}: there is no file {path}.py here", "give its path, as in ./my.py:build"
+def _here(
+    arm: Arm, request: Request, machine: Machine, catalogue: Catalogue | None, *, is_rehearsed: bool
+) -> _Here | str:
+    """The arm as it is on `machine`, or why it cannot be there. Raises UserError unless it is published."""
+    why = why_not(arm.recipe, machine, catalogue)
+    recipe = arm.recipe
+    if why is not None and arm.is_published:
+        return why
+    if why is not None:
+        recipe = nearest_that_runs(arm.recipe, machine, catalogue)
+        if not is_rehearsed:
+            raise UserError(
+                f"recipe {arm.recipe.label} cannot run here: {why}",
+                f"the nearest that can: {command_words(recipe)}",
+            )
+    if machine.devices and arm.num_gpus is not None and arm.num_gpus > len(machine.devices):
+        return f"it is for {arm.num_gpus} GPUs, and here is {machine.description}"
+    is_small = not machine.devices and (is_rehearsed or arm.is_published)
+    small = without_model(arm) if is_small else arm
+    batch_size = _batch_size(arm.batch_size, small.workload, machine, smaller=small is not arm)
+    changed = []
+    if small is not arm:
+        asked = arm.batch_size or arm.workload.batch_size
+        told = "auto" if batch_size is None else batch_size
+        changed.append(
+            (
+                "workload",
+                f"{arm.workload.name} at batch {asked}: rehearsed with {small.workload.name} at batch {told}",
+            )
         )
-    return info
+    num_ranks = _num_ranks(request.nproc, machine)
+    if arm.num_gpus is not None:
+        num_ranks = arm.num_gpus if machine.devices else min(arm.num_gpus, _CPU_RANKS)
+        if num_ranks < arm.num_gpus:
+            changed.append(("ranks", f"{arm.num_gpus}; here: {num_ranks}"))
+    if why is not None:
+        changed.append(("recipe", f"{arm.recipe.label}: {why}, rehearsed as {recipe.label}"))
+    return _Here(
+        arm=replace(small, recipe=recipe), num_ranks=num_ranks, batch_size=batch_size, changed=tuple(changed)
+    )
 
 
-def _check_data(data: str) -> None:
-    kind, _, path = data.partition(":")
-    if data in ("synthetic", "loader"):
-        return
-    if kind != "folder" or not path:
-        raise UserError(f"unknown data arm {data!r}", f"known: {', '.join(DATA_ARMS)}")
-    if not Path(path).is_dir():
-        raise UserError(f"there is no folder {path}", "give a folder with one folder of images per class")
+def _spec(here: _Here, request: Request) -> JobSpec:
+    arm = here.arm
+    return JobSpec(
+        workload=arm.workload.name,
+        recipe=arm.recipe,
+        batch_size=here.batch_size,
+        steps=arm.steps,
+        epochs=arm.epochs,
+        num_gpus=here.num_ranks,
+        seed=request.seed,
+        data=arm.data,
+        num_workers=request.num_workers,
+        checkpoint_every=request.checkpoint_every,
+        eval_every=arm.eval_every,
+        model=arm.model,
+        tokenizer=arm.tokenizer,
+        sequence_length=arm.sequence_length,
+        region=request.region,
+    )
 
 
 def _num_ranks(nproc: int | None, machine: Machine) -> int:
@@ -207,27 +209,15 @@ def _batch_size(
     return min(given, usual) if smaller else given
 
 
-def _left_out(
-    instance: InstanceType,
-    accelerator: Accelerator,
-    machine: Machine,
-    *,
-    num_ranks: int,
-    workload: str | None,
-    instead: str,
-    recipes: Sequence[tuple[str, str, str | None]],
-) -> tuple[tuple[str, str], ...]:
-    rows = []
-    if workload:
-        rows.append(("workload", f"{workload}: rehearsed with {instead}"))
-    for asked, found, why in recipes:
-        if why:
-            rows.append(("recipe", f"{asked}: {why}, rehearsed as {found}"))
-    rows.append(("GPU", f"{instance.num_accelerators} x {accelerator.name}; here: {machine.description}"))
+def _not_here(
+    instance: InstanceType, catalogue: Catalogue, machine: Machine, *, num_ranks: int
+) -> Iterator[tuple[str, str]]:
+    """What is the same of every rehearsal: rows of `left_out`."""
+    accelerator = catalogue.accelerators[instance.accelerator]
+    yield "GPU", f"{instance.num_accelerators} x {accelerator.name}; here: {machine.description}"
     if num_ranks != instance.num_accelerators:
-        rows.append(("ranks", f"{instance.num_accelerators}; here: {num_ranks}"))
+        yield "ranks", f"{instance.num_accelerators}; here: {num_ranks}"
     efa = f", {instance.num_efa_interfaces} EFA interfaces" if instance.num_efa_interfaces else ""
-    rows.append(("network", f"{instance.network_gbps:g} Gbps{efa}"))
-    rows.append(("image", "the container image, its driver and its libraries"))
-    rows.append(("price", f"nothing here tells what a step costs on {instance.name}"))
-    return tuple(rows)
+    yield "network", f"{instance.network_gbps:g} Gbps{efa}"
+    yield "image", "the container image, its driver and its libraries"
+    yield "price", f"nothing here tells what a step costs on {instance.name}"

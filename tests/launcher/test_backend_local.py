@@ -257,5 +257,7 @@ def test_listing_of_a_machine_whose_driver_is_broken_holds_no_device() -> None:
 def test_machine_is_described_and_says_what_training_lacks() -> None:
     machine = Machine(devices=("NVIDIA L4", "NVIDIA L4"), num_cores=2, modules=frozenset({"torch"}))
     assert machine.description == "2 x NVIDIA L4"
-    assert machine.missing == ("timm",)
+    assert machine.missing(["fastlaunch_train.workloads.vit"]) == ("timm",)
+    assert machine.missing(["fastlaunch_train.workloads.causal_lm"]) == ("transformers",)
+    assert machine.missing(["fastlaunch_train.workloads.gelu", "./my.py:build"]) == ()
     assert Machine(devices=(), num_cores=1, modules=frozenset()).description == "CPU with 1 core"

@@ -164,18 +164,28 @@ def test_a_rehearsal_for_several_nodes_of_sagemaker_is_one_process_here(
     assert re.search(r"^  nodes +2; here: 1$", capsys.readouterr().err, re.MULTILINE)
 
 
-def test_outside_a_rehearsal_the_entrypoint_refuses_itself(
+def test_what_cannot_run_here_is_refused_with_what_can(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch("submit", "--local", "--recipe", "bf16,te-fp8") == 2
+    out, err = capsys.readouterr()
+    assert (out, runs()) == ("", [])
+    assert err == (
+        "error: recipe te-fp8 cannot run here: Transformer Engine needs an NVIDIA GPU\n"
+        "  the nearest that can: --recipe bf16 --set optimizer_impl=fused\n"
+    )
+
+
+def test_what_the_launcher_believes_the_entrypoint_may_refuse(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_STATUS", "refused")
-    assert fastlaunch("submit", "--local", "--recipe", "te-fp8", "--repeats", "3") == 1
+    assert fastlaunch("submit", "--local", "--recipe", "compile", "--repeats", "3") == 1
     out, err = capsys.readouterr()
     first, *others = runs()
-    assert (first.recipe, first.state) == ("te-fp8", RunState.FAILED)
+    assert (first.recipe, first.state) == ("compile", RunState.FAILED)
     assert first.reason == "it ended before its first record: error: this machine cannot run that"
     assert [run.state for run in others] == [RunState.CANCELLED] * 2
     assert out.splitlines()[-1] == f"No step time: {first.reason}."
-    assert f"the end of {first.directory}/log.txt:\ntraining vit-tiny with te-fp8\nerror: this" in err
+    assert f"the end of {first.directory}/log.txt:\ntraining vit-tiny with compile\nerror: this" in err
 
 
 @pytest.mark.parametrize(

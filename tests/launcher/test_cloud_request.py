@@ -44,7 +44,9 @@ def test_what_is_given_counts() -> None:
     assert (job.data, job.num_workers, job.checkpoint_every) == ("loader", 3, 2)
     assert (job.purchase, job.max_price_usd, job.max_minutes) == ("spot", 20.0, 90)
     assert (job.region, job.image) == ("us-east-2", IMAGE)
-    assert build(batch_size="auto").batch_size is None
+    request = build(batch_size="auto")
+    (job,) = jobs_at(request, request.instances[0], "us-east-1")
+    assert job.batch_size is None
 
 
 def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
@@ -221,7 +223,9 @@ def test_a_training_job_knows_its_plan_and_its_warm_pool() -> None:
 def test_fp8_on_a_gpu_without_it_names_those_that_have_it(instance: str) -> None:
     with pytest.raises(UserError, match=f"needs FP8, and A10.* of {instance} has none") as caught:
         build({"instances": ("p5.48xlarge", instance)}, recipes=("bf16", "te-fp8"))
-    assert caught.value.hint == ("instance types with FP8: p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e")
+    assert caught.value.hint == (
+        "instance types with FP8: p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e; or recipe te-bf16"
+    )
     assert build({"instances": (instance,)}, recipes=("te-bf16",)).instances[0].name == instance
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from fastlaunch.ability import nearest_that_runs
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import Accelerator, InstanceType
 from fastlaunch.machine import Machine
 from fastlaunch.prices import Catalogue
-from fastlaunch.request import Request, build_jobs, nearest_that_runs
+from fastlaunch.request import Request, build_jobs
 from fastlaunch_train.recipes import resolve_recipe
 
 MODULES = frozenset({"torch", "timm"})
@@ -164,7 +165,7 @@ def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:
     ("recipe", "machine", "label"),
     [
         ("te-fp8", TWO_H200, "te-fp8"),
-        ("te-fp8", TWO_A100, "bf16 optimizer_impl=fused"),
+        ("te-fp8", TWO_A100, "te-bf16"),
         ("te-bf16", TWO_A100, "te-bf16"),
         ("te-bf16", replace(TWO_A100, modules=MODULES), "bf16 optimizer_impl=fused"),
         ("te-fp8", replace(TWO_H200, devices=("NVIDIA Unheard-of",)), "te-fp8"),

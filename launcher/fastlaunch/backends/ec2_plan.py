@@ -160,11 +160,18 @@ def _program(
         block_ends_at=block.ends_at if block else None,
         # The node itself tells every container its run's id.
         runs=tuple(
-            NodeRun(run_id=run_id, arguments=entrypoint_arguments(one), environment={})
+            NodeRun(run_id=run_id, arguments=entrypoint_arguments(one), environment=_ranks_of(one, job))
             for run_id, one in jobs.items()
         ),
         environment=environment,
     )
+
+
+def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
+    """What a run's container is told of its number of ranks, where that is not the usual one."""
+    if job.num_gpus == usual.num_gpus:
+        return {}
+    return {"FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes)}
 
 
 def _block(job: JobSpec, site: Site) -> CapacityBlock | None:

@@ -93,17 +93,25 @@ def _scalar(value: object) -> str:
 
 def in_words(jobs: Sequence[JobSpec], site: "Place") -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
-    job = jobs[0]
-    recipes = []
-    for recipe in dict.fromkeys(one.recipe for one in jobs):
-        times = sum(one.recipe == recipe for one in jobs)
-        recipes.append(f"{recipe.label}, {times} times" if times > 1 else recipe.label)
-    batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
+    # The recipes that share all else; in an experiment not all do.
+    shared: dict[str, list[str]] = {}
+    for job in dict.fromkeys(jobs):
+        times = jobs.count(job)
+        named = f"{job.recipe.label}, {times} times" if times > 1 else job.recipe.label
+        shared.setdefault(_what(job, jobs), []).append(named)
+    told = "; ".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
     after = ", one run after another" if len(jobs) > 1 else ""
-    return (
-        f"{'; '.join(recipes)}: {job.workload} at {batch} for {job.steps:,} steps{after}, on "
-        f"{_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
-    )
+    job = jobs[0]
+    return f"{told}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
+
+
+def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
+    """`vit-huge at batch 64 for 200 steps`."""
+    batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
+    # Said where not all have as many.
+    ranks = f" on {job.num_gpus} GPUs" if len({one.num_gpus for one in jobs}) > 1 else ""
+    model = f" of {job.model}" if job.model else ""
+    return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
 
 
 def _machines(job: JobSpec, site: "Place") -> str:

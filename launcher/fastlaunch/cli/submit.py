@@ -18,9 +18,10 @@ from fastlaunch.cli.cloud_options import (
     split_names,
     take_cloud_options,
 )
-from fastlaunch.cli.options import COUNT, table_or_json_option, workload_option, yes_option
+from fastlaunch.cli.options import table_or_json_option, yes_option
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
 from fastlaunch.cli.surroundings import Surroundings, surroundings
+from fastlaunch.cli.training_options import training_options
 from fastlaunch.cloud_terms import BACKENDS, ML, backend_of
 from fastlaunch.errors import EXIT_DONE, UnknownName, UserError
 from fastlaunch.job import JobSpec
@@ -49,37 +50,7 @@ _RUN_ID = "<run-id>"
     help="Train on this instance type, else on the next. With --local: rehearse for it here.",
 )
 @click.option("--region", metavar="REGION[,REGION]", help="Where to buy it.  [default: yours, or us-east-1]")
-@click.option(
-    "--recipe",
-    "recipes",
-    multiple=True,
-    default=["bf16"],
-    show_default=True,
-    metavar="NAME",
-    help="How to train; several with commas, or repeated. `fastlaunch recipes` lists them.",
-)
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Change a field of every recipe, such as compile_mode=max-autotune. May be repeated.",
-)
-@workload_option()
-@click.option(
-    "--batch-size", metavar="N|auto", help="Samples per GPU and step; auto finds the largest that fits."
-)
-@click.option("--steps", type=COUNT, default=200, show_default=True, help="Optimizer steps of a run.")
-@click.option("--repeats", type=COUNT, default=1, show_default=True, help="Runs of each recipe, interleaved.")
-@click.option("--seed", type=COUNT, default=0, show_default=True, help="Of weights and data.")
-@click.option("--nproc", type=COUNT, help="Processes.  [default: one per GPU, one on a CPU]")
-@click.option(
-    "--data", default="synthetic", show_default=True, metavar="ARM", help="synthetic, loader or folder:PATH."
-)
-@click.option(
-    "--num-workers", type=COUNT, default=12, show_default=True, help="Loader processes per GPU for that data."
-)
-@click.option("--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]")
+@training_options
 @cloud_options
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
 @table_or_json_option("the runs are")
@@ -102,6 +73,7 @@ def submit(
     \b
       fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
+      fastlaunch submit --local --experiment fusion --repeats 5
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --recipe te-fp8 --dry-run
       fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --recipe te-fp8 --dry-run
     """
@@ -119,7 +91,7 @@ def submit(
     if options["instance"] is None:
         check_local(typed, container=container)
     jobs = _jobs(around, region, options)
-    for line in _rehearsal(options["instance"], jobs, typed["num_nodes"]):
+    for line in _rehearsal(options, jobs, typed["num_nodes"]):
         click.echo(line, err=True)
     alone = jobs.specs, around.backends[name]
     specs, here = _in_containers(around, jobs.specs, typed) if container else alone
@@ -127,7 +99,9 @@ def submit(
         plans = [here.plan({_RUN_ID: job}) for job in specs]
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, specs))
         return EXIT_DONE
-    return _run(around, here, specs, output=output, needs_torch=not container)
+    if not container:
+        _check_installed(around, jobs)
+    return _run(around, here, specs, output=output)
 
 
 def _rehearsed(*, local: bool, named: str | None) -> str:
@@ -162,7 +136,7 @@ def _request(region: str, options: dict[str, Any]) -> Request:
     if batch_size is not None and batch_size != "auto":
         batch_size = parse_count(batch_size)
     return Request(
-        recipes=tuple(name.strip() for given in options.pop("recipes") for name in given.split(",")),
+        recipes=tuple(name for given in options.pop("recipes") for name in split_names(given)),
         overrides=tuple(options.pop("overrides")),
         batch_size=batch_size,
         region=region,
@@ -176,22 +150,26 @@ def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
         options["instance"] = next(iter(split_names(options["instance"])), "").removeprefix(ML)
     request = _request(next(iter(split_names(region)), ""), options)
     catalogue = None
-    if request.instance is not None:
+    # What a GPU takes stands there too.
+    if request.instance is not None or around.machine.devices:
         from fastlaunch.prices import load_catalogue
 
         catalogue = load_catalogue(around.settings.prices)
     return build_jobs(request, machine=around.machine, catalogue=catalogue)
 
 
-def _rehearsal(instance: str | None, jobs: Jobs, num_nodes: int) -> list[str]:
-    if instance is None:
-        return []
+def _rehearsal(options: Mapping[str, Any], jobs: Jobs, num_nodes: int) -> list[str]:
     nodes = [("nodes", f"{num_nodes}; here: 1")] if num_nodes > 1 else []
     left_out = [*nodes, *jobs.left_out]
-    width = max(len(what) for what, _ in left_out)
+    if not left_out:
+        return []
+    what = f"experiment {options['experiment']}" if options["instance"] is None else options["instance"]
+    width = max(len(name) for name, _ in left_out)
     return [
-        f"rehearsing for {instance} on this machine, which does not cover:",
-        *(f"  {what:<{width}}  {how}" for what, how in left_out),
+        f"rehearsing for {what} on this machine, which does not cover:"
+        if options["instance"]
+        else f"{what} on this machine is not, in all, as it was published:",
+        *(f"  {name:<{width}}  {how}" for name, how in left_out),
     ]
 
 
@@ -222,19 +200,21 @@ def _in_containers(
     return rehearsed_jobs(jobs, typed), rehearsal_backend(around, typed, os.environ, user_file=user_file)
 
 
-def _run(
-    around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str, needs_torch: bool = True
-) -> int:
+def _check_installed(around: Surroundings, jobs: Jobs) -> None:
+    missing = around.machine.missing(workload.module for workload in jobs.workloads)
+    if missing:
+        raise UserError(
+            f"training here needs {' and '.join(missing)}, not installed in {sys.prefix}",
+            "pip install 'fastlaunch[train]'",
+        )
+
+
+def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str) -> int:
     from fastlaunch.follow import make_display
     from fastlaunch.runs import open_ledger
     from fastlaunch.stop_request import StopRequest
     from fastlaunch.submission import Launcher, check_home, reconcile
 
-    if needs_torch and around.machine.missing:
-        raise UserError(
-            f"training here needs {' and '.join(around.machine.missing)}, not installed in {sys.prefix}",
-            "pip install 'fastlaunch[train]'",
-        )
     check_home(around.settings.home)
     with open_ledger(around.settings) as ledger, StopRequest() as stop:
         reconcile(ledger, around.backends)

@@ -55,6 +55,8 @@ def submit_to_cloud(
 ) -> int:
     """Exit code of a submission, or of its dry run, which starts, asks and looks up nothing."""
     asked = ask_offline(around, request, typed, where)
+    for name, why in asked.request.left_out:
+        click.echo(f"left out: {name}: {why}", err=True)
     for site in asked.offline.sites:
         check_plan(site, jobs_of(asked.request, site), max_minutes=asked.request.max_minutes)
     if dry_run:

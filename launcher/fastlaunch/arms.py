@@ -1,0 +1,202 @@
+"""What a user asked `submit` to train -> its arms: a recipe on a workload, with its batch size and length.
+
+The recipes that were named share all but the recipe; the arms of an experiment have each their own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.experiments import EXPERIMENTS, Experiment
+from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
+
+if TYPE_CHECKING:
+    from fastlaunch.request import Request
+
+DATA_ARMS = ("synthetic", "loader", "folder:PATH", "file:PATH")
+DEFAULT_STEPS = 200
+#: Fields of an arm that hold for workloads of text alone.
+_OF_TEXT = ("model", "tokenizer", "sequence_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """See JobSpec. batch_size: samples per GPU, `auto`, or None for the workload's own.
+
+    num_gpus: ranks that it is meant for, None for all there are. is_published: whether it is an experiment's,
+    which is left out where it cannot run, and not refused.
+    """
+
+    workload: WorkloadInfo
+    recipe: Recipe
+    batch_size: int | str | None
+    steps: int | None
+    epochs: int | None
+    eval_every: int
+    data: str
+    model: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = None
+    num_gpus: int | None = None
+    is_published: bool = False
+
+    @property
+    def name(self) -> str:
+        """`te-fp8 on vit-huge at batch 128`: what sets it apart from the other arms."""
+        batch = "" if self.batch_size is None else f" at batch {self.batch_size}"
+        return f"{self.recipe.label} on {self.workload.name}{batch}"
+
+
+def arms_of(request: "Request", default_workload: str) -> tuple[Arm, ...]:
+    """The arms of `request`, in order. Raises UserError for what does not exist or means nothing together."""
+    arms = _experiment_arms(request) if request.experiment else _asked_arms(request, default_workload)
+    _check_text(request, arms)
+    return arms
+
+
+def experiment_named(name: str) -> Experiment:
+    """The published experiment. Raises UnknownName."""
+    if name not in EXPERIMENTS:
+        raise UnknownName("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]
+
+
+def known_workload(name: str) -> WorkloadInfo:
+    """What is known of the workload. Raises UserError where there is none such, or no such file."""
+    try:
+        info = workload_info(name)
+    except WorkloadError as error:
+        raise UserError(error.message, error.hint) from None
+    path, separator, _ = name.rpartition(".py:")
+    if separator and not Path(f"{path}.py").is_file():
+        raise UserError(
+            f"workload {name!r}: there is no file {path}.py here", "give its path, as in ./my.py:build"
+        )
+    return info
+
+
+def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Recipe]:
+    """The recipes called `names`, each with every override. Raises UserError."""
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise UserError(f"recipe {min(doubled)} is given twice", "to run it twice, add --repeats 2")
+    try:
+        return [resolve_recipe(name, overrides) for name in names]
+    except RecipeError as error:
+        raise UserError(error.message, error.hint) from None
+
+
+def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
+    """Nothing, if the data arm is one and what it names is here. Raises UserError otherwise."""
+    kind, _, path = data.partition(":")
+    if data in ("synthetic", "loader"):
+        return
+    if kind not in ("folder", "file") or not path:
+        raise UserError(f"unknown data arm {data!r}", f"known: {', '.join(DATA_ARMS)}")
+    if kind == "folder" and not Path(path).is_dir():
+        raise UserError(
+            f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
+        )
+    if kind == "file":
+        if not Path(path).is_file():
+            raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
+        for workload in workloads:
+            if not reads_text(workload) and ".py:" not in workload.name:
+                raise UserError(
+                    f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
+                )
+
+
+def reads_text(workload: WorkloadInfo) -> bool:
+    """Whether the workload is a language model's."""
+    return "model" in workload.takes
+
+
+def _asked_arms(request: "Request", default_workload: str) -> tuple[Arm, ...]:
+    steps, epochs = _length(request, DEFAULT_STEPS, None)
+    workload = known_workload(request.workload or default_workload)
+    return tuple(
+        Arm(
+            workload=workload,
+            recipe=recipe,
+            batch_size=request.batch_size,
+            steps=steps,
+            epochs=epochs,
+            eval_every=request.eval_every or 0,
+            data=request.data or "synthetic",
+            model=request.model,
+            tokenizer=request.tokenizer,
+            sequence_length=request.sequence_length,
+        )
+        for recipe in resolve_recipes(request.recipes or ("bf16",), request.overrides)
+    )
+
+
+def _experiment_arms(request: "Request") -> tuple[Arm, ...]:
+    assert request.experiment is not None
+    experiment = experiment_named(request.experiment)
+    fixed = (
+        (bool(request.recipes), "--recipe"),
+        (bool(request.overrides), "--set"),
+        (request.workload is not None, "--workload"),
+        (request.batch_size is not None, "--batch-size"),
+        (request.nproc is not None, "--nproc"),
+    )
+    for is_given, option in fixed:
+        if is_given:
+            raise UserError(
+                f"--experiment {experiment.name} is a list of runs that says its own {option}",
+                f"leave out {option}, or --experiment; `fastlaunch experiments {experiment.name}` shows it",
+            )
+    steps, epochs = _length(request, experiment.steps, experiment.epochs)
+    found = []
+    for arm in experiment.arms:
+        workload = known_workload(arm.workload)
+        found.append(
+            Arm(
+                workload=workload,
+                recipe=resolve_recipe(arm.recipe, arm.overrides),
+                batch_size=arm.batch_size,
+                steps=steps,
+                epochs=epochs,
+                eval_every=arm.eval_every if request.eval_every is None else request.eval_every,
+                data=request.data or experiment.data,
+                model=request.model,
+                tokenizer=request.tokenizer,
+                sequence_length=request.sequence_length,
+                num_gpus=arm.num_gpus,
+                is_published=True,
+            )
+        )
+    return tuple(found)
+
+
+def _length(request: "Request", steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
+    """(steps, epochs), one of them None: the user's, else these."""
+    if request.steps is not None and request.epochs is not None:
+        raise UserError("--steps and --epochs both say how long a run is", "give one of them")
+    if request.steps is None and request.epochs is None:
+        return steps, epochs
+    return request.steps, request.epochs
+
+
+def _check_text(request: "Request", arms: Sequence[Arm]) -> None:
+    """Nothing, unless an option for text is given to a workload that reads none."""
+    for field in _OF_TEXT:
+        if getattr(request, field) is None:
+            continue
+        for arm in arms:
+            if field not in arm.workload.takes:
+                option = f"--{field.replace('_', '-')}"
+                raise UserError(f"workload {arm.workload.name!r} takes no {option}", f"leave out {option}")
+
+
+def without_model(arm: Arm) -> Arm:
+    """The arm on the small workload that stands in for its own, whose model and length are its own too."""
+    info = workload_info(arm.workload.small)
+    if info == arm.workload:
+        return arm
+    return replace(arm, workload=info, model=None, tokenizer=None, sequence_length=None)

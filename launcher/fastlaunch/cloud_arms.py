@@ -1,0 +1,144 @@
+"""What of an arm can be done on AWS: what it needs has to be there, or to travel with the training code."""
+
+import re
+from pathlib import Path, PurePosixPath
+
+from fastlaunch.ability import format_in_words, module_of, nearest_that_runs, needed_format, takes
+from fastlaunch.arms import Arm, reads_text
+from fastlaunch.cloud_terms import CloudTerms
+from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.hardware import Accelerator, InstanceType
+from fastlaunch.machine import Machine
+from fastlaunch.prices import Catalogue
+from fastlaunch_train.recipes import Recipe
+
+#: Modules that AWS's images hold; what is told of them in containers/base_images.yaml.
+IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
+#: owner/name or name, as the Hugging Face hub has them.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_BUILD = "fastlaunch build --with {} --push makes an image that has it; then add --image"
+
+
+def check_travels(arm: Arm, terms: CloudTerms) -> None:
+    """Nothing, if data, model and the user's own file are where the job will be. Raises UserError."""
+    kind = arm.data.partition(":")[0]
+    if kind in ("folder", "file"):
+        raise UserError(
+            f"{arm.data} is on this machine, not on the instance",
+            "give --data synthetic, or --data loader, which makes its samples there",
+        )
+    if arm.data not in ("synthetic", "loader"):
+        raise UnknownName("data arm", arm.data, ("synthetic", "loader"))
+    for option, name in (("--model", arm.model), ("--tokenizer", arm.tokenizer)):
+        if name is not None:
+            _check_hub_name(option, name, terms)
+    if arm.workload.name.startswith("hf-clm:"):
+        _check_hub_name("--workload hf-clm:", arm.workload.name.partition(":")[2], terms)
+    path = arm.workload.name.rpartition(".py:")[0]
+    if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
+        raise UserError(
+            f"workload {arm.workload.name!r} is not below this folder",
+            "its file travels with the training code: go to its folder, and give ./my.py:build",
+        )
+    if path and terms.image:
+        raise UserError(
+            f"workload {arm.workload.name!r} travels in the code bundle, which --image does without",
+            "leave out --image",
+        )
+
+
+def why_not_on(instance: InstanceType, arm: Arm, terms: CloudTerms, catalogue: Catalogue) -> UserError | None:
+    """Why the arm cannot run on the instance type, or in the image that it would get; None if it can."""
+    accelerator = catalogue.accelerators[instance.accelerator]
+    return (
+        _gpu_problem(instance, accelerator, arm, catalogue)
+        or _ranks_problem(instance, arm, terms)
+        or _image_problem(arm, terms)
+    )
+
+
+def _check_hub_name(option: str, name: str, terms: CloudTerms) -> None:
+    """Nothing, if the job finds the model by this name: on the hub, or as a path in the user's own image."""
+    if terms.image and PurePosixPath(name).is_absolute():
+        return
+    if _HUB_NAME.fullmatch(name) and not Path(name).exists():
+        return
+    raise UserError(
+        f"{option} {name!r} is a folder on this machine, not on the instance",
+        "give its name on the Hugging Face hub; or an image of your own with --image, and the path there",
+    )
+
+
+def _gpu_problem(
+    instance: InstanceType, accelerator: Accelerator, arm: Arm, catalogue: Catalogue
+) -> UserError | None:
+    recipe = arm.recipe
+    if accelerator.compute_capability is None:
+        return UserError(
+            f"{instance.name} carries {accelerator.name}, and training needs NVIDIA GPUs",
+            f"instance types with NVIDIA GPUs: {_families('bf16', catalogue)}",
+        )
+    wanted = needed_format(recipe)
+    if wanted is None or takes(accelerator, wanted):
+        return None
+    what = format_in_words(wanted)
+    nearest = _nearest(recipe, accelerator, catalogue)
+    return UserError(
+        f"recipe {recipe.label} needs {what}, and {accelerator.name} of {instance.name} has none",
+        f"instance types with {what}: {_families(wanted, catalogue)}; or recipe {nearest.label}",
+    )
+
+
+def _nearest(recipe: Recipe, accelerator: Accelerator, catalogue: Catalogue) -> Recipe:
+    """The recipe that the GPU does run, with whatever software that needs."""
+    software = frozenset(module for module, _, _ in module_of(recipe))
+    machine = Machine(devices=accelerator.device_names[:1], num_cores=1, modules=software)
+    return nearest_that_runs(recipe, machine, catalogue)
+
+
+def _ranks_problem(instance: InstanceType, arm: Arm, terms: CloudTerms) -> UserError | None:
+    """Of an arm that is for so many GPUs, whatever the machine has."""
+    if arm.num_gpus is None:
+        return None
+    there = instance.num_accelerators * terms.num_nodes
+    if terms.num_nodes > 1:
+        why, hint = f"on {terms.num_nodes} nodes", "leave out --num-nodes"
+    elif arm.num_gpus > there:
+        why, hint = f"and {instance.name} has {there}", "choose a larger instance type"
+    elif arm.num_gpus < there and terms.backend == "sagemaker":
+        why, hint = (
+            f"and a job of SageMaker's uses all {there} of ml.{instance.name}",
+            "choose a smaller type",
+        )
+    else:
+        return None
+    return UserError(f"it is for {arm.num_gpus} GPU{'' if arm.num_gpus == 1 else 's'}, {why}", hint)
+
+
+def _image_problem(arm: Arm, terms: CloudTerms) -> UserError | None:
+    """What AWS's images lack; an image of the user's is believed."""
+    if terms.image:
+        return None
+    needed = [(module, name) for module, name, _ in module_of(arm.recipe)]
+    if reads_text(arm.workload):
+        needed.append(("transformers", "Transformers"))
+    for module, name in needed:
+        if module not in IN_BASE_IMAGES:
+            who = (
+                f"workload {arm.workload.name}" if reads_text(arm.workload) else f"recipe {arm.recipe.label}"
+            )
+            return UserError(
+                f"{who} needs {name}, which AWS's images lack", _BUILD.format(module.replace("_", "-"))
+            )
+    return None
+
+
+def _families(wanted: str, catalogue: Catalogue) -> str:
+    """`p5, p5en, g6e`: the families whose GPUs take a format."""
+    found = (
+        name.partition(".")[0]
+        for name, instance in catalogue.instances.items()
+        if catalogue.accelerators[instance.accelerator].compute_capability
+        and takes(catalogue.accelerators[instance.accelerator], wanted)
+    )
+    return ", ".join(dict.fromkeys(found))
