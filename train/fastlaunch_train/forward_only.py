@@ -12,6 +12,9 @@ from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.workload import Batch, Workload
 
+#: torch.jit.script watches in the first and compiles in the second; CUDA graphs are captured in the second.
+_PASSES_AHEAD = 3
+
 
 class ForwardStepper:
     """A `Stepper` whose step is the workload's `loss` without gradients; its state is the model's."""
@@ -33,8 +36,9 @@ class ForwardStepper:
             return self._workload.loss(self.model, batch).detach()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Returns after one forward pass."""
-        self.step(batch)
+        """Returns after as many forward passes as it takes until all are alike."""
+        for _ in range(_PASSES_AHEAD):
+            self.step(batch)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -14,6 +14,7 @@ import torch
 
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
 from fastlaunch_train.failures import InterruptedRun, NanLossError
+from fastlaunch_train.fusion import describe_kernels
 from fastlaunch_train.parallel import agree, barrier
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import Block, Step
@@ -62,10 +63,14 @@ class Progress:
     def begin(self) -> None:
         """Compile, catch up on an evaluation that an interruption put off, and start the clock."""
         training = self.training
-        if not self.finished and training.recipe.compile_mode != "none":
+        compiled = compiles(training.recipe)
+        if not self.finished and (compiled or not training.workload.trains):
             first = next_batch(training.workload, self._batches)
             self._batches = itertools.chain([first], self._batches)
-            training.phase("compile", lambda: training.stepper.compile_ahead(first))
+            if compiled:
+                training.phase("compile", lambda: training.stepper.compile_ahead(first))
+            if not training.workload.trains:
+                training.phase("kernels", lambda: self._kernels(first))
         if self._evaluate():
             self._stop()
         if self.finished:
@@ -77,6 +82,17 @@ class Progress:
         gc.freeze()
         self._begin_block()
         self._timer.restart(self._meet)
+
+    def _kernels(self, batch: Batch) -> str:
+        training = self.training
+        return describe_kernels(
+            training.workload,
+            training.stepper.model,
+            batch,
+            training.precision,
+            training.process.device,
+            num_samples=training.request.batch_size,
+        )
 
     def fetch(self) -> Batch:
         """The next batch. Raises WorkloadError if there is none."""
@@ -256,6 +272,11 @@ class Progress:
                 step_time_s,
                 samples_per_s,
             )
+
+
+def compiles(recipe: Recipe) -> bool:
+    """Whether something is compiled, scripted or exported when the recipe's model is first called."""
+    return recipe.compile_mode != "none" or recipe.pointwise == "scripted" or recipe.engine == "ort"
 
 
 def check_loop(workload: Workload, recipe: Recipe) -> None:

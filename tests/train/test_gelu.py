@@ -1,0 +1,118 @@
+"""The GELU workload: its data, its three ways to compute, and what a run of it records."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from entrypoint import arguments, record, run
+from torch import nn
+
+from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.gelu import COLUMNS, COMPARED, ROWS, shape_of
+
+CPU = torch.device("cpu")
+
+
+def request(**changed: object) -> DataRequest:
+    given: dict[str, object] = {
+        "arm": "synthetic",
+        "batch_size": 3,
+        "seed": 1,
+        "rank": 0,
+        "world_size": 2,
+        "device": CPU,
+        "num_workers": 0,
+        "first_step": 1,
+    }
+    return DataRequest(**(given | changed))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return load_workload("gelu:16x8")
+
+
+def batch_of(workload: Workload, **changed: object) -> torch.Tensor:
+    (x,) = next(workload.batches(request(**changed)))
+    assert isinstance(x, torch.Tensor)
+    return x
+
+
+def test_a_batch_is_so_many_tensors_of_the_asked_shape_and_dtype(workload: Workload) -> None:
+    assert shape_of("gelu") == (ROWS, COLUMNS) == (12608, 5120)
+    assert shape_of("gelu:256x1024") == (256, 1024)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = batch_of(workload, dtype=dtype)
+        assert (x.shape, x.dtype) == ((3, 16, 8), dtype)
+        assert x.float().std() > 0.5
+
+
+def test_every_step_has_the_same_tensors_and_every_seed_and_rank_its_own(workload: Workload) -> None:
+    steps = workload.batches(request())
+    assert next(steps)[0] is next(steps)[0]
+    torch.testing.assert_close(batch_of(workload), batch_of(workload, first_step=7))
+    others = [batch_of(workload, rank=1), batch_of(workload, seed=2), batch_of(workload, seed=2, rank=1)]
+    for index, x in enumerate(others):
+        assert not torch.equal(x, batch_of(workload))
+        assert not any(torch.equal(x, other) for other in others[:index])
+    assert not torch.equal(batch_of(workload)[0], batch_of(workload)[1])
+
+
+def test_it_reads_no_data(workload: Workload) -> None:
+    with pytest.raises(WorkloadError, match="makes its own data, not loader"):
+        workload.batches(request(arm="loader"))
+
+
+@pytest.mark.parametrize("kind", ["written", "scripted", "library"])
+def test_every_way_computes_gelu(workload: Workload, kind: str) -> None:
+    model = workload.build_model()
+    assert workload.pointwise is not None and workload.outputs is not None
+    workload.pointwise(model, kind)
+    x = batch_of(workload, dtype=torch.float64)
+    exact = nn.functional.gelu(x)
+    outputs = workload.outputs(model, (x,))
+    # 1.41421 is off by 2.5e-6 of the root of two.
+    torch.testing.assert_close(outputs, exact.flatten(1), rtol=0, atol=2e-6)
+    assert workload.loss(model, (x,)).item() == outputs[-1, 0]
+
+
+@pytest.mark.parametrize("kind", ["written", "scripted", "library"])
+def test_autocast_leaves_the_tensors_dtype_alone(workload: Workload, kind: str) -> None:
+    model = workload.build_model()
+    assert workload.pointwise is not None
+    workload.pointwise(model, kind)
+    x = batch_of(workload, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):  # scripted functions are rewritten in their second call
+            assert workload.loss(model, (x,)).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert workload.loss(model, (x.float(),)).dtype == torch.float32
+
+
+def test_the_values_compared_are_of_the_whole_tensor() -> None:
+    workload = load_workload("gelu:512x1024")
+    model = workload.build_model()
+    assert workload.outputs is not None
+    x = torch.zeros(1, 512, 1024)
+    x[0, -1] = 3.0
+    outputs = workload.outputs(model, (x,))
+    assert outputs.shape == (1, COMPARED)
+    assert outputs[0, 0] == 0 and outputs[0, -1] > 2.9
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "jit-script"])
+def test_a_run_records_forward_passes_and_what_they_ran(tmp_path: Path, recipe: str) -> None:
+    argv = arguments(tmp_path / "out", workload="gelu:64x32", recipe=recipe)
+    code, output = run(argv)
+    assert code == 0, output
+    written = record(tmp_path / "out")
+    assert [step.step for step in written.steps] == list(range(1, 21))
+    assert written.steps[0].num_samples == 4
+    assert written.header["workload"]["sample_unit"] == "tensors"
+    details = {phase.name: phase.detail for phase in written.phases}
+    assert "5 operators a tensor: mul x2, add, div, erf" in (details["kernels"] or "")
+    # torch.jit.script watches the first calls and compiles in the second: none of them is a step.
+    assert ("compile" in details) == (recipe == "jit-script")
+    assert {check.name: check.passed for check in written.checks}.get("equivalence") is True
+    assert "eprecat" not in output
