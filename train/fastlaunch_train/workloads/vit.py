@@ -63,6 +63,12 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return nn.functional.cross_entropy(model(images), labels)
 
 
+def class_scores(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits (batch, classes) of the batch's images."""
+    scores: torch.Tensor = model(batch[0])
+    return scores
+
+
 def _workload(
     name: str,
     build_model: Callable[[], nn.Module],
@@ -78,6 +84,7 @@ def _workload(
         build_model=build_model,
         batches=partial(image_batches, shape),
         loss=classification_loss,
+        outputs=class_scores,
         blocks=blocks,
         flops_per_sample=flops_per_sample,
         optimizer=optimizer,
