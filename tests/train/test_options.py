@@ -29,6 +29,30 @@ def test_defaults() -> None:
     assert options.memory_budget == DEFAULT_MEMORY_BUDGET
 
 
+def test_what_of_a_workload_can_be_asked_for() -> None:
+    options = parse_options(
+        [*REQUIRED, "--model", "m", "--tokenizer", "t", "--sequence-length", "64", "--data", "file:a b.txt"]
+    )
+    assert (options.model, options.tokenizer, options.sequence_length) == ("m", "t", 64)
+    assert options.data == "file:a b.txt"
+    assert (parse_options(REQUIRED).model, parse_options(REQUIRED).eval_every) == (None, 0)
+
+
+def test_epochs_stand_for_steps() -> None:
+    argv = [*REQUIRED[: REQUIRED.index("--steps")], *REQUIRED[REQUIRED.index("--output") :]]
+    options = parse_options([*argv, "--epochs", "3", "--eval-every", "50"])
+    assert (options.steps, options.epochs, options.eval_every) == (None, 3, 50)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_either_steps_or_epochs_are_given(both: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*REQUIRED, "--epochs", "1"] if both else [*REQUIRED[:6], "--output", "o"]
+    with pytest.raises(SystemExit) as exited:
+        parse_options(argv)
+    assert exited.value.code == 2
+    assert "--steps or --epochs" in capsys.readouterr().err
+
+
 def test_overrides_resolve_the_recipe() -> None:
     options = parse_options([*REQUIRED, "--set", "optimizer_impl=fused", "--set", "precision=fp16"])
     assert options.recipe.label == "bf16 optimizer_impl=fused precision=fp16"
@@ -61,6 +85,9 @@ def test_sizes(text: str, expected: int) -> None:
         ["--num-workers", "x"],
         ["--checkpoint-every", "-2"],
         ["--data", "folder:"],
+        ["--data", "file:"],
+        ["--eval-every", "-1"],
+        ["--sequence-length", "1"],
         ["--memory-budget", "0"],
         ["--memory-budget", "-1GiB"],
         ["--nonsense", "1"],

@@ -18,12 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.record_lines import KINDS, SPLITS, WEIGHTS, Line
 from fastlaunch_train.records import (
     HEADER_TYPES,
     STATUSES,
     SUFFIXES,
     Block,
+    Check,
     End,
+    Eval,
     Phase,
     RankRecord,
     RecordError,
@@ -75,7 +78,7 @@ def step_line(step: int, **changes: Any) -> Step:
     return Step(**values)
 
 
-LINES: tuple[Phase | Step | Block | End, ...] = (
+LINES: tuple[Line, ...] = (
     Phase(name="build", seconds=1.5, step=0),
     Phase(name="compile", seconds=2.5, step=0, detail='of "every" block'),
     step_line(1),
@@ -87,11 +90,22 @@ LINES: tuple[Phase | Step | Block | End, ...] = (
     step_line(5),
     step_line(6),
     Block(first_step=4, last_step=6, wall_s=0.32, clock_mhz=1980, power_w=612.5, temperature_c=51.0),
+    Check(name="equivalence", passed=False, value=0.12, limit=0.003, detail="of 16 images"),
+    Eval(
+        step=6,
+        split="test",
+        weights="best",
+        loss=0.5,
+        num_samples=100,
+        seconds=0.75,
+        metric="accuracy",
+        metric_value=0.875,
+    ),
     End(status="completed", message=None, num_steps=6, peak_memory_gib=2.5),
 )
 
 
-def write(path: Path, lines: tuple[Phase | Step | Block | End, ...] = LINES, **header: Any) -> Path:
+def write(path: Path, lines: tuple[Line, ...] = LINES, **header: Any) -> Path:
     writer = RecordWriter(path)
     writer.write_header({**HEADER, **header})
     for line in lines:
@@ -127,6 +141,12 @@ def unchecked(data: bytes) -> bytes:
     )
 
 
+def all_lines(record: RankRecord) -> list[Line]:
+    """What is in `record`, by kind in KINDS' order."""
+    ends = [record.end] if record.end else []
+    return [*record.phases, *record.steps, *record.blocks, *record.evals, *record.checks, *ends]
+
+
 def is_prefix(record: RankRecord, whole: RankRecord) -> bool:
     """Whether `record` is what `whole` was at some time before it was complete."""
     return (
@@ -134,6 +154,8 @@ def is_prefix(record: RankRecord, whole: RankRecord) -> bool:
         and record.phases == whole.phases[: len(record.phases)]
         and record.steps == whole.steps[: len(record.steps)]
         and record.blocks == whole.blocks[: len(record.blocks)]
+        and record.checks == whole.checks[: len(record.checks)]
+        and record.evals == whole.evals[: len(record.evals)]
         and (
             record.end is None
             or (record.end, record.blocks, record.steps) == (whole.end, whole.blocks, whole.steps)
@@ -159,9 +181,7 @@ def test_a_written_record_is_read_again(tmp_path: Path, suffix: str) -> None:
         **HEADER,
         "recipe": json.loads(json.dumps(HEADER["recipe"])),
     }
-    assert (*record.phases, *record.steps, *record.blocks, record.end) == tuple(
-        sorted(LINES, key=lambda line: [Phase, Step, Block, End].index(type(line)))
-    )
+    assert all_lines(record) == sorted(LINES, key=lambda line: list(KINDS.values()).index(type(line)))
     assert record.path == path
     assert not record.truncated
 
@@ -176,10 +196,29 @@ optional = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
+checks = st.builds(
+    Check, name=text, passed=st.booleans(), value=optional, limit=optional, detail=st.none() | text
+)
+
+
+def evals(step: int) -> st.SearchStrategy[Eval]:
+    return st.builds(
+        Eval,
+        step=st.integers(0, step),
+        split=st.sampled_from(SPLITS),
+        weights=st.sampled_from(WEIGHTS),
+        loss=optional,
+        num_samples=st.integers(0, 2**40),
+        seconds=finite,
+        metric=st.none() | text,
+        metric_value=optional,
+    )
+
+
 @st.composite
-def line_sequences(draw: st.DrawFn) -> tuple[Phase | Step | Block | End, ...]:
+def line_sequences(draw: st.DrawFn) -> tuple[Line, ...]:
     """Lines in an order that a run can have, for a header that asks for 6 steps from step 1."""
-    lines: list[Phase | Step | Block | End] = []
+    lines: list[Line] = []
     step = 0
     phases = st.builds(lambda name, seconds, detail: (name, seconds, detail), text, finite, st.none() | text)
     for num_steps in draw(st.lists(st.integers(1, 3), max_size=3).filter(lambda sizes: sum(sizes) <= 6)):
@@ -194,6 +233,7 @@ def line_sequences(draw: st.DrawFn) -> tuple[Phase | Step | Block | End, ...]:
                     loss=draw(optional),
                     num_samples=draw(st.integers(0, 2**40)),
                     num_tokens=draw(st.integers(0, 2**40)),
+                    num_padding=draw(st.integers(0, 2**40)),
                 )
             )
         lines.append(
@@ -206,6 +246,7 @@ def line_sequences(draw: st.DrawFn) -> tuple[Phase | Step | Block | End, ...]:
             )
         )
         step += num_steps
+        lines += draw(st.lists(evals(step) | checks, max_size=1))
     statuses = STATUSES if step == 6 else STATUSES[1:]
     if draw(st.booleans()):
         status = draw(st.sampled_from(statuses))
@@ -214,13 +255,10 @@ def line_sequences(draw: st.DrawFn) -> tuple[Phase | Step | Block | End, ...]:
 
 
 @given(lines=line_sequences())
-def test_any_record_is_read_as_it_was_written(
-    scratch: Path, lines: tuple[Phase | Step | Block | End, ...]
-) -> None:
+def test_any_record_is_read_as_it_was_written(scratch: Path, lines: tuple[Line, ...]) -> None:
     scratch.unlink(missing_ok=True)
     record = read_record(write(scratch, lines))
-    read = [*record.phases, *record.steps, *record.blocks, *([record.end] if record.end else [])]
-    assert sorted(map(repr, read)) == sorted(map(repr, lines))
+    assert sorted(map(repr, all_lines(record))) == sorted(map(repr, lines))
 
 
 # Damage: never another exception than RecordError, never a number that was not written.
@@ -254,7 +292,7 @@ def test_a_truncated_record_is_read_up_to_the_cut(sound: bytes, scratch: Path, d
         return
     record = read_bytes(scratch, sound[:cut])
     assert is_prefix(record, whole)
-    num_lines = len(record.phases) + len(record.steps) + len(record.blocks) + (record.end is not None)
+    num_lines = len(all_lines(record))
     line_ends = [position for position, byte in enumerate(sound) if byte == ord("\n")]
     assert num_lines == sum(position <= cut for position in line_ends) - 1
     assert record.truncated == (cut not in line_ends and cut - 1 not in line_ends)
@@ -355,7 +393,7 @@ def test_damage_to_a_record_without_checksums_never_crashes_the_reader(
         b'{"a": 1}\n',
         b'{"kind": "step", "step": 1}\n',
         b'{"kind": "header"}\n',
-        b'{"kind": "header", "schema": 2}\n',
+        b'{"kind": "header", "schema": 3}\n',
         b"[1, 2]\n",
         b"null\n",
         b"[" * 100_000,
@@ -377,7 +415,7 @@ def test_the_older_lzma_format_is_foreign(sound: bytes, tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_not_read_to_its_end(sound: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=":14: too long"):
+    with pytest.raises(RecordError, match=":16: too long"):
         read_bytes(tmp_path / "record.jsonl", sound + b" " * 2**21)
 
 
@@ -402,7 +440,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         (1, {"recipe": {"name": "bf16"}}, "recipe lacks 'label'"),
         (1, {"versions": {"torch": [2, 13]}}, "versions"),
         (1, {"warnings": [1]}, "warnings"),
-        (1, {"schema": 2}, "record schema 2"),
+        (1, {"schema": 3}, "record schema 3; this version reads 1 and 2"),
         (1, {"more": 1}, "unknown key 'more'"),
         (1, {"first_step": 2}, None),
         (2, {"kind": "stride"}, "unknown kind"),
@@ -416,12 +454,21 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         (4, {"step": 2}, "step 2 after step 0"),
         (4, {"step_time_s": None}, "step_time_s is None"),
         (4, {"num_samples": 2.0}, "num_samples is 2.0"),
+        (4, {"num_padding": -1}, "num_padding is -1"),
         (4, {"more": 1}, "unknown field 'more'"),
         (7, {"first_step": 2}, "block from step 2"),
         (7, {"last_step": 4}, "block to step 4"),
         (7, {"last_step": 0}, "block to step 0"),
         (7, {"wall_s": 0}, "wall_s is 0"),
-        (13, {"status": "fine"}, "status is 'fine'"),
+        (13, {"passed": 1}, "passed is 1"),
+        (13, {"limit": "low"}, "limit is 'low'"),
+        (13, {"name": 3}, "name is 3"),
+        (14, {"step": 7}, "eval after step 7"),
+        (14, {"split": "train"}, "of train with best weights"),
+        (14, {"weights": "good"}, "of test with good weights"),
+        (14, {"metric_value": True}, "metric_value is True"),
+        (14, {"num_samples": -1}, "num_samples is -1"),
+        (15, {"status": "fine"}, "status is 'fine'"),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(
@@ -501,6 +548,19 @@ def test_a_record_without_checksums_is_read(sound: bytes, tmp_path: Path) -> Non
     assert plain == whole
 
 
+def test_a_record_of_the_schema_before_is_read(sound: bytes, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in unchecked(sound).splitlines()]
+    lines[0] |= {"schema": 1, "recipe": {"name": "bf16", "label": "bf16", "precision": "bf16"}}
+    older = [line for line in lines if line["kind"] not in ("eval", "check")]
+    for line in older:
+        line.pop("num_padding", None)
+    text = "\n".join(map(json.dumps, older)).encode()
+    record, whole = read_bytes(tmp_path / "a.jsonl", text), read_bytes(tmp_path / "b.jsonl", sound)
+    assert (record.steps, record.blocks, record.end) == (whole.steps, whole.blocks, whole.end)
+    assert record.header["schema"] == 1
+    assert (record.evals, record.checks) == ((), ())
+
+
 def test_line_ends_of_another_system_do_no_harm(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     whole = read_bytes(path, sound)
@@ -545,9 +605,7 @@ def test_nothing_is_in_the_file_before_the_header(tmp_path: Path) -> None:
         (End(status="completed", message=None, num_steps=6, peak_memory_gib=None), "step 0 of 6"),
     ],
 )
-def test_a_line_that_could_not_be_read_is_not_written(
-    tmp_path: Path, line: Phase | Step | Block | End, problem: str
-) -> None:
+def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, line: Line, problem: str) -> None:
     writer = RecordWriter(tmp_path / "record.jsonl")
     writer.write_header(HEADER)
     with pytest.raises(ValueError, match=problem):

@@ -54,7 +54,7 @@ class Evaluations:
         return found
 
     def test(self, training: Training, step: int) -> None:
-        """Record what the weights after `step` score on `test`, and then the best, which stay in the model."""
+        """Record what the weights after `step` and the best score on `test`; the best stay in the model."""
         if not self.keep_best:
             return
         _record(training, "test", step)
@@ -129,7 +129,7 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
             with training.precision.autocast():
                 score = workload.score(model, batch)
             if counts:
-                totals += _vector(score, _num_samples(batch), device)
+                totals += _vector(score, batch, device)
     loss_sum, weight, metric_sum, num_samples = _add_up(training.process, totals)
     loss = loss_sum / weight if weight else math.nan
     metric_value = metric_sum / weight if weight and workload.metric else math.nan
@@ -231,10 +231,11 @@ def _has_data(workload: Workload, request: DataRequest, process: Process, split:
     return agree(process, [float(next(batches, None) is not None)])[0] > 0
 
 
-def _vector(score: Score, num_samples: int, device: torch.device) -> torch.Tensor:
+def _vector(score: Score, batch: Batch, device: torch.device) -> torch.Tensor:
     nothing = torch.zeros((), device=device)
+    num_samples = nothing + _num_samples(batch) if score.num_samples is None else score.num_samples
     metric_sum = nothing if score.metric_sum is None else score.metric_sum
-    parts = [score.loss_sum, score.weight, metric_sum, nothing + num_samples]
+    parts = [score.loss_sum, score.weight, metric_sum, num_samples]
     return torch.stack([part.detach().to(device, torch.float64) for part in parts])
 
 

@@ -54,22 +54,27 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCount:
-    """Tokens of a batch, of which num_padding mean nothing."""
+    """Tokens of a batch, of which num_padding mean nothing.
+
+    num_padding may be a scalar tensor on the device: it is read when the steps are waited for anyway.
+    """
 
     num_tokens: int
-    num_padding: int = 0
+    num_padding: int | torch.Tensor = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """Of one held-out batch, as scalar tensors, which add up over batches and ranks.
 
-    loss_sum / weight is the mean loss, metric_sum / weight the workload's `metric`.
+    loss_sum / weight is the mean loss, metric_sum / weight the workload's `metric`. num_samples: of the batch
+    those that count, where it was filled up; None for all of them.
     """
 
     loss_sum: torch.Tensor
     weight: torch.Tensor
     metric_sum: torch.Tensor | None = None
+    num_samples: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

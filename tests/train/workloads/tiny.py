@@ -3,14 +3,16 @@
 import ctypes
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from fastlaunch_train.workload import Batch, DataRequest, Workload
+from fastlaunch_train.workload import Batch, BatchCount, DataRequest, Score, Workload
 
 NUM_FEATURES = 16
 NUM_CLASSES = 4
@@ -50,6 +52,72 @@ def workload(**changes: object) -> Workload:
 
 def build() -> Workload:
     return workload()
+
+
+def held_out(request: DataRequest, split: str) -> Iterator[Batch]:
+    """Five batches of 6 samples of validation and three of test, dealt out to the ranks in turn."""
+    whole = replace(request, seed=1 if split == "validation" else 2, rank=0, batch_size=6, first_step=1)
+    count = 5 if split == "validation" else 3
+    return itertools.islice(batches(whole), request.rank, count, request.world_size)
+
+
+def score(model: nn.Module, batch: Batch) -> Score:
+    """Draws too, as a user's may: that must not change the training."""
+    answers = model(batch[0] + 0 * torch.rand(1))
+    return Score(
+        loss_sum=nn.functional.cross_entropy(answers, batch[1], reduction="sum"),
+        weight=torch.tensor(len(batch[1])),
+        metric_sum=(answers.argmax(1) == batch[1]).sum(),
+    )
+
+
+def evaluated(**changes: object) -> Workload:
+    """With held-out data, an end of its data (50 samples), and padding: a token for each feature."""
+    parts: dict[str, object] = {
+        "held_out": held_out,
+        "score": score,
+        "metric": "accuracy",
+        "samples_per_epoch": lambda data: 50,
+        "count": lambda batch: BatchCount(num_tokens=batch[0].numel(), num_padding=(batch[0] < 0).sum()),
+        "sequence_length": NUM_FEATURES,
+    }
+    return workload(**(parts | changes))
+
+
+def untrained() -> Workload:
+    """As `evaluated`, and its weights stay what they are: ranks of any number score alike."""
+    return evaluated(learning_rate=0.0, build_model=lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES))
+
+
+def stopped_at_17() -> Workload:
+    """As `evaluated`; asked to stop in step 17."""
+    return evaluated(loss=_after(lambda step: step == 17 and os.kill(os.getpid(), signal.SIGTERM)))
+
+
+def stopped_in_evaluation() -> Workload:
+    """As `evaluated`; asked to stop in the second batch of the first evaluation of the first attempt."""
+    return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=2))
+
+
+def killed_in_test() -> Workload:
+    """As `evaluated`; killed in the first attempt's first batch of test, after four times five others."""
+    return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGKILL), at=21))
+
+
+def _once(effect, at):  # type: ignore[no-untyped-def]
+    """`score`, after calling `effect` the `at`-th time; never where RESUMED is set."""
+    count = itertools.count(1)
+
+    def with_effect(model: nn.Module, batch: Batch) -> Score:
+        if next(count) == at and "RESUMED" not in os.environ:
+            effect()
+        return score(model, batch)
+
+    return with_effect
+
+
+def no_held_out_batch() -> Workload:
+    return evaluated(held_out=lambda request, split: iter(()))
 
 
 def slow() -> Workload:
