@@ -1,6 +1,10 @@
 """A summary of a run that was never made, for tests to change."""
 
+from dataclasses import replace
+from typing import Any
+
 from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch_train.records import Eval
 
 PLAIN = RunSummary(
     kind="records",
@@ -27,3 +31,22 @@ PLAIN = RunSummary(
     samples_per_step=64.0,
     fingerprint={"device_name": "NVIDIA H200", "torch": "2.13.0"},
 )
+
+
+def evaluated(recipe: str, seed: int, loss: float | None, **changes: Any) -> RunSummary:
+    """A completed run of 100 steps with held-out losses on the way: `loss` at the end, and more before.
+
+    on_the_way: what the losses before the end are multiplied by. num_samples: held-out samples.
+    """
+    on_the_way = changes.pop("on_the_way", 1.0)
+    num_samples = changes.pop("num_samples", 1000)
+    at = {step: None if loss is None else loss * more * on_the_way for step, more in BEFORE.items()}
+    evals = tuple(
+        Eval(step=step, split="validation", loss=value, num_samples=num_samples, seconds=1.0)
+        for step, value in {**at, changes.pop("end", 100): loss}.items()
+    )
+    return replace(PLAIN, **{"recipe": recipe, "seed": seed, "evals": evals, **changes})
+
+
+#: Loss at steps before the end, as a multiple of that at the end.
+BEFORE = {10: 2.0, 26: 1.5, 52: 1.3, 73: 1.1}

@@ -40,7 +40,9 @@ MOST_WARNINGS = 8
     is_flag=True,
     help="Rank also recipes whose numerics or convergence are known to be wrong.",
 )
-@click.option("--finish", type=POSITIVE_COUNT, metavar="STEPS", help="Also: time and money of a job of STEPS steps.")
+@click.option(
+    "--finish", type=POSITIVE_COUNT, metavar="STEPS", help="Also: time and money of a job of STEPS steps."
+)
 @click.option("--target", metavar="METRIC=VALUE", help="Also: what it cost to reach this on held-out data.")
 @output_option
 def compare(

@@ -1,0 +1,272 @@
+"""The convergence guard: what makes a pair, what its limits are, and how often its verdict is wrong."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_summaries import evaluated
+
+from fastlaunch.analysis.convergence import Convergence, converges
+from fastlaunch.analysis.held_out import held_out
+from fastlaunch.metrics import RunSummary
+from fastlaunch_train.records import Eval
+
+SEEDS = range(5)
+REFERENCE = [evaluated("bf16", seed, 2.0) for seed in SEEDS]
+
+
+def runs(losses: Sequence[float | None], **changes: Any) -> list[RunSummary]:
+    """Runs of te-fp8, one for each seed from 0 on."""
+    return [evaluated("te-fp8", seed, loss, **changes) for seed, loss in enumerate(losses)]
+
+
+def test_the_limits_by_hand() -> None:
+    """Differences of 0.01, 0.03 and 0.05: mean 0.03, deviation 0.02; t(0.95, 2) is 2.919986."""
+    found = converges(runs([2.01, 2.03, 2.05]), REFERENCE)
+    assert found.end is not None and found.end.low is not None and found.end.high is not None
+    half_width = 2.919986 * 0.02 / 3**0.5
+    assert (found.end.mean, found.end.low, found.end.high) == pytest.approx(
+        (0.03, 0.03 - half_width, 0.03 + half_width), abs=1e-7
+    )
+    assert (found.end.step, found.end.num_pairs) == (100, 3)
+    assert found.end.reference_loss == pytest.approx(2.0)
+    assert (found.reference, found.seeds) == ("bf16", (0, 1, 2))
+
+
+def test_the_pairing_takes_out_what_the_seeds_share() -> None:
+    """Losses differ by a fifth between seeds, the recipe by a thousandth at each."""
+    reference = [evaluated("bf16", seed, 2.0 + 0.1 * seed) for seed in SEEDS]
+    ours = [evaluated("te-fp8", seed, 2.002 + 0.1 * seed) for seed in SEEDS]
+    found = converges(ours, reference)
+    assert found.verdict == "within"
+    assert found.end is not None and found.end.relative(found.end.mean) == pytest.approx(0.002 / 2.2)
+    shuffled = [replace(run, seed=(run.seed or 0) * 2 % 5) for run in ours]
+    assert converges(shuffled, reference).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ([2.0] * 5, "within"),
+        ([2.01, 2.012, 2.008, 2.01, 2.011], "within"),  # 0.5%, surely under 1%
+        ([1.8, 1.81, 1.79, 1.8, 1.8], "within"),  # better
+        ([2.06, 2.062, 2.058, 2.06, 2.061], "worse"),
+        ([2.021, 2.0211, 2.0209, 2.021, 2.021], "worse"),  # 1.05%
+        ([2.019, 2.021, 2.02, 2.018, 2.019], "unknown"),  # surely above 0, and under 1% by its mean alone
+        ([2.1, 1.9, 2.2, 2.0, 2.05], "unknown"),
+        ([2.06, 2.062, 2.058], "worse"),
+        ([2.0, 2.0], "unknown"),
+        ([2.5, 2.5], "unknown"),
+        ([2.5], "unknown"),
+    ],
+)
+def test_verdicts(losses: list[float], verdict: str) -> None:
+    assert converges(runs(losses), REFERENCE).verdict == verdict
+
+
+def test_checkpoints_are_nearest_to_the_quarters() -> None:
+    found = converges(runs([2.0] * 5), REFERENCE)
+    assert [checkpoint.step for checkpoint in found.checkpoints] == [26, 52, 73]
+    assert {checkpoint.num_pairs for checkpoint in found.checkpoints} == {5}
+    # Only evaluations that all runs of all pairs have: here the reference lacks that after step 52.
+    without = [replace(run, evals=tuple(e for e in run.evals if e.step != 52)) for run in REFERENCE]
+    assert [checkpoint.step for checkpoint in converges(runs([2.0] * 5), without).checkpoints] == [26, 73]
+    ends_alone = [replace(run, evals=run.evals[-1:]) for run in REFERENCE]
+    alone = converges(runs([2.0] * 5), ends_alone)
+    assert (alone.checkpoints, alone.verdict) == ((), "within")
+
+
+def test_worse_on_the_way_takes_a_within_back() -> None:
+    found = converges(runs([2.0] * 5, on_the_way=1.04), REFERENCE)
+    assert found.verdict == "unknown"
+    assert found.caveats[0] == "within 1% at the end, but +4.0% after step 26: it trains slower"
+    assert found.more_pairs is None
+    # On the way alone makes nothing worse, and does not excuse what is.
+    assert converges(runs([2.1] * 5, on_the_way=0.9), REFERENCE).verdict == "worse"
+    assert converges(runs([2.0] * 5, on_the_way=0.9), REFERENCE).verdict == "within"
+
+
+def test_seeds_without_a_partner_are_named() -> None:
+    found = converges(runs([2.0] * 5), [run for run in REFERENCE if run.seed not in (1, 4)])
+    assert (found.verdict, found.seeds) == ("within", (0, 2, 3))
+    assert found.missing == ("seeds 1 and 4 have no bf16 run",)
+    found = converges(runs([2.0] * 3), [run for run in REFERENCE if run.seed != 1])
+    assert (found.verdict, found.missing) == ("unknown", ("seed 1 has no bf16 run",))
+    assert found.more_pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"data": "loader"}, "no bf16 run on data loader"),
+        ({"batch_size_per_gpu": 128}, "no bf16 run at a global batch of 128"),
+        ({"num_gpus": 2, "batch_size_per_gpu": 32}, "no bf16 run on so many GPUs (2)"),
+        ({"sequence_length": 512}, "no bf16 run at sequence length 512"),
+        ({"end": 200}, "a bf16 run, but to step 100 and not 200"),
+        ({"num_samples": 500}, "a bf16 run, but of other held-out data (1000 samples, not 500)"),
+        ({"status": "interrupted"}, None),
+    ],
+)
+def test_what_makes_no_pair(changes: dict[str, Any], missing: str | None) -> None:
+    found = converges(runs([2.0] * 5, **changes), REFERENCE)
+    assert (found.verdict, found.num_pairs) == ("unknown", 0)
+    told = f"seeds 0, 1, 2, 3 and 4 have {missing}" if missing else "no held-out loss was recorded at the end"
+    assert found.missing == (told,)
+
+
+def test_a_reference_that_stopped_early_or_was_not_evaluated() -> None:
+    ours = runs([2.0] * 5)
+    for changes in ({"status": "interrupted"}, {"evals": ()}):
+        reference = [replace(run, **changes) if run.seed == 3 else run for run in REFERENCE]
+        found = converges(ours, reference)
+        assert (found.verdict, found.num_pairs) == ("within", 4)
+        assert found.missing == ("seed 3 has a bf16 run, but no held-out loss at its end",)
+
+
+def test_repeats_of_a_seed_are_one_pair() -> None:
+    """Five runs of one seed say nothing of another seed."""
+    ours = [evaluated("te-fp8", 0, loss) for loss in (2.0, 2.1, 2.2)]
+    found = converges(ours, REFERENCE)
+    assert (found.verdict, found.seeds) == ("unknown", (0,))
+    assert found.end is not None and found.end.mean == pytest.approx(0.1)
+
+
+def test_rows_of_two_lengths_are_not_mixed() -> None:
+    longer = [evaluated("te-fp8", seed, 1.0, end=200) for seed in (5, 6)]
+    reference = [*REFERENCE, *(evaluated("bf16", seed, 1.0, end=200) for seed in (5, 6))]
+    found = converges([*runs([2.0] * 5), *longer], reference)
+    assert found.seeds == (0, 1, 2, 3, 4)
+    assert found.end is not None and found.end.reference_loss == pytest.approx(2.0)
+    assert found.missing == ("seeds 5 and 6 have no pair that ends at step 100",)
+
+
+def test_a_reference_without_a_finite_loss_is_told() -> None:
+    for lost in ({"status": "nan_loss"}, {"evals": evaluated("bf16", 2, None).evals}):
+        reference = [replace(run, **lost) if run.seed == 2 else run for run in REFERENCE]
+        found = converges(runs([2.0] * 5), reference)
+        assert (found.verdict, found.seeds) == ("within", (0, 1, 3, 4))
+        assert found.caveats == ("the loss of bf16 itself is no number at seed 2",)
+        assert found.missing == ("seed 2 has no bf16 run whose loss stays a number",)
+
+
+def test_a_loss_that_is_no_number_where_the_references_is() -> None:
+    found = converges(runs([2.0, None, 2.0, 2.0, 2.0]), REFERENCE)
+    assert (found.verdict, found.diverged) == ("worse", (1,))
+    # Against a reference that does not always train either, it says nothing.
+    reference = [replace(run, status="nan_loss") if run.seed == 4 else run for run in REFERENCE]
+    found = converges(runs([2.0, None, 2.0, 2.0, 2.0]), reference)
+    assert (found.verdict, found.diverged) == ("unknown", (1,))
+    assert found.caveats[:2] == (
+        "its loss is no number at seed 1",
+        "the loss of bf16 itself is no number at seed 4",
+    )
+    # Where both are none, it is the reference's alone.
+    assert converges(runs([2.0, 2.0, 2.0, 2.0, None]), reference).verdict == "within"
+    # Two seeds are too few for either.
+    assert converges(runs([None, 2.0]), REFERENCE).verdict == "unknown"
+    assert converges(runs([None, None, None]), REFERENCE).verdict == "worse"
+
+
+def test_versions_that_differ_are_told() -> None:
+    reference = [replace(run, recipe_schema=1, record_schema=2) for run in REFERENCE]
+    found = converges(runs([2.0] * 5, recipe_schema=2, record_schema=2), reference)
+    assert found.caveats == ("recipe schema 2 is paired with 1 of bf16",)
+
+
+def test_without_evaluations_or_a_reference() -> None:
+    assert converges(runs([2.0] * 3, evals=()), REFERENCE) == Convergence(
+        verdict="unknown", missing=("no held-out loss was recorded at the end",)
+    )
+    assert converges(runs([2.0] * 3), []).verdict == "unknown"
+    # 1% of a loss that is not above 0 is no margin.
+    found = converges(runs([-1.0] * 5), [evaluated("bf16", seed, -1.0) for seed in SEEDS])
+    assert found.verdict == "unknown"
+    assert found.caveats == ("the reference's loss is not above 0, so 1% of it is no margin",)
+
+
+def test_how_many_more_pairs() -> None:
+    """1.5% and 1% of deviation: t(0.95, n - 1) / sqrt(n) must fall under 1.5, as it does at 4 pairs."""
+    found = converges(runs([2.03 + difference for difference in (-0.02, 0.0, 0.02)]), REFERENCE)
+    assert (found.verdict, found.more_pairs) == ("unknown", 1)
+    # Just on the line nothing tells.
+    wide = converges(runs([2.02 + difference for difference in (-0.2, 0.0, 0.2)]), REFERENCE)
+    assert wide.more_pairs is None
+
+
+def test_figures_at_the_end() -> None:
+    def run(accuracy: float, test: float, best: float) -> RunSummary:
+        shared: dict[str, Any] = {"step": 100, "num_samples": 10, "seconds": 1.0, "metric": "accuracy"}
+        evals = (
+            Eval(split="validation", loss=0.5, metric_value=accuracy, **shared),
+            Eval(split="test", loss=0.6, metric_value=test, **shared),
+            Eval(split="test", loss=0.4, metric_value=best, weights="best", **shared),
+        )
+        return evaluated("bf16", 0, 0.5, evals=evals)
+
+    found = held_out([run(0.8, 0.7, 0.75), run(0.9, 0.8, 0.85), evaluated("bf16", 1, None, evals=())])
+    assert found is not None
+    assert (found.num_runs, found.loss, found.metric) == (2, 0.5, "accuracy")
+    assert (found.metric_value, found.test_metric_value, found.best_test_metric_value) == pytest.approx(
+        (0.85, 0.75, 0.8)
+    )
+    lost = held_out([*runs([2.0, None])])
+    assert lost is not None and (lost.num_runs, lost.loss) == (2, None)
+    assert held_out([evaluated("bf16", 0, 2.0, status="interrupted")]) is None
+
+
+TRIALS = 200
+#: So many of TRIALS are three deviations above 5%.
+AT_MOST = TRIALS * 0.05 + 3 * (TRIALS * 0.05 * 0.95) ** 0.5
+
+
+def simulated(num_pairs: int, worse_by: float, spread: float, *, num_trials: int = TRIALS) -> Counter[str]:
+    """Verdicts on a recipe whose true loss is `worse_by` (relative) above its reference's.
+
+    Losses of a seed share a part; each run adds its own of deviation `spread`, most of it for good.
+    """
+    noise = random.Random(f"{num_pairs} {worse_by} {spread}")
+    verdicts: Counter[str] = Counter()
+
+    def run(recipe: str, seed: int, loss: float) -> RunSummary:
+        made = evaluated(recipe, seed, loss * (1 + noise.gauss(0, 0.9 * spread)))
+        return replace(
+            made,
+            evals=tuple(
+                replace(e, loss=e.loss * (1 + noise.gauss(0, 0.44 * spread))) for e in made.evals if e.loss
+            ),
+        )
+
+    for _ in range(num_trials):
+        seeds = [(seed, 2.0 * (1 + noise.gauss(0, 0.03))) for seed in range(num_pairs)]
+        reference = [run("bf16", seed, loss) for seed, loss in seeds]
+        ours = [run("te-fp8", seed, loss * (1 + worse_by)) for seed, loss in seeds]
+        verdicts[converges(ours, reference).verdict] += 1
+    return verdicts
+
+
+@pytest.mark.parametrize("num_pairs", [3, 5])
+@pytest.mark.parametrize("spread", [0.01, 0.05])
+def test_an_equal_recipe_is_rarely_called_worse(num_pairs: int, spread: float) -> None:
+    """At most 5%, and the wider the spread the nearer: TRIALS pass at three deviations above that."""
+    assert simulated(num_pairs, 0.0, spread)["worse"] <= AT_MOST
+
+
+def test_a_recipe_that_is_3_percent_worse_is_found_and_never_passed() -> None:
+    found = simulated(5, 0.03, 0.01)
+    assert found["worse"] >= 0.95 * TRIALS
+    assert found["within"] == 0
+    # Three pairs find it often enough to be allowed, and pass it no more than five do.
+    assert simulated(3, 0.03, 0.01)["within"] == 0
+
+
+@pytest.mark.parametrize("spread", [0.002, 0.01])
+def test_a_recipe_at_the_margin_is_rarely_passed(spread: float) -> None:
+    assert simulated(5, 0.01, spread)["within"] <= AT_MOST
+
+
+def test_an_equal_recipe_with_little_spread_is_passed() -> None:
+    """So checkpoints that may take a verdict back do not make it unreachable."""
+    assert simulated(5, 0.0, 0.002)["within"] >= 0.98 * TRIALS
