@@ -46,8 +46,8 @@ class RunSummary:
     boot_s, pull_s: of a machine that was started for the run, until it ran its script, and in fetching code
     and image after that; None where no machine was started for it, or it did not say.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the num_warmup_steps cut.
-    checkpoint_s: what the longest checkpoint took to write; None if there was none. checkpoints_s: all of
-    them together, the last after last_checkpoint_step.
+    checkpoint_s: what the longest checkpoint took to write; None if there was none. checkpoints_s: all
+    num_checkpoints together, the last after last_checkpoint_step.
     evals: on held-out data, by step, eval_s all of them together; checks: of the recipe, before the steps.
     sequence_length: tokens of a sample. padding_fraction: of the tokens, those that mean nothing.
     record_schema, recipe_schema: the versions of records and recipes; None for a published row.
@@ -92,6 +92,7 @@ class RunSummary:
     num_warmup_steps: int | None = None
     checkpoint_s: float | None = None
     checkpoints_s: float | None = None
+    num_checkpoints: int = 0
     last_checkpoint_step: int | None = None
     evals: tuple[Eval, ...] = ()
     eval_s: float | None = None
@@ -242,6 +243,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         compile_s=_phase_s(timed, "compile"),
         checkpoint_s=_longest_checkpoint_s(records),
         checkpoints_s=checkpoints.total_s if checkpoints else None,
+        num_checkpoints=checkpoints.number if checkpoints else 0,
         last_checkpoint_step=checkpoints.last_step if checkpoints else None,
         evals=evals,
         eval_s=sum(line.seconds for line in evals) if evals else None,

@@ -45,6 +45,7 @@ def _badness(check: Check) -> tuple[bool, float]:
 class CheckpointTimes:
     """Seconds of all checkpoints of a run together, each as on its slowest rank, and the step of the last."""
 
+    number: int
     total_s: float
     last_step: int
 
@@ -63,7 +64,7 @@ def checkpoints_of(attempts: Attempts) -> CheckpointTimes | None:
         seconds |= own
     if not seconds:
         return None
-    return CheckpointTimes(total_s=sum(seconds.values()), last_step=max(seconds))
+    return CheckpointTimes(number=len(seconds), total_s=sum(seconds.values()), last_step=max(seconds))
 
 
 def padding_fraction(records: Sequence[RankRecord]) -> float | None:

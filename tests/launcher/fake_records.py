@@ -8,7 +8,9 @@ from fastlaunch.metrics import RunSummary
 from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.records import (
     Block,
+    Check,
     End,
+    Eval,
     Phase,
     RankRecord,
     RecordWriter,
@@ -50,6 +52,7 @@ def write_run(
     data: str = "synthetic",
     started_at: str = "2026-11-01T12:00:00+00:00",
     num_tokens: int = 0,
+    num_padding: int = 0,
     data_wait_s: float = 0.0,
     loss: Callable[[int, int], float | None] | None = None,
     steps_per_block: int = 10,
@@ -57,6 +60,8 @@ def write_run(
     num_compiles: Callable[[int], int] | None = None,
     reserved_gib: Callable[[int], float | None] | None = None,
     phases: Sequence[Phase] = (Phase(name="build", seconds=1.5, step=0),),
+    evals: Sequence[Eval] = (),
+    checks: Sequence[Check] = (),
     status: str | None = "completed",
     message: str | None = None,
     peak_memory_gib: float | None = 12.5,
@@ -71,7 +76,7 @@ def write_run(
     wall_ratio: a block's wall time over the sum of its step times.
     num_compiles, reserved_gib: of a block's last step. status: None for a killed process (no end line).
     num_unsynchronised: so many of the last steps stand after the last block, as a kill may leave them.
-    versions, header: entries that replace the usual ones.
+    versions, header: entries that replace the usual ones. evals, checks: the same of every rank.
     """
     directory.mkdir(parents=True, exist_ok=True)
     time_of = step_time_s if callable(step_time_s) else lambda rank, step, value=step_time_s: value
@@ -121,7 +126,9 @@ def write_run(
                 **(header or {}),
             }
         )
-        pending = sorted(phases, key=lambda phase: phase.step)
+        for check in checks:
+            writer.add(check)
+        pending: list[Phase | Eval] = sorted((*phases, *evals), key=lambda line: line.step)
         block_start, wall_s = first_step, 0.0
         for step in range(first_step, last_step + 1):
             while pending and pending[0].step < step:
@@ -135,6 +142,7 @@ def write_run(
                     loss=loss_of(rank, step),
                     num_samples=batch_size,
                     num_tokens=num_tokens,
+                    num_padding=num_padding,
                 )
             )
             wall_s += seconds * wall_ratio

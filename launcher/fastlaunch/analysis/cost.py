@@ -37,6 +37,11 @@ def samples_per_s(step_time_s: Interval, samples_per_step: float) -> Interval:
     return reciprocal(step_time_s, samples_per_step)
 
 
+def usd_per_second(usd_per_hour: float, num_nodes: int) -> float:
+    """Dollars for a second of all nodes. usd_per_hour: of one."""
+    return usd_per_hour * num_nodes / SECONDS_PER_HOUR
+
+
 def samples_per_usd(rate_per_s: Interval, usd_per_hour: float, num_nodes: int) -> Interval:
     """Samples (or tokens) that a dollar buys. usd_per_hour: of one node."""
     return scaled(rate_per_s, SECONDS_PER_HOUR / (usd_per_hour * num_nodes))

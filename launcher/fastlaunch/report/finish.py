@@ -1,8 +1,17 @@
 """What jobs cost to their end, as a table for people and as plain data for programs."""
 
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fastlaunch.analysis.accounts import PARTS, WORDS
 from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.finish import USD, BreakEven, Finish, ToFinish, cheapest, cheapest_in_turn, to_finish
+from fastlaunch.analysis.judgement import NOT_RANKED, NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.analysis.rows import Row
+from fastlaunch.metrics import Interval
+from fastlaunch.report.table import WIDTH, dollars, number
+from fastlaunch.report.words import about, grid, name_of, place_to_json, quantity_to_json, with_range
 
 
 def finish_table(comparison: Comparison, steps: float) -> str:
@@ -10,9 +19,199 @@ def finish_table(comparison: Comparison, steps: float) -> str:
 
     Raises UserError for a number of steps that is not above 0.
     """
-    raise NotImplementedError
+    return "\n\n".join(_section(found) for found in to_finish(comparison, steps))
 
 
 def finish_json(comparison: Comparison, steps: float) -> dict[str, Any]:
     """The same as plain data; its shape is described in docs/compare-json.md."""
-    raise NotImplementedError
+    return {"steps": steps, "workloads": [_to_json(found) for found in to_finish(comparison, steps)]}
+
+
+def _section(found: ToFinish) -> str:
+    """One workload: rows that train alike, those that do not, where costs cross, and what is left out."""
+    rows = [finish.row for finish in found.rows]
+    unit = rows[0].sample_unit
+    head = f"{found.workload}: to the end of {about(found.steps)} steps, {about(found.samples)} {unit}"
+    parts = [head]
+    trains = [one for one in found.rows if one.row.comparable_as == TRAINING]
+    others = [one for one in found.rows if one.row.comparable_as == THROUGHPUT]
+    if trains:
+        parts.append(_table(trains, rows))
+    if others:
+        parts.append(f"throughput, not training progress (as many {unit}, in another global batch):")
+        parts.append(_table(others, rows))
+    notes = [f"* {note}" for note in (*sentences(found), *_left_out(found))]
+    parts.append("\n".join(textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(finishes: Sequence[Finish], rows: Sequence[Row]) -> str:
+    with_steps = any(finish.row.comparable_as != TRAINING for finish in finishes)
+    shown = [name for name in PARTS if any(finish.parts_s.get(name) for finish in finishes)]
+    return grid(
+        [
+            {
+                "row": name_of(finish.row, rows),
+                "steps": about(finish.steps) if with_steps else None,
+                **{f"{WORDS.get(name, name)} s": _seconds(finish.parts_s.get(name)) for name in shown},
+                "total s": with_range(finish.total_s),
+                "total $": _usd(finish),
+            }
+            for finish in finishes
+        ],
+        left=("row",),
+    )
+
+
+def _seconds(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return number(seconds) if seconds >= 99.95 else f"{round(seconds, 1) + 0.0:.1f}"
+
+
+def _usd(finish: Finish) -> str | None:
+    usd = finish.usd
+    if usd is None:
+        return None
+    text = with_range(usd)
+    return text and text.replace(number(usd.value), dollars(usd.value), 1)
+
+
+def sentences(found: ToFinish) -> Iterator[str]:
+    """What is cheapest for this job, where that changes with its length, and each row beside the baseline."""
+    rows = [finish.row for finish in found.rows]
+    ranked = [pair for pair in found.break_evens if pair.trains_alike and _is_of_baseline_batch(pair)]
+    if told := _cheapest(found, ranked, rows):
+        yield told
+    turns = list(cheapest_in_turn(ranked))
+    for pair in turns:
+        yield sentence(pair, rows)
+    for pair in found.break_evens:
+        if (pair.one.is_baseline or pair.other.is_baseline) and not any(pair is turn for turn in turns):
+            yield sentence(pair, rows)
+
+
+def _is_of_baseline_batch(pair: BreakEven) -> bool:
+    return pair.one.comparable_as == TRAINING
+
+
+def _cheapest(found: ToFinish, pairs: Sequence[BreakEven], rows: Sequence[Row]) -> str | None:
+    """`10,000 steps cost least with compile: $12.30`, and against which rows that is not settled."""
+    row = cheapest(pairs, found.samples)
+    finish = next((one for one in found.rows if one.row is row), None)
+    if row is None or finish is None or finish.total_s is None:
+        return None
+    by_price = all(pair.by == USD for pair in pairs)
+    if by_price and finish.usd is not None:
+        what = f"cost least with {name_of(row, rows)}: ${dollars(finish.usd.value)}"
+    else:
+        what = f"are done first with {name_of(row, rows)}: {number(finish.total_s.value)} s"
+    own = [pair for pair in pairs if row is pair.one or row is pair.other]
+    differences = [(pair, pair.difference(found.samples)) for pair in own]
+    close = [
+        name_of(pair.other if pair.one is row else pair.one, rows)
+        for pair, difference in differences
+        if difference.low is not None and difference.high is not None
+        if difference.low <= 0 <= difference.high
+    ]
+    if any(difference.low is None for _, difference in differences):
+        what += ", by figures without an interval"
+    return f"{about(found.steps)} steps {what}" + (
+        f"; too close to tell: {', '.join(close)}" if close else ""
+    )
+
+
+def sentence(pair: BreakEven, rows: Sequence[Row]) -> str:
+    """`compile-max-autotune is cheaper than compile only after about 12,300 steps (11,900 to 12,700)`."""
+    less = "cheaper" if pair.by == USD else "done sooner"
+    loser = pair.one if pair.long is pair.other else pair.other
+    told = f"{name_of(pair.long, rows)} is {less} than {name_of(loser, rows)}"
+    crossing, unit = (pair.steps, "steps") if pair.trains_alike else (pair.samples, pair.one.sample_unit)
+    heading = "" if pair.trains_alike else "as throughput, not training progress: "
+    if crossing is not None:
+        return f"{heading}{told} only after about {about(crossing.value)} {unit}{_between(crossing)}"
+    if pair.settled is False:
+        close = "their step times are too close to tell it of a long one"
+        return f"{heading}{told} for a short job; {close}"
+    return f"{heading}{told} from the first {unit.removesuffix('s')} on"
+
+
+def _between(crossing: Interval) -> str:
+    if crossing.low is None:
+        return ""
+    if crossing.high is None:
+        return f", if ever: their step times do not settle it (not before {about(crossing.low)})"
+    return f" ({about(crossing.low)} to {about(crossing.high)})"
+
+
+def _left_out(found: ToFinish) -> Iterator[str]:
+    """Why a row has no total, and what is in none, or counts where rows are not compared."""
+    rows = [finish.row for finish in found.rows]
+    for finish in found.rows:
+        if finish.reason is not None:
+            yield f"{name_of(finish.row, rows)}: n/a, {finish.reason}"
+        elif finish.row.verdict in (NOT_RANKED, NOT_STEADY):
+            yield f"{name_of(finish.row, rows)} is {finish.row.verdict}: it is compared with none here"
+    known = [finish for finish in found.rows if finish.account is not None]
+    by_parts: dict[tuple[str, ...], list[str]] = {}
+    for finish in known:
+        by_parts.setdefault(finish.unknown, []).append(name_of(finish.row, rows))
+    for parts, names in by_parts.items():
+        if parts:
+            of = "" if len(names) == len(known) else f" of {', '.join(names)}"
+            yield f"not known{of}, and not counted: {', '.join(WORDS.get(part, part) for part in parts)}"
+    unlike = {part for pair in found.break_evens for part in pair.left_out} & {"evaluations", "checkpoints"}
+    for part in sorted(unlike - {part for finish in known for part in finish.unknown}):
+        yield f"{part} were not made equally often: they count in the totals, and not where rows are compared"
+    if any(finish.total_s and finish.total_s.low is not None for finish in known):
+        yield "± and ranges are those of the step times; what comes once is taken as it was measured"
+
+
+def _to_json(found: ToFinish) -> dict[str, Any]:
+    rows = [finish.row for finish in found.rows]
+    return {
+        "workload": found.workload,
+        "steps": found.steps,
+        "samples": found.samples,
+        "sample_unit": rows[0].sample_unit,
+        "rows": [_row_to_json(finish) for finish in found.rows],
+        "break_evens": [_pair_to_json(pair, rows) for pair in found.break_evens],
+        "notes": [*sentences(found), *_left_out(found)],
+    }
+
+
+def _row_to_json(finish: Finish) -> dict[str, Any]:
+    row, usd_per_s = finish.row, finish.usd_per_s
+    return {
+        **place_to_json(row),
+        "comparable_as": row.comparable_as,
+        "run_ids": list(row.run_ids),
+        "steps": finish.steps,
+        "usd_per_hour": row.price.usd_per_hour if row.price else None,
+        "usd_to_finish": quantity_to_json(finish.usd),
+        "time_to_finish_s": quantity_to_json(finish.total_s),
+        "parts": {
+            name: None
+            if seconds is None
+            else {"seconds": seconds, "usd": None if usd_per_s is None else seconds * usd_per_s}
+            for name, seconds in finish.parts_s.items()
+        },
+        "unknown": list(finish.unknown),
+        "reason": finish.reason,
+    }
+
+
+def _pair_to_json(pair: BreakEven, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "first": place_to_json(pair.one),
+        "second": place_to_json(pair.other),
+        "by": pair.by,
+        "comparable_as": TRAINING if pair.trains_alike else THROUGHPUT,
+        "cheaper_short": "first" if pair.short is pair.one else "second",
+        "cheaper_long": "first" if pair.long is pair.one else "second",
+        "samples": quantity_to_json(pair.samples),
+        "steps": quantity_to_json(pair.steps),
+        "settled": pair.settled,
+        "left_out": list(pair.left_out),
+        "sentence": sentence(pair, rows),
+    }

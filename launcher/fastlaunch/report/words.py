@@ -1,0 +1,76 @@
+"""Rows and numbers of a comparison in words, and cells as a table."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fastlaunch.analysis.rows import Row
+from fastlaunch.metrics import Interval
+from fastlaunch.report.table import UNKNOWN, number
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """The row's recipe, with as much more as tells it from the other rows."""
+    name = row.recipe
+    if len({other.place for other in rows}) > 1:
+        name += f" on {row.place}"
+    alike = [other for other in rows if (other.recipe, other.place) == (row.recipe, row.place)]
+    if len({other.num_gpus for other in alike}) > 1:
+        name += f" x {row.num_gpus}"
+    if len({other.batch_size_per_gpu for other in alike}) > 1:
+        name += f" at batch {row.batch_size_per_gpu}"
+    return name
+
+
+def about(value: float) -> str:
+    """A count to three digits: `12,300`, `600`, `7`."""
+    if not 0 < value < 1e15:
+        return f"{value:.3g}"
+    digits = 2 - math.floor(math.log10(value))
+    return f"{round(value, min(digits, 0)):,.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
+def with_range(quantity: Interval | None) -> str | None:
+    """`1,234 ±0.8%`, half the interval in percent; None where the quantity is unknown or beyond numbers."""
+    if quantity is None or not 0 < quantity.value < math.inf:
+        return None
+    text = number(quantity.value)
+    if quantity.low is None or quantity.high is None:
+        return text
+    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+
+
+def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
+    """A quantity as plain data, null where it is unknown or beyond numbers; a bound may be open."""
+    if quantity is None or not math.isfinite(quantity.value):
+        return None
+    bounds = (quantity.low, quantity.high)
+    low, high = (bound if bound is not None and math.isfinite(bound) else None for bound in bounds)
+    return {"value": quantity.value, "low": low, "high": high}
+
+
+def place_to_json(row: Row) -> dict[str, str | int | None]:
+    """What tells a row from the others, as plain data."""
+    return {
+        "recipe": row.recipe,
+        "instance": row.instance,
+        "device_name": row.device_name,
+        "num_nodes": row.num_nodes,
+        "num_gpus": row.num_gpus,
+        "batch_size_per_gpu": row.batch_size_per_gpu,
+    }
+
+
+def grid(rows: Sequence[Mapping[str, str | None]], *, left: Sequence[str] = ()) -> str:
+    """Cells by heading as a table, without the columns in which no row knows anything.
+
+    left: the headings of columns of words.
+    """
+    from tabulate import tabulate
+
+    headings = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    cells = [[row[name] or UNKNOWN for name in headings] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    lines = [headings, ["-" * width for width in widths], *cells]
+    alignment = ["left" if name in left else "right" for name in headings]
+    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    return "\n".join(line.rstrip() for line in text.splitlines())

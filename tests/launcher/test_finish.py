@@ -1,0 +1,424 @@
+"""What a job costs to its end, and where the costs of two ways to train cross: known answers by hand."""
+
+import datetime
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import read_all, write_run
+from fake_summaries import PLAIN
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.analysis.accounts import PARTS, account_of_run
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.cost import usd_per_second
+from fastlaunch.analysis.finish import BreakEven, cheapest, cheapest_in_turn, to_finish
+from fastlaunch.errors import UserError
+from fastlaunch.metrics import Interval, RunSummary, summarize
+from fastlaunch.prices import load_catalogue
+from fastlaunch.published import read_published, shipped_figures
+from fastlaunch.report.finish import finish_json, finish_table
+from fastlaunch_train.records import Eval, Phase
+
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
+#: A dollar a second.
+DOLLAR = 3600.0
+
+
+def evaluation(step: int, seconds: float, **changes: Any) -> Eval:
+    told: dict[str, Any] = {"split": "validation", "loss": 1.0, "num_samples": 10, **changes}
+    return Eval(step=step, seconds=seconds, **told)
+
+
+def run(recipe: str, step_time_s: float, *, half: float | None = 0.0, **changes: Any) -> RunSummary:
+    """A run of known build, compile and warm-up time. half: half-width of its step time's interval."""
+    low, high = (None, None) if half is None else (step_time_s - half, step_time_s + half)
+    known = {"build_s": 5.0, "num_warmup_steps": 10, "warmup_s": 10 * step_time_s}
+    timed = Interval(value=step_time_s, low=low, high=high)
+    return replace(PLAIN, **{"recipe": recipe, "step_time_s": timed, **known, **changes})
+
+
+def compared(*summaries: RunSummary, usd_per_hour: float | None = None, **prices: Any) -> Comparison:
+    candidates = [Candidate(run_id=f"run-{n}", summary=one) for n, one in enumerate(summaries)]
+    request = PriceRequest(today=TODAY, usd_per_hour=usd_per_hour, **prices)
+    return compare(candidates, catalogue=CATALOGUE, prices=request)
+
+
+def pair_of(comparison: Comparison) -> BreakEven:
+    (found,) = to_finish(comparison, 1000)
+    (pair,) = found.break_evens
+    return pair
+
+
+def sentences(comparison: Comparison, steps: float = 1000) -> list[str]:
+    (workload,) = finish_json(comparison, steps)["workloads"]
+    return list(workload["notes"])
+
+
+# --- to the end ------------------------------------------------------------------------------------------
+
+FULL = run(
+    "compile",
+    1.0,
+    boot_s=40.0,
+    pull_s=20.0,
+    compile_s=600.0,
+    warmup_s=12.0,
+    evals=(
+        *(evaluation(step, 3.0) for step in (100, 200, 300, 400)),
+        evaluation(400, 4.0, split="test"),
+    ),
+    checkpoint_s=5.0,
+    checkpoints_s=8.0,
+    num_checkpoints=2,
+    last_checkpoint_step=400,
+)
+
+
+def test_every_part_of_a_job_has_its_own_number() -> None:
+    ((finish,),) = (found.rows for found in to_finish(compared(FULL, usd_per_hour=DOLLAR), 1000))
+    assert finish.parts_s == {
+        "boot": 40,
+        "pull": 20,
+        "build": 5,
+        "compile": 600,
+        "warmup": pytest.approx(2),  # 12 s for ten steps of 1 s
+        "steps": 1000,
+        "evaluations": pytest.approx(10 * 3 + 4),  # every 100 steps, and on test data at the end
+        "checkpoints": pytest.approx(5 * 4),  # every 200 steps
+    }
+    assert tuple(finish.parts_s) == PARTS and finish.unknown == ()
+    assert finish.total_s is not None and finish.usd is not None
+    assert finish.total_s.value == pytest.approx(1721)
+    assert finish.usd.value == pytest.approx(1721)
+
+
+def test_a_second_of_two_nodes_costs_twice_that_of_one() -> None:
+    assert usd_per_second(7200.0, 1) == 2.0
+    assert usd_per_second(7200.0, 2) == 4.0
+
+
+def test_the_interval_of_the_step_time_is_carried_through() -> None:
+    row = replace(FULL, step_time_s=Interval(value=1.0, low=0.9, high=1.2))
+    account = account_of_run(row)
+    assert account is not None
+    total = account.total_s(1000)
+    assert (total.value, total.low, total.high) == (
+        pytest.approx(1721),
+        pytest.approx(1621),
+        pytest.approx(1921),
+    )
+
+
+def test_for_as_many_steps_as_a_run_did_a_job_takes_what_the_run_took(tmp_path: Path) -> None:
+    phases = [Phase(name="build", seconds=7.0, step=0), Phase(name="compile", seconds=30.0, step=0)]
+    phases += [Phase(name="checkpoint", seconds=2.0, step=step) for step in (50, 100, 150, 200)]
+    evals = [evaluation(step, 1.5) for step in (40, 80, 120, 160, 200)]
+
+    def time_of(rank: int, step: int) -> float:
+        return 0.9 if step <= 10 else 0.1 + 0.001 * (step % 7)
+
+    paths = write_run(tmp_path, steps=200, step_time_s=time_of, phases=phases, evals=evals)
+    summary = summarize(read_all(paths))
+    account = account_of_run(summary)
+    assert account is not None
+    took_s = sum(time_of(0, step) for step in range(1, 201))
+    assert account.total_s(200).value == pytest.approx(7 + 30 + 4 * 2 + 5 * 1.5 + took_s)
+    assert (summary.eval_s, summary.checkpoints_s) == (7.5, 8.0)
+
+
+def test_what_is_not_known_is_left_out_and_named() -> None:
+    comparison = compared(run("bf16", 1.0, num_warmup_steps=None), usd_per_hour=DOLLAR)
+    ((finish,),) = (found.rows for found in to_finish(comparison, 100))
+    assert finish.unknown == ("boot", "pull", "warmup")
+    assert finish.total_s is not None and finish.total_s.value == pytest.approx(105)
+    assert "not known, and not counted: boot, pull, warm-up" in sentences(comparison)
+    (workload,) = finish_json(comparison, 100)["workloads"]
+    (row,) = workload["rows"]
+    assert row["parts"]["boot"] is None and row["parts"]["build"] == {"seconds": 5.0, "usd": 5.0}
+    assert row["unknown"] == ["boot", "pull", "warmup"]
+
+
+def test_without_a_price_there_are_seconds_and_no_dollars() -> None:
+    ((finish,),) = (found.rows for found in to_finish(compared(FULL), 1000))
+    assert finish.usd is None and finish.total_s is not None
+    assert "total $" not in finish_table(compared(FULL), 1000)
+
+
+def test_repeats_are_averaged() -> None:
+    runs = [replace(FULL, compile_s=seconds, seed=seed) for seed, seconds in enumerate((500.0, 700.0))]
+    ((finish,),) = (found.rows for found in to_finish(compared(*runs), 1000))
+    assert finish.parts_s["compile"] == 600
+
+
+def test_one_evaluation_at_the_end_is_made_once_however_long_the_job() -> None:
+    account = account_of_run(run("bf16", 1.0, evals=(evaluation(200, 6.0),)))
+    assert account is not None
+    assert [account.parts_s(steps)["evaluations"] for steps in (10, 200, 10_000)] == [6, 6, 6]
+
+
+def test_published_totals_have_no_end_to_reckon() -> None:
+    (path,) = (path for path in shipped_figures() if path.stem == "compile-modes")
+    comparison = compared(*read_published(path))
+    (found,) = to_finish(comparison, 1000)
+    assert {finish.reason for finish in found.rows} == {"no step time is known"}
+    assert found.break_evens == ()
+    assert "n/a" in finish_table(comparison, 1000)
+
+
+@pytest.mark.parametrize("steps", [0, -1, math.nan, math.inf])
+def test_a_job_has_steps(steps: float) -> None:
+    with pytest.raises(UserError, match="no job"):
+        finish_table(compared(FULL), steps)
+
+
+# --- where costs cross -----------------------------------------------------------------------------------
+
+
+def test_compiling_for_600_s_to_save_a_second_a_step_pays_after_600_steps(tmp_path: Path) -> None:
+    def recorded(recipe: str, step_time_s: float, compile_s: float) -> RunSummary:
+        phases = [Phase(name="build", seconds=3.0, step=0)]
+        phases += [Phase(name="compile", seconds=compile_s, step=0)] if compile_s else []
+        paths = write_run(tmp_path / recipe, recipe=recipe, step_time_s=step_time_s, phases=phases)
+        return summarize(read_all(paths))
+
+    comparison = compared(recorded("bf16", 2.0, 0.0), recorded("compile", 1.0, 600.0))
+    pair = pair_of(comparison)
+    assert (pair.short.recipe, pair.long.recipe, pair.by) == ("bf16", "compile", "time")
+    assert pair.steps is not None and pair.samples is not None
+    assert pair.steps.value == pytest.approx(600) and pair.samples.value == pytest.approx(1200)
+    # Without scatter between runs two rows of one run are still taken to differ by 1% each.
+    assert pair.steps.low is not None and pair.steps.high is not None
+    assert pair.steps.low < 600 < pair.steps.high and pair.settled
+    (told,) = (text for text in sentences(comparison) if "only after" in text)
+    assert told.startswith("compile is done sooner than bf16 only after about 600 steps (")
+    assert sentences(comparison)[0].startswith("1,000 steps are done first with compile: ")
+    assert sentences(comparison, 500)[0].startswith("500 steps are done first with bf16: ")
+
+
+def test_where_both_have_a_price_it_is_dollars_that_cross() -> None:
+    """600 s of compiling to halve the step time of 2 s: at $1.5/s against $1/s it takes $900 to save $0.5 a
+    step; at $2.5/s it saves nothing.
+    """
+
+    def priced(usd_per_hour: float) -> BreakEven:
+        slow, fast = run("bf16", 2.0), run("compile", 1.0, compile_s=600.0, build_s=5.0)
+        comparison = compared(slow, fast, usd_per_hour=DOLLAR)
+        rows = tuple(
+            replace(row, price=replace(row.price, usd_per_hour=usd_per_hour))
+            if row.recipe == "compile" and row.price
+            else row
+            for row in comparison.rows
+        )
+        return pair_of(replace(comparison, rows=rows))
+
+    dear = priced(2.5 * DOLLAR)
+    assert dear.samples is None and dear.long.recipe == "bf16"
+    pair = priced(1.5 * DOLLAR)
+    # Building costs 1.5 x 5 against 5, too.
+    assert pair.by == "usd" and pair.steps is not None
+    assert pair.steps.value == pytest.approx((900 + 2.5) / 0.5)
+
+
+def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() -> None:
+    pair = BreakEven(one=ROW, other=ROW2, by="time", more_once=600.0, less_each=1.0, error=0.2)
+    assert pair.samples == Interval(value=600.0, low=pytest.approx(500.0), high=pytest.approx(750.0))
+    assert pair.difference(500.0).low == pytest.approx(0.0)
+    assert pair.difference(750.0).high == pytest.approx(0.0)
+    open_ended = replace(pair, error=1.5)
+    assert open_ended.samples == Interval(value=600.0, low=pytest.approx(240.0))
+    assert open_ended.settled is False
+    assert replace(pair, error=None).samples == Interval(value=600.0)
+
+
+def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
+    comparison = compared(run("bf16", 2.0), run("te-bf16", 1.0))
+    pair = pair_of(comparison)
+    assert pair.samples is None and pair.steps is None and pair.settled
+    assert pair.short is pair.long and pair.short.recipe == "te-bf16"
+    assert "te-bf16 is done sooner than bf16 from the first step on" in sentences(comparison)
+
+
+def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:
+    comparison = compared(run("bf16", 1.0), run("compile", 0.999, compile_s=60.0))
+    assert any(
+        text.startswith("compile is done sooner than bf16 only after about 60,000 steps, if ever:")
+        for text in sentences(comparison)
+    )
+    slower = compared(run("bf16", 1.0), run("compile", 1.001, compile_s=60.0))
+    assert (
+        "bf16 is done sooner than compile for a short job; their step times are too close to tell it of a"
+        " long one" in sentences(slower)
+    )
+
+
+def test_arms_of_different_global_batch_are_held_to_as_many_samples() -> None:
+    """64 images in 2 s against 128 in 3 s and 600 s of compiling: 1/128 s less an image, 76,800 images."""
+    comparison = compared(
+        run("bf16", 2.0), run("compile", 3.0, compile_s=600.0, batch_size_per_gpu=128, samples_per_step=128.0)
+    )
+    (found,) = to_finish(comparison, 1000)
+    assert [finish.steps for finish in found.rows] == [1000, 500]
+    assert [finish.parts_s["steps"] for finish in found.rows] == pytest.approx([2000, 1500])
+    (pair,) = found.break_evens
+    assert pair.samples is not None and pair.samples.value == pytest.approx(76_800)
+    assert pair.steps is None
+    text = finish_table(comparison, 1000)
+    assert "throughput, not training progress (as many images, in another global batch):" in text
+    assert "as throughput, not training progress: compile is done sooner than bf16 only after" in text
+    assert "1,000 steps are done first" not in text
+
+
+def test_what_is_known_of_one_row_only_is_left_out_of_both() -> None:
+    comparison = compared(run("bf16", 2.0), run("compile", 1.0, compile_s=600.0, boot_s=100.0, pull_s=50.0))
+    pair = pair_of(comparison)
+    assert pair.steps is not None and pair.steps.value == pytest.approx(600)
+    assert pair.left_out == ("boot", "pull")
+
+
+def test_evaluations_count_where_both_arms_make_them_as_often() -> None:
+    def evaluating(recipe: str, step_time_s: float, every: int, **changes: Any) -> RunSummary:
+        evals = tuple(evaluation(step, 2.0 * step_time_s) for step in range(every, 1001, every))
+        return run(recipe, step_time_s, evals=evals, **changes)
+
+    alike = compared(evaluating("bf16", 2.0, 100), evaluating("compile", 1.0, 100, compile_s=600.0))
+    pair = pair_of(alike)
+    # Per 100 steps: 204 s against 102 s.
+    assert pair.steps is not None and pair.steps.value == pytest.approx(600 / 1.02)
+    assert pair.left_out == ("boot", "pull")
+    unlike = compared(evaluating("bf16", 2.0, 100), evaluating("compile", 1.0, 50, compile_s=600.0))
+    pair = pair_of(unlike)
+    assert pair.steps is not None and pair.steps.value == pytest.approx(600)
+    assert pair.left_out == ("boot", "pull", "evaluations")
+    assert any(text.startswith("evaluations were not made equally often") for text in sentences(unlike))
+
+
+def test_a_row_of_which_nothing_but_the_steps_is_known_is_not_weighed_against_others() -> None:
+    bare = run("bf16", 2.0, kind="published", build_s=None, warmup_s=None, num_warmup_steps=None)
+    (found,) = to_finish(compared(bare, run("compile", 1.0)), 1000)
+    assert found.break_evens == ()
+    assert found.rows[0].total_s is not None and found.rows[0].unknown == tuple(
+        part for part in PARTS if part != "steps"
+    )
+
+
+def test_a_row_that_did_not_settle_is_shown_and_compared_with_none() -> None:
+    comparison = compared(run("bf16", 2.0), run("compile", 1.0, steady=False))
+    (found,) = to_finish(comparison, 1000)
+    assert found.break_evens == () and found.rows[1].total_s is not None
+    assert "compile is not steady: it is compared with none here" in sentences(comparison)
+
+
+def test_max_autotune_loses_a_short_job_through_its_compile_time() -> None:
+    """The first experiment: each way is the cheapest of a job of some length, in turn."""
+    comparison = compared(
+        run("bf16", 0.100, build_s=2.0),
+        run("compile", 0.080, compile_s=30.0, build_s=2.0),
+        run("compile-max-autotune", 0.060, compile_s=276.0, build_s=2.0),
+        usd_per_hour=DOLLAR,
+    )
+    (found,) = to_finish(comparison, 1000)
+    best = [cheapest(found.break_evens, 64 * steps) for steps in (100, 10_000, 100_000)]
+    assert [row.recipe if row else None for row in best] == ["bf16", "compile", "compile-max-autotune"]
+    turns = list(cheapest_in_turn(found.break_evens))
+    assert [(pair.short.recipe, pair.long.recipe) for pair in turns] == [
+        ("bf16", "compile"),
+        ("compile", "compile-max-autotune"),
+    ]
+    assert [pair.steps.value if pair.steps else None for pair in turns] == pytest.approx([1500, 12_300])
+    told = [text.partition(" (")[0] for text in sentences(comparison, 5000)]
+    assert told[:3] == [
+        "5,000 steps cost least with compile: $432.00",
+        "compile is cheaper than bf16 only after about 1,500 steps",
+        "compile-max-autotune is cheaper than compile only after about 12,300 steps",
+    ]
+    assert "compile-max-autotune is cheaper than bf16 only after about 6,900 steps" in told[3:]
+
+
+def test_the_json_says_what_the_table_says() -> None:
+    comparison = compared(run("bf16", 2.0), run("compile", 1.0, compile_s=600.0), usd_per_hour=DOLLAR)
+    data = json.loads(json.dumps(finish_json(comparison, 1000), allow_nan=False))
+    (workload,) = data["workloads"]
+    assert (workload["workload"], workload["steps"], workload["samples"]) == ("vit-huge", 1000, 64_000)
+    assert [row["recipe"] for row in workload["rows"]] == ["bf16", "compile"]
+    assert [row["usd_to_finish"]["value"] for row in workload["rows"]] == pytest.approx([2005, 1605])
+    (pair,) = workload["break_evens"]
+    assert (pair["cheaper_short"], pair["cheaper_long"], pair["by"]) == ("first", "second", "usd")
+    assert pair["steps"]["value"] == pytest.approx(600) and pair["settled"] is True
+    assert pair["sentence"] in workload["notes"]
+
+
+def test_several_workloads_are_told_apart() -> None:
+    comparison = compared(run("bf16", 1.0), run("bf16", 1.0, workload="vit-tiny"))
+    assert [found.workload for found in to_finish(comparison, 10)] == ["vit-huge", "vit-tiny"]
+    assert finish_table(comparison, 10).count("to the end of 10 steps, 640 images") == 2
+
+
+# --- whatever the numbers --------------------------------------------------------------------------------
+
+SECONDS = st.floats(0.001, 1000.0)
+ROW, ROW2 = compared(run("bf16", 2.0), run("compile", 1.0)).rows
+
+
+@st.composite
+def arms(draw: st.DrawFn) -> Sequence[RunSummary]:
+    return [
+        run(
+            recipe,
+            draw(SECONDS),
+            half=0.0,
+            build_s=draw(SECONDS),
+            compile_s=draw(SECONDS),
+            evals=(evaluation(10, draw(SECONDS)), evaluation(20, draw(SECONDS))),
+        )
+        for recipe in ("bf16", "compile")
+    ]
+
+
+@given(arms(), st.floats(1.0, 1e6))
+def test_a_longer_job_never_costs_less(summaries: Sequence[RunSummary], steps: float) -> None:
+    for summary in summaries:
+        account = account_of_run(summary)
+        assert account is not None
+        assert account.total_s(steps).value < account.total_s(steps * 1.5).value
+        assert account.total_s(steps).value == pytest.approx(
+            sum(part for part in account.parts_s(steps).values() if part is not None)
+        )
+
+
+@given(arms())
+def test_a_break_even_is_where_both_jobs_cost_the_same(summaries: Sequence[RunSummary]) -> None:
+    comparison = compared(*summaries, usd_per_hour=DOLLAR)
+
+    def usd(steps: float) -> dict[str, float]:
+        (found,) = to_finish(comparison, steps)
+        return {finish.row.recipe: finish.usd.value for finish in found.rows if finish.usd}
+
+    pair = pair_of(comparison)
+    short, long = pair.short.recipe, pair.long.recipe
+    if pair.steps is None:
+        (loser,) = {"bf16", "compile"} - {short}
+        for steps in (1e-6, 1.0, 1e9):
+            assert usd(steps)[short] <= usd(steps)[loser] * (1 + 1e-9)
+        return
+    at = usd(pair.steps.value)
+    assert at[short] == pytest.approx(at[long], rel=1e-6)
+    before, after = usd(pair.steps.value / 2), usd(pair.steps.value * 2)
+    assert before[short] <= before[long] * (1 + 1e-9)
+    assert after[long] <= after[short] * (1 + 1e-9)
+
+
+@given(st.floats(1.0, 1000.0), st.floats(1.0, 1000.0))
+def test_more_compiling_puts_the_break_even_later(compile_s: float, more_s: float) -> None:
+    def steps(compile_s: float) -> float:
+        pair = pair_of(compared(run("bf16", 2.0), run("compile", 1.0, compile_s=compile_s)))
+        assert pair.steps is not None
+        return pair.steps.value
+
+    assert steps(compile_s) < steps(compile_s + more_s)
