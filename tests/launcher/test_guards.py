@@ -1,0 +1,309 @@
+"""What bars a row from being ranked, what is only said, and what becomes of a comparison with such rows."""
+
+import csv
+import datetime
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_summaries import evaluated
+
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
+from fastlaunch.errors import UserError
+from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.prices import load_catalogue
+from fastlaunch.report.data import as_csv, as_json
+from fastlaunch.report.sentence import answer
+from fastlaunch.report.table import as_table
+from fastlaunch_train.records import Check, Eval
+
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
+
+PASSED = (
+    Check(name="equivalence", passed=True, value=0.003, limit=0.02),
+    Check(name="isolation", passed=True, value=0.0, limit=0.0),
+    Check(name="permutation", passed=True, value=0.0, limit=0.0),
+)
+ACROSS_THE_BATCH = (
+    *PASSED[:1],
+    Check(name="isolation", passed=False, detail="changing image 3 changed 28 other outputs"),
+    Check(name="permutation", passed=False, value=0.31, limit=0.01),
+)
+
+
+def arm(
+    recipe: str, step_time_s: float, losses: Sequence[float | None] = (), **changes: Any
+) -> list[Candidate]:
+    """Three runs of seeds 0, 1, ...: as many as there are losses."""
+    changes = {"checks": PASSED, **changes}
+    summaries = [
+        replace(
+            evaluated(recipe, seed, loss, **changes), step_time_s=_timed(step_time_s * (1 + 0.001 * seed))
+        )
+        for seed, loss in enumerate(losses)
+    ]
+    return _candidates(recipe, summaries)
+
+
+def _candidates(recipe: str, summaries: Sequence[RunSummary]) -> list[Candidate]:
+    return [
+        Candidate(run_id=f"{recipe}-{number}", summary=summary)
+        for number, summary in enumerate(summaries, start=1)
+    ]
+
+
+def _timed(value: float) -> Interval:
+    return Interval(value=value, low=0.999 * value, high=1.001 * value)
+
+
+def compared(*arms: list[Candidate], **options: Any) -> Comparison:
+    candidates = [candidate for runs in arms for candidate in runs]
+    return compare(candidates, catalogue=CATALOGUE, prices=PriceRequest(today=TODAY), **options)
+
+
+def rows_of(comparison: Comparison) -> dict[str, Row]:
+    return {row.recipe: row for row in comparison.rows}
+
+
+EQUAL = (2.0, 2.1, 2.2)
+WORSE = (2.08, 2.185, 2.29)
+
+BF16 = arm("bf16", 0.1, EQUAL)
+COMPILE = arm("compile", 0.08, EQUAL)
+WRONG = arm("te-bf16", 0.05, EQUAL, checks=ACROSS_THE_BATCH)
+DULL = arm("te-fp8", 0.04, WORSE)
+
+
+def test_what_passes_both_guards_is_ranked_without_a_word() -> None:
+    row = rows_of(compared(BF16, COMPILE))["compile"]
+    assert (row.verdict, row.reasons) == ("better", ("by speed: no price is known",))
+    assert (row.guard.numerics, row.guard.convergence.verdict) == ("passed", "within")
+    base = rows_of(compared(BF16, COMPILE))["bf16"]
+    assert (base.verdict, base.guard.convergence.verdict, base.reasons) == ("baseline", "reference", ())
+
+
+def test_a_failed_check_bars_with_its_numbers() -> None:
+    row = rows_of(compared(BF16, WRONG))["te-bf16"]
+    assert (row.verdict, row.is_barred, row.guard.numerics) == ("not ranked", True, "failed")
+    assert row.reasons[:2] == (
+        "isolation: changing image 3 changed 28 other outputs",
+        "permutation: 0.31, at most 0.01 is allowed",
+    )
+    # It is shown with all its figures.
+    assert row.samples_per_s is not None and row.samples_per_s.low is not None
+    assert row.speed_ratio_to_baseline is not None
+    assert row.speed_ratio_to_baseline.value == pytest.approx(2.0)
+    assert row.speed_ratio_to_baseline.low is not None
+
+
+def test_a_check_that_failed_in_one_run_bars_the_row() -> None:
+    first, *others = COMPILE
+    failed = replace(first, summary=replace(first.summary, checks=ACROSS_THE_BATCH[:2]))
+    for runs in ([failed, *others], [*others, failed], [*others, _unsteady(failed)]):
+        row = rows_of(compared(BF16, runs))["compile"]
+        assert row.verdict == "not ranked"
+        assert row.reasons[0] == "isolation: changing image 3 changed 28 other outputs (in 1 of 3 runs)"
+
+
+def _unsteady(candidate: Candidate) -> Candidate:
+    return replace(candidate, summary=replace(candidate.summary, steady=False))
+
+
+def test_a_worse_loss_bars_with_its_evidence() -> None:
+    row = rows_of(compared(BF16, DULL))["te-fp8"]
+    assert (row.verdict, row.guard.convergence.verdict) == ("not ranked", "worse")
+    assert row.reasons[0] == "convergence: held-out loss +4.0% against bf16 (at least +3.6%, 95%), 3 pairs"
+
+
+def test_a_loss_that_is_no_number_bars_though_its_run_is_left_out() -> None:
+    good, lost = COMPILE, COMPILE[2].summary
+    diverged = replace(lost, evals=(), status="nan_loss", problems=("ended as nan_loss",), step_time_s=None)
+    comparison = compared(BF16, [*good[:2], Candidate(run_id="lost", summary=diverged)])
+    row = rows_of(comparison)["compile"]
+    assert (row.num_runs, row.verdict) == (2, "not ranked")
+    assert row.reasons[0] == "convergence: the loss is no number at seed 2, where that of bf16 is"
+    assert "lost (compile) is left out: ended as nan_loss" in comparison.warnings
+
+
+def test_blocks_that_are_known_to_compute_something_else() -> None:
+    for recipe in ("te-article", "te-article-fp8", "bf16 blocks=te-article"):
+        row = rows_of(compared(BF16, arm(recipe, 0.05, EQUAL, checks=())))[recipe]
+        assert (row.verdict, row.guard.numerics) == ("not ranked", "failed")
+        assert row.reasons[0].startswith("known not to be equivalent")
+        assert "numerics not checked" in row.reasons
+    others = ("te-bf16", "ours blocks=native", "te-article blocks=te")
+    for recipe in others:
+        row = rows_of(compared(BF16, arm(recipe, 0.05, EQUAL, checks=())))[recipe]
+        assert (row.verdict, row.guard.numerics) == ("better", "not checked")
+
+
+def test_what_is_not_known_is_ranked_and_said() -> None:
+    two = arm("compile", 0.08, EQUAL, checks=())
+    row = rows_of(compared([run for run in BF16 if run.summary.seed != 1], two))["compile"]
+    assert row.verdict == "better"
+    assert row.reasons[1:] == (
+        "numerics not checked",
+        "convergence unknown: 2 of 3 pairs: seed 1 has no bf16 run; 3 more would make 5",
+    )
+    noisy = arm("compile", 0.08, (2.2, 2.0, 2.26))
+    row = rows_of(compared(BF16, noisy))["compile"]
+    assert row.reasons[1] == (
+        "convergence unknown: held-out loss +2.5% against bf16 (-9.5% to +14.6%, 95% each), 3 pairs;"
+        " about 21 more would tell"
+    )
+    once = [replace(run, summary=replace(run.summary, seed=0)) for run in COMPILE]
+    row = rows_of(compared(BF16, once))["compile"]
+    assert row.reasons[1] == (
+        "convergence unknown: 1 of 3 pairs: both need runs of other seeds (--seed); 4 more would make 5"
+    )
+
+
+def test_barred_rows_are_no_part_of_holms_family() -> None:
+    """The interval of the one row that is ranked is at 5%, as if the others were not there."""
+    alone = rows_of(compared(BF16, COMPILE))["compile"].speed_ratio_to_baseline
+    barred = [arm(name, 0.09, EQUAL, checks=ACROSS_THE_BATCH) for name in ("te-bf16", "te-fp8", "ao-fp8")]
+    beside = rows_of(compared(BF16, COMPILE, *barred))["compile"].speed_ratio_to_baseline
+    allowed = rows_of(compared(BF16, COMPILE, *barred, allow_unverified=True))["compile"]
+    assert alone and beside and allowed.speed_ratio_to_baseline
+    # More rows make the pooled deviation better known; the level is the same.
+    assert _width(beside) < _width(alone)
+    assert _width(beside) < _width(allowed.speed_ratio_to_baseline)
+
+
+def _width(quantity: Interval) -> float:
+    assert quantity.low is not None and quantity.high is not None
+    return quantity.high / quantity.low - 1
+
+
+def test_a_barred_row_is_no_baseline_and_no_answer() -> None:
+    wrong = arm("bf16", 0.05, EQUAL, checks=ACROSS_THE_BATCH)
+    comparison = compared(wrong, COMPILE, arm("fp32", 0.2, EQUAL))
+    assert comparison.baselines == {"vit-huge": "compile"}
+    assert rows_of(comparison)["bf16"].verdict == "not ranked"
+    # Nor is its loss what others are compared with.
+    assert rows_of(comparison)["compile"].guard.convergence.reference == "fp32"
+    assert answer(comparison).startswith("compile gives 799 images/s")
+    assert "bf16" not in answer(comparison)
+    assert "te-fp8" not in answer(compared(BF16, COMPILE, DULL))
+    with pytest.raises(UserError, match="te-fp8 is no baseline: it is not ranked, convergence: ") as raised:
+        compared(BF16, DULL, baseline="te-fp8")
+    assert raised.value.hint is not None and "--allow-unverified" in raised.value.hint
+
+
+def test_where_every_row_is_barred_nothing_is_ranked() -> None:
+    comparison = compared(WRONG, arm("te-article", 0.06, EQUAL, checks=ACROSS_THE_BATCH))
+    assert [row.verdict for row in comparison.rows] == ["not ranked"] * 2
+    assert answer(comparison) == (
+        "nothing is ranked: te-bf16, isolation: changing image 3 changed 28 other outputs."
+    )
+    assert "not ranked" in as_table(comparison)
+    assert json.loads(as_json(comparison))["baseline"] == "te-bf16"
+
+
+def test_allow_unverified_ranks_and_says_so() -> None:
+    comparison = compared(BF16, WRONG, DULL, allow_unverified=True)
+    rows = rows_of(comparison)
+    assert (rows["te-bf16"].verdict, rows["te-fp8"].verdict) == ("better", "better")
+    assert (
+        "ranked all the same (--allow-unverified): isolation: changing image 3 changed 28 other outputs"
+        in rows["te-bf16"].reasons
+    )
+    assert any(
+        text.startswith(
+            "te-fp8 is ranked as --allow-unverified asks, although convergence: held-out loss +4.0%"
+        )
+        for text in comparison.warnings
+    )
+    data = json.loads(as_json(comparison))
+    assert data["allow_unverified"] is True
+    row = next(row for row in data["rows"] if row["recipe"] == "te-bf16")
+    assert (row["ranked"], row["numerics"], len(row["guard_failures"])) == (True, "failed", 2)
+    assert "--allow-unverified" in row["reason"]
+    assert rows_of(compared(BF16, WRONG, baseline="te-bf16", allow_unverified=True))["te-bf16"].is_baseline
+    # Without anything to lift it says nothing.
+    assert not compared(BF16, COMPILE, allow_unverified=True).warnings
+
+
+def test_mixed_versions_are_named() -> None:
+    def of(runs: list[Candidate], **schemas: int | None) -> list[Candidate]:
+        return [replace(run, summary=replace(run.summary, **schemas)) for run in runs]  # type: ignore[arg-type]
+
+    assert not compared(of(BF16, record_schema=2), of(COMPILE, record_schema=2)).warnings
+    between = compared(of(BF16, record_schema=1), of(COMPILE, record_schema=2), of(DULL, record_schema=2))
+    assert between.warnings == (
+        "vit-huge: rows of record schema 1 (bf16) and 2 (compile, te-fp8) are compared",
+    )
+    within = compared([*of(BF16[:1], recipe_schema=1), *of(BF16[1:], recipe_schema=2)])
+    assert within.warnings == (
+        "bf16: runs of recipe schema 1 and 2 make one row",
+        "vit-huge: rows of recipe schema 1 (bf16) and 2 (bf16) are compared",
+    )
+    older = compared(of(BF16, record_schema=None), of(COMPILE, record_schema=2))
+    assert older.warnings == ("vit-huge: rows of record schema unknown (bf16) and 2 (compile) are compared",)
+    published = [
+        replace(run, summary=replace(run.summary, kind="published", record_schema=None, fingerprint={}))
+        for run in BF16
+    ]
+    assert not compared(published, of(COMPILE, record_schema=2)).warnings
+
+
+def test_the_table_of_held_out_loss() -> None:
+    metric = {"metric": "accuracy"}
+
+    def scored(runs: list[Candidate], accuracy: float) -> list[Candidate]:
+        return [
+            replace(
+                run,
+                summary=replace(
+                    run.summary,
+                    evals=(
+                        *(replace(e, metric_value=accuracy, **metric) for e in run.summary.evals),  # type: ignore[arg-type]
+                        Eval(step=100, split="test", loss=0.4, num_samples=9, seconds=1.0, weights="best",
+                             metric="accuracy", metric_value=accuracy + 0.01),
+                    ),
+                ),
+            )
+            for run in runs
+        ]  # fmt: skip
+
+    unscored = arm("fp32", 0.2, EQUAL, evals=())
+    text = as_table(compared(scored(BF16, 0.8), scored(COMPILE, 0.81), scored(DULL, 0.7), unscored))
+    table = text[text.index("held-out loss at the end") :].split("\n\n")[0].splitlines()
+    assert table[0] == (
+        "held-out loss at the end, and its difference to bf16's at the same seeds (one-sided 95% limits):"
+    )
+    assert table[1].split("  ")[0] == "recipe"
+    assert [" ".join(line.split()) for line in table[3:]] == [
+        "bf16 - 2.1 - 0.8 0.81 reference",
+        "compile 3 2.1 +0.0% (+0.0% to +0.0%) 0.81 0.82 within",
+        "te-fp8 3 2.185 +4.0% (+3.6% to +4.4%) 0.7 0.71 worse",
+    ]
+    assert "* fp32: convergence unknown: no held-out loss was recorded at the end" in text
+    assert "held-out" not in as_table(compared(unscored)).replace("no held-out loss", "")
+
+
+def test_the_evidence_as_json_and_csv() -> None:
+    comparison = compared(BF16, DULL, arm("fp32", 0.2, EQUAL, evals=()))
+    base, row, unscored = json.loads(as_json(comparison))["rows"]
+    assert (row["ranked"], row["numerics"], row["verdict"]) == (False, "passed", "not ranked")
+    assert row["guard_failures"] == [row["reason"].split("; ")[0]]
+    assert row["held_out"]["loss"] == pytest.approx(2.185)
+    found = row["convergence"]
+    assert (found["verdict"], found["reference"], found["num_pairs"]) == ("worse", "bf16", 3)
+    assert (found["seeds"], found["step"]) == ([0, 1, 2], 100)
+    assert found["difference"]["value"] == pytest.approx(0.085 / 2.1)
+    assert found["difference"]["low"] < found["difference"]["value"] < found["difference"]["high"]
+    assert [point["step"] for point in found["checkpoints"]] == [26, 52, 73]
+    assert base["convergence"]["verdict"] == "reference"
+    assert (unscored["held_out"], unscored["convergence"]["difference"]) == (None, None)
+    flat = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    assert [line["convergence_verdict"] for line in flat] == ["reference", "worse", "unknown"]
+    assert float(flat[1]["convergence_difference"]) == found["difference"]["value"]
+    assert float(flat[1]["held_out_loss"]) == row["held_out"]["loss"]
+    assert flat[1]["convergence_seeds"] == "0; 1; 2"
+    assert (flat[2]["held_out_loss"], flat[2]["convergence_difference_low"]) == ("", "")
+    assert flat[1]["convergence_checkpoints"].startswith("26=0.04")
