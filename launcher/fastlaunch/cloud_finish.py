@@ -13,6 +13,7 @@ from fastlaunch.backends.cloud_backend import CloudBackend, Sight
 from fastlaunch.errors import BadConfiguration, NoCapacity
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import last_words
+from fastlaunch.machine_start import with_start
 from fastlaunch.node_reasons import in_words
 from fastlaunch.node_status import merged
 from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
@@ -254,7 +255,7 @@ def _run_end(
         outcome = replace(
             outcome, reason="; ".join([*([outcome.reason] if outcome.reason else []), *unreadable])
         )
-    summary = summarize(records) if records else None
+    summary = with_start(summarize(records), [attempt], home) if records else None
     problems = contradictions(JobSpec.from_json(run.spec), own) if run.spec else ()
     if summary and problems:
         summary = replace(summary, problems=(*summary.problems, *problems))

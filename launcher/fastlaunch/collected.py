@@ -14,6 +14,7 @@ from fastlaunch.backends.cloud_backend import SERVICES
 from fastlaunch.errors import UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
+from fastlaunch.machine_start import with_start
 from fastlaunch.node_status import merged
 from fastlaunch.outcome import contradictions, read_records
 from fastlaunch.run_attempts import Attempt
@@ -99,7 +100,7 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
     )
 
 
-def summary_of(run: Run, home: Path) -> "RunSummary | None":
+def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary | None":
     """What the run measured, by the records that are here; None if there are none."""
     # Imported late: it brings numpy.
     from fastlaunch.metrics import summarize
@@ -107,7 +108,7 @@ def summary_of(run: Run, home: Path) -> "RunSummary | None":
     records, _ = read_records(s3_sync.record_paths(home, run.id))
     if not records:
         return None
-    summary = summarize(records)
+    summary = with_start(summarize(records), attempts, home)
     problems = contradictions(JobSpec.from_json(run.spec), records) if run.spec else ()
     return replace(summary, problems=(*summary.problems, *problems)) if problems else summary
 

@@ -176,6 +176,10 @@ def _recorded(folder: Path, records: list[RankRecord], told: Mapping[str, Any]) 
     if told and told["id"] == run_id and told["spec"]:
         problems = contradictions(JobSpec.from_json(told["spec"]), records)
         summary = replace(summary, problems=(*summary.problems, *problems))
+    if told and told["id"] == run_id and told["summary"]:
+        # What its machine took to start stands in no record.
+        known = RunSummary.from_json(told["summary"])
+        summary = replace(summary, boot_s=known.boot_s, pull_s=known.pull_s)
     files = tuple(record.path for record in records)
     return FoundRun(
         run_id=run_id, summary=summary, source=files[0] if len(files) == 1 else folder, files=files

@@ -66,7 +66,7 @@ def _report(
 ) -> dict[str, Any]:
     home, run = around.settings.home, ledger.get(run_id)
     if run.state.is_final:
-        summary = summary_of(run, home)
+        summary = summary_of(run, ledger.attempts_of(run.id), home)
         if summary is not None and summary != run.summary:
             ledger.set_summary(run.id, summary)
     attempts = ledger.attempts_of(run.id)
