@@ -91,7 +91,7 @@ def test_a_failed_check_bars_with_its_numbers() -> None:
     assert (row.verdict, row.is_barred, row.guard.numerics) == ("not ranked", True, "failed")
     assert row.reasons[:2] == (
         "isolation: changing image 3 changed 28 other outputs",
-        "permutation: 0.31, at most 0.01 is allowed",
+        "permutation: the outputs of a permuted batch differ by 31%, at most 1% is allowed",
     )
     # It is shown with all its figures.
     assert row.samples_per_s is not None and row.samples_per_s.low is not None

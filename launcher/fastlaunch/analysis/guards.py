@@ -23,10 +23,17 @@ from fastlaunch.analysis.loss_pairs import named_seeds
 from fastlaunch.analysis.pooling import Candidate, Pool, pooling_key
 from fastlaunch.metrics import RunSummary
 from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.records import Check
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 #: Recipes that others' loss is compared with, the first that has any; else a row that nothing bars.
 REFERENCES = ("bf16", "fp32", "tf32")
+#: What the value of a check is, which is relative to the outputs that it changed or missed.
+_CHECKED = {
+    "equivalence": "the outputs differ from the model's by",
+    "isolation": "replacing one sample changed the output of another by",
+    "permutation": "the outputs of a permuted batch differ by",
+}
 #: Blocks that are known to compute something else than the model's, checked or not.
 _NOT_EQUIVALENT = "te-article"
 
@@ -100,16 +107,19 @@ def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
     for run in runs:
         for check in run.checks:
             if not check.passed:
-                told = [check.detail] if check.detail else []
-                if check.value is not None:
-                    limit = "" if check.limit is None else f", at most {check.limit:.3g} is allowed"
-                    told.append(f"{check.value:.3g}{limit}")
-                failed.setdefault(check.name, []).append("; ".join(told) or "failed")
+                failed.setdefault(check.name, []).append(_what_failed(check))
     for name, told in failed.items():
         share = f" (in {len(told)} of {len(runs)} runs)" if len(told) < len(runs) else ""
         yield f"{name}: {told[0]}{share}"
     if not failed and _blocks_of(runs[0].recipe) == _NOT_EQUIVALENT:
         yield "known not to be equivalent: its blocks attend across the batch, and train another model"
+
+
+def _what_failed(check: Check) -> str:
+    if check.detail or check.value is None:
+        return check.detail or "failed"
+    limit = "" if check.limit is None else f", at most {100 * check.limit:.2g}% is allowed"
+    return f"{_CHECKED.get(check.name, 'off by')} {100 * check.value:.2g}%{limit}"
 
 
 def _blocks_of(label: str) -> str | None:
