@@ -105,15 +105,20 @@ def of_the_hub(load: Callable[..., Any], name: str, workload: str, what: str, **
         ) from error
 
 
-def transformer_blocks(model: nn.Module) -> nn.ModuleList | None:
-    """The model's transformer blocks: its list of modules with the most parameters; None if it has none.
+def has_blocks(model: nn.Module) -> bool:
+    """Whether the model has transformer blocks that `transformer_blocks` finds."""
+    return _largest_list(model) is not None
+
+
+def transformer_blocks(model: nn.Module) -> nn.ModuleList:
+    """The model's transformer blocks: its list of modules with the most parameters.
 
     GPT-2 and GPT-Neo call it `h`, Llama and its like `layers`, DistilBERT and BERT `layer`. Lists inside a
     block, as of a mixture's experts, hold fewer parameters than the list of the blocks.
     """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    largest = max(lists, key=_size, default=None)
-    return largest if largest is not None and _size(largest) > 0 else None
+    blocks = _largest_list(model)
+    assert blocks is not None
+    return blocks
 
 
 def positions(config: Any) -> int | None:
@@ -160,6 +165,12 @@ def _causal_attention(config: Any) -> dict[str, Any]:
         return {}
     AttentionInterface.register("fastlaunch_causal", sdpa_attention_forward)
     return {"attn_implementation": "fastlaunch_causal"}
+
+
+def _largest_list(model: nn.Module) -> nn.ModuleList | None:
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    largest = max(lists, key=_size, default=None)
+    return largest if largest is not None and _size(largest) > 0 else None
 
 
 def _size(modules: nn.Module) -> int:

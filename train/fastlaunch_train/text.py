@@ -67,13 +67,9 @@ class TextSource:
         sequences = self._of(request.arm).get(split)
         return iter(()) if sequences is None else scoring_batches(sequences, request)
 
-    def samples_per_epoch(self, arm: str) -> int:
-        """Samples to train on. Raises WorkloadError of made-up text, which has no end."""
-        if arm == "synthetic":
-            raise WorkloadError(
-                f"workload {self.workload!r}: synthetic data have no end, and so no epochs", "give --steps"
-            )
-        return len(self._of(arm)["train"])
+    def samples_per_epoch(self, arm: str) -> int | None:
+        """Samples to train on; None of made-up text, which has no end."""
+        return None if arm == "synthetic" else len(self._of(arm)["train"])
 
     def _of(self, arm: str) -> Splits:
         if arm not in self._splits:
@@ -110,8 +106,7 @@ def batch_of(
     """A batch of all `sequences`, on `device`; what is_filler (samples,) marks has no labels.
 
     tokens: (batch, length), int64. labels: the class of each sample, or its tokens; `NO_LABEL` where there
-    is none. With classes also mask: as tokens, 1 where one means something, and lengths: (batch,), on the CPU
-    to be counted without waiting for the device.
+    is none. With classes also mask: as tokens, 1 where one means something.
     """
     tokens = sequences.tokens.long()
     labels = tokens if sequences.classes is None else sequences.classes
@@ -120,7 +115,7 @@ def batch_of(
     batch = {"tokens": _to(tokens, device), "labels": _to(labels, device)}
     if sequences.lengths is not None:
         mask = torch.arange(tokens.shape[1]) < sequences.lengths[:, None]
-        batch |= {"mask": _to(mask.long(), device), "lengths": sequences.lengths}
+        batch["mask"] = _to(mask.long(), device)
     return batch
 
 

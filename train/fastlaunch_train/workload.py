@@ -116,7 +116,7 @@ class Workload:
     held_out: Callable[[DataRequest, str], Iterator[Batch]] | None = None
     score: Callable[[nn.Module, Batch], Score] | None = None
     metric: str | None = None
-    samples_per_epoch: Callable[[str], int] | None = None
+    samples_per_epoch: Callable[[str], int | None] | None = None
     pointwise: Callable[[nn.Module, str], None] | None = None
     trains: bool = True
     sequence_length: int | None = None

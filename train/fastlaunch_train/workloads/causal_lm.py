@@ -10,6 +10,7 @@ from fastlaunch_train import corpus
 from fastlaunch_train.flops import build_on_meta, language_flops_per_sample
 from fastlaunch_train.language_models import (
     causal_model,
+    has_blocks,
     published_config,
     sequence_length,
     transformer_blocks,
@@ -70,7 +71,6 @@ def build(name: str, asked: Asked) -> Workload:
     own_length = _SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH)
     length = sequence_length(asked.sequence_length, own_length, config, name)
     build_random = partial(causal_model, name, config, None)
-    has_blocks = transformer_blocks(build_on_meta(build_random)) is not None
     vocabulary = int(config.vocab_size)
     source = _source(name, asked, vocabulary, length)
     return Workload(
@@ -79,7 +79,7 @@ def build(name: str, asked: Asked) -> Workload:
         build_model=partial(causal_model, name, config, asked.model),
         batches=source.batches,
         loss=next_token_loss,
-        blocks=transformer_blocks if has_blocks else None,
+        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
         flops_per_sample=language_flops_per_sample(build_random, length),
         tokens_per_sample=length,
         # As in the experiment of 2023: run_clm.py --optim adafactor --learning_rate 1e-3. The small model
@@ -103,7 +103,11 @@ def next_token_score(model: nn.Module, batch: Batch) -> Score:
     """The same as a sum, over so many tokens."""
     logits, labels = _predictions(model, batch)
     loss_sum = nn.functional.cross_entropy(logits, labels, reduction="sum")
-    return Score(loss_sum=loss_sum, weight=(labels != NO_LABEL).sum())
+    return Score(
+        loss_sum=loss_sum,
+        weight=(labels != NO_LABEL).sum(),
+        num_samples=(batch["labels"][:, 0] != NO_LABEL).sum(),
+    )
 
 
 def _predictions(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,142 @@
+"""Telling good reviews from bad: `distilbert-imdb`, and the small `distilbert-tiny`."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train import made_up_reviews, reviews
+from fastlaunch_train.flops import build_on_meta, language_flops_per_sample
+from fastlaunch_train.language_models import (
+    classifier,
+    has_blocks,
+    published_config,
+    sequence_length,
+    transformer_blocks,
+    transformers_for,
+)
+from fastlaunch_train.order import NO_LABEL
+from fastlaunch_train.text import Splits, TextSource
+from fastlaunch_train.tokens import (
+    Tokenizer,
+    WordTokens,
+    check_vocabulary,
+    load_tokenizer,
+    tokenizer_of_model,
+)
+from fastlaunch_train.workload import Asked, Batch, BatchCount, Score, Workload
+
+#: distilbert-base-uncased, which the Hugging Face hub has under that name; transformers' own defaults are the
+#: same (5.23).
+_BASE = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "dim": 768,
+    "hidden_dim": 3072,
+    "n_layers": 6,
+    "n_heads": 12,
+    "activation": "gelu",
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "seq_classif_dropout": 0.2,
+    "initializer_range": 0.02,
+    "sinusoidal_pos_embds": False,
+    "pad_token_id": 0,
+}
+_TINY = _BASE | {
+    "vocab_size": 2048,
+    "max_position_embeddings": 128,
+    "dim": 64,
+    "hidden_dim": 128,
+    "n_layers": 2,
+    "n_heads": 4,
+}
+#: The experiment cuts reviews off at 512 tokens, and pads every one to the longest, which is as long.
+_SEQUENCE_LENGTH, _TINY_SEQUENCE_LENGTH = 512, 64
+
+
+def build(name: str, asked: Asked) -> Workload:
+    """The workload called `name`, of random weights in the model's configuration, or those of asked.model.
+
+    Raises WorkloadError if model or tokenizer cannot be had, or the sequence length is more than the model's.
+    """
+    tiny = name == "distilbert-tiny"
+    if asked.model is not None:
+        config = published_config(asked.model, name)
+        config.num_labels = 2
+    else:
+        config = transformers_for(name).DistilBertConfig(**(_TINY if tiny else _BASE))
+    own_length = _TINY_SEQUENCE_LENGTH if tiny else _SEQUENCE_LENGTH
+    length = sequence_length(asked.sequence_length, own_length, config, name)
+    build_random = partial(classifier, name, config, None)
+    source = _source(name, asked, config, length)
+    return Workload(
+        name=name,
+        sample_unit="reviews",
+        build_model=partial(classifier, name, config, asked.model),
+        batches=source.batches,
+        loss=classification_loss,
+        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
+        flops_per_sample=language_flops_per_sample(build_random, length),
+        tokens_per_sample=length,
+        # As in the experiment of 2023: Adam, 5e-5, to fine-tune. The small model starts from nothing.
+        optimizer="adamw",
+        learning_rate=1e-3 if tiny else 5e-5,
+        outputs=_logits,
+        count=_count,
+        held_out=source.held_out,
+        score=classification_score,
+        metric="accuracy",
+        samples_per_epoch=source.samples_per_epoch,
+        sequence_length=length,
+    )
+
+
+def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy of the classes, in nats."""
+    return nn.functional.cross_entropy(_logits(model, batch).float(), batch["labels"])
+
+
+def classification_score(model: nn.Module, batch: Batch) -> Score:
+    """Sums of cross entropy and of right answers, over so many reviews."""
+    logits, labels = _logits(model, batch).float(), batch["labels"]
+    num_reviews = (labels != NO_LABEL).sum()
+    return Score(
+        loss_sum=nn.functional.cross_entropy(logits, labels, reduction="sum"),
+        weight=num_reviews,
+        metric_sum=(logits.argmax(1) == labels).sum(),
+        num_samples=num_reviews,
+    )
+
+
+def _logits(model: nn.Module, batch: Batch) -> torch.Tensor:
+    logits: torch.Tensor = model(batch["tokens"], batch["mask"])
+    return logits
+
+
+def _count(batch: Batch) -> BatchCount:
+    mask = batch["mask"]
+    return BatchCount(num_tokens=mask.numel(), num_padding=mask.numel() - mask.sum())
+
+
+def _source(name: str, asked: Asked, config: Any, length: int) -> TextSource:
+    vocabulary = int(config.vocab_size)
+    given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
+
+    def splits_of(all_reviews: reviews.Reviews) -> Splits:
+        split = reviews.split_reviews(all_reviews)
+        tokenizer: Tokenizer | None = given or tokenizer_of_model(asked.model, name)
+        tokenizer = tokenizer or WordTokens(split["train"].texts, vocabulary)
+        check_vocabulary(tokenizer, vocabulary, name)
+        return {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
+
+    return TextSource(
+        workload=name,
+        write=partial(made_up_reviews.written_batches, vocabulary, length),
+        written=partial(made_up_reviews.written_splits, vocabulary, length),
+        read={
+            "folder": lambda path: splits_of(reviews.read_folder(path)),
+            "file": lambda path: splits_of(reviews.read_csv(path)),
+        },
+    )
