@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastlaunch_train.failures import is_out_of_memory
 from fastlaunch_train.workloads import WorkloadError
@@ -149,8 +148,16 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
     """Bytes that a training step holds: weights, gradients, optimizer state, and what backward needs.
 
     Counted, so the same every time: each storage that autograd keeps for the backward pass counts once, in
-    full. Temporary values of single operations are not in it, nor is the interpreter.
+    full. Temporary values of single operations are not in it, nor is the interpreter. Raises WorkloadError
+    with a torch that cannot count.
     """
+    try:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+    except ImportError:  # since torch 2.0
+        raise WorkloadError(
+            f"torch {torch.__version__} cannot count what a step holds, for --batch-size auto on a CPU",
+            "give a number, or use torch 2.0 or newer",
+        ) from None
     weights = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for value in (*model.parameters(), *model.buffers())

@@ -157,6 +157,8 @@ def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
             yield
     finally:
         random.setstate(drawn)
+        # ORTModule hides a module from `modules` that heeds this call alone.
+        model.train(modes[0][1])
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():

@@ -64,7 +64,7 @@ def classify(error: BaseException) -> Failure:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that the device or the host has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     # The CPU allocator, and libraries that allocate by themselves, raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
