@@ -1,115 +1,20 @@
-"""The arithmetic of recipes, and what is said on a machine that cannot do it."""
+"""The arithmetic of recipes, and the cuDNN that computes it."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastlaunch_train.precision import (
-    Machine,
-    check_runs_here,
+from fastlaunch_train.cudnn import (
     cudnn_warning,
     decode_cudnn_version,
     guard_cudnn_attention,
     loaded_cudnn_versions,
-    missing_part,
-    runnable_recipes,
-    set_fp32_products,
-    setup_precision,
 )
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.precision import batch_multiple, set_fp32_products, setup_precision
+from fastlaunch_train.recipes import RECIPES
 
 CPU = torch.device("cpu")
-
-
-def machine(
-    capability: tuple[int, int] | None, *, te: str | None = None, inductor: str | None = None
-) -> Machine:
-    return Machine(
-        device_type="cpu" if capability is None else "cuda",
-        compute_capability=capability,
-        transformer_engine_problem=lambda: te,
-        inductor_problem=lambda: inductor,
-        compile_backends=lambda: ["eager", "inductor"],
-    )
-
-
-def runs(on: Machine) -> set[str]:
-    return {name for name, recipe in RECIPES.items() if missing_part(recipe, on) is None}
-
-
-ANYWHERE = {"fp32", "bf16", "fp16"}
-COMPILED = {name for name, recipe in RECIPES.items() if recipe.compile_mode != "none"}
-TE = {name for name, recipe in RECIPES.items() if recipe.blocks == "te"}
-FP8 = {name for name, recipe in RECIPES.items() if recipe.precision == "fp8"}
-
-
-def test_what_runs_on_which_machine() -> None:
-    assert runs(machine(None)) == ANYWHERE | COMPILED
-    assert runs(machine(None, inductor="no compiler")) == ANYWHERE
-    assert runs(machine((7, 0))) == ANYWHERE | COMPILED
-    assert runs(machine((6, 1))) == ANYWHERE
-    assert runs(machine((8, 0))) == set(RECIPES) - FP8
-    assert runs(machine((8, 9))) == runs(machine((9, 0))) == runs(machine((10, 0))) == set(RECIPES)
-    assert runs(machine((9, 0), te="not installed")) == set(RECIPES) - TE
-    assert FP8 < TE
-
-
-@pytest.mark.parametrize(
-    ("recipe", "on", "words"),
-    [
-        ("te-fp8", machine(None), "FP8 needs an NVIDIA GPU"),
-        ("te-bf16", machine(None), "Transformer Engine needs an NVIDIA GPU"),
-        ("te-fp8", machine((8, 0)), "FP8 needs compute capability 8.9, and this GPU has 8.0"),
-        ("te-fp8", machine((9, 0), te="no TE here"), "no TE here"),
-        ("te-bf16", machine((7, 5)), "compute capability 8.0, and this GPU has 7.5"),
-        ("tf32", machine(None), "TF32 needs an NVIDIA GPU"),
-        ("tf32", machine((7, 5)), "this GPU has 7.5"),
-        ("compile", machine((6, 0)), "compute capability 7.0"),
-        ("compile", machine(None, inductor="no compiler"), "no compiler"),
-    ],
-)
-def test_the_missing_part_is_named(recipe: str, on: Machine, words: str) -> None:
-    assert words in (missing_part(RECIPES[recipe], on) or "")
-
-
-def test_a_slow_question_is_not_asked_without_need() -> None:
-    def never() -> str | None:
-        raise AssertionError("asked")
-
-    shy = dataclasses.replace(
-        machine(None), transformer_engine_problem=never, inductor_problem=never, compile_backends=never
-    )
-    assert missing_part(RECIPES["bf16"], shy) is None
-    assert missing_part(RECIPES["te-fp8"], shy) is not None
-
-
-def test_compile_backends() -> None:
-    eager = resolve_recipe("compile", ["compile_backend=eager"])
-    other = resolve_recipe("compile", ["compile_backend=nothing"])
-    assert missing_part(eager, machine(None, inductor="no compiler")) is None
-    assert "no backend 'nothing' here (known: eager, inductor)" in (missing_part(other, machine(None)) or "")
-    check_runs_here(resolve_recipe("compile", ["compile_backend=aot_eager"]), CPU)
-
-
-def test_a_cpu_says_what_is_missing_and_what_runs() -> None:
-    assert set(runnable_recipes(CPU)) >= ANYWHERE
-    for name in ("te-fp8", "te-bf16", "tf32"):
-        with pytest.raises(
-            RecipeError, match=f"recipe {name} cannot run here: .*needs an NVIDIA GPU"
-        ) as caught:
-            check_runs_here(RECIPES[name], CPU)
-        assert "fp32, bf16, fp16" in (caught.value.hint or "")
-    for name in ANYWHERE:
-        check_runs_here(RECIPES[name], CPU)
-
-
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RecipeError, match=r"needs a C\+\+ compiler"):
-        check_runs_here(RECIPES["compile"], CPU)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +28,18 @@ def test_autocast_computes_products_in_the_recipes_precision(name: str, dtype: t
             assert layer(torch.ones(2, 4)).dtype == dtype
     assert layer(torch.ones(2, 4)).dtype == torch.float32
     assert (precision.scaler is not None) == (name == "fp16")
+
+
+def test_fp8_takes_batches_of_more_samples() -> None:
+    multiples = {name: batch_multiple(recipe) for name, recipe in RECIPES.items()}
+    assert multiples["bf16"] == multiples["te-bf16"] == 8
+    assert multiples["te-fp8"] == multiples["ao-fp8"] == multiples["te-article-fp8"] == 16
+    assert multiples["te-mxfp8"] == 32
+
+
+def test_torchaos_fp8_is_inside_plain_bf16_autocast() -> None:
+    with setup_precision(RECIPES["ao-fp8"], CPU).autocast():
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
 def test_tf32_is_on_for_tf32_alone() -> None:

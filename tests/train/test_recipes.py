@@ -8,31 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.recipes import (
+from fastlaunch_train.recipe_rules import (
     BLOCKS,
+    CHOICES,
     COMPILE_MODES,
     COMPILE_SCOPES,
     FP8_SCALINGS,
-    OPTIMIZER_IMPLS,
-    OPTIMIZERS,
-    OVERRIDABLE,
     PRECISIONS,
+    TE_SCALINGS,
+    TORCHAO_SCALINGS,
+)
+from fastlaunch_train.recipes import (
+    OVERRIDABLE,
     RECIPE_SCHEMA,
     RECIPES,
+    Recipe,
     RecipeError,
+    choices_of,
     resolve_recipe,
 )
 
 NAMES = (
-    "fp32",
-    "tf32",
-    "bf16",
-    "fp16",
-    "compile",
-    "compile-reduce-overhead",
-    "compile-max-autotune",
-    "te-bf16",
-    "te-fp8",
+    *("fp32", "tf32", "bf16", "fp16"),
+    *("compile", "compile-model", "compile-reduce-overhead", "compile-max-autotune"),
+    *("te-bf16", "te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8", "te-article", "te-article-fp8"),
+    *("ao-fp8", "ao-fp8-rowwise", "jit-script", "library"),
+    *("fsdp2", "zero1", "zero2", "zero3", "ort", "ort-zero1", "lightning", "transformers"),
 )
 
 
@@ -70,13 +71,25 @@ OVERRIDES: dict[str, tuple[str, str, object]] = {
     "precision": ("bf16", "fp16", "fp16"),
     "blocks": ("bf16", "te", "te"),
     "fp8_scaling": ("te-fp8", "current", "current"),
+    "fp8_format": ("te-fp8", "e4m3", "e4m3"),
+    "fp8_blocks": ("te-fp8", "1:-1", "1:-1"),
+    "amax_history": ("te-fp8", "16", 16),
+    "pointwise": ("bf16", "library", "library"),
+    "engine": ("fp16", "ort", "ort"),
     "compile_mode": ("compile", "max-autotune", "max-autotune"),
     "compile_backend": ("compile", "aot_eager", "aot_eager"),
     "compile_scope": ("compile", "model", "model"),
-    "parallelism": ("bf16", "ddp", "ddp"),
+    "parallelism": ("bf16", "zero2", "zero2"),
     "ddp_bucket_mb": ("bf16", "25", 25),
+    "wire_dtype": ("bf16", "bf16", "bf16"),
+    "grad_accumulation": ("bf16", "4", 4),
+    "activation_checkpointing": ("bf16", "block", "block"),
     "optimizer": ("bf16", "adamw", "adamw"),
     "optimizer_impl": ("bf16", "fused", "fused"),
+    "set_to_none": ("bf16", "false", False),
+    "parameter_dtype": ("bf16", "bf16-master", "bf16-master"),
+    "deterministic": ("bf16", "true", True),
+    "loop": ("bf16", "lightning", "lightning"),
     "learning_rate": ("bf16", "3e-4", 0.0003),
 }
 
@@ -105,7 +118,7 @@ def test_an_override_that_changes_nothing_is_dropped() -> None:
 
 
 def test_equal_recipes_have_equal_labels() -> None:
-    overrides = ["optimizer=adamw", "learning_rate=0.0010", "ddp_bucket_mb=25", "blocks=timm"]
+    overrides = ["optimizer=adamw", "learning_rate=0.0010", "ddp_bucket_mb=25", "blocks=native"]
     labels = {resolve_recipe("bf16", order).label for order in permutations(overrides)}
     assert labels == {"bf16 ddp_bucket_mb=25 learning_rate=0.001 optimizer=adamw"}
     assert resolve_recipe("bf16", ["learning_rate=1e-3"]) == resolve_recipe("bf16", ["learning_rate=.001"])
@@ -158,6 +171,9 @@ def test_a_recipes_identity_cannot_be_overridden(field: str) -> None:
         ("learning_rate=nan", "learning_rate is nan"),
         ("learning_rate=inf", "learning_rate is inf"),
         ("learning_rate=fast", "learning_rate is 'fast'"),
+        ("set_to_none=yes", "set_to_none is 'yes'"),
+        ("grad_accumulation=0", "grad_accumulation is 0"),
+        ("blocks=timm", "blocks is 'timm'"),
     ],
 )
 def test_a_wrong_value_is_refused(override: str, message: str) -> None:
@@ -171,7 +187,16 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
     [
         ("bf16", ["precision=fp8"], "fp8_scaling 'none'"),
         ("bf16", ["fp8_scaling=delayed"], "fp8_scaling 'delayed'"),
-        ("te-fp8", ["blocks=timm"], "FP8 runs in Transformer Engine's blocks"),
+        ("te-fp8", ["blocks=native"], "fp8_scaling delayed is Transformer Engine's"),
+        ("ao-fp8", ["blocks=te", "compile_mode=none"], "fp8_scaling tensorwise is torchao's"),
+        ("ao-fp8", ["fp8_format=e4m3"], "torchao's FP8 has no other format"),
+        ("bf16", ["fp8_blocks=1:-1"], "nothing computes in FP8"),
+        ("bf16", ["amax_history=16"], "amax_history is of delayed scaling"),
+        ("te-fp8-current", ["amax_history=16"], "amax_history is of delayed scaling"),
+        ("te-fp8", ["amax_history=0"], "amax_history is 0"),
+        ("te-fp8", ["fp8_blocks=1"], "fp8_blocks is '1'"),
+        ("te-fp8", ["fp8_blocks=0:"], "which is all of them"),
+        ("te-fp8", ["fp8_blocks=1:2:3"], "fp8_blocks is '1:2:3'"),
         ("te-fp8", ["precision=bf16"], "fp8_scaling 'delayed'"),
         ("fp32", ["blocks=te"], "run in bf16 or fp8, not fp32"),
         ("fp16", ["blocks=te"], "run in bf16 or fp8, not fp16"),
@@ -182,6 +207,19 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
         ("compile-max-autotune", ["compile_backend=eager"], "is Inductor's, not eager's"),
         ("compile", ["compile_backend="], "compile_backend is ''"),
         ("compile", ["compile_backend=a b"], "compile_backend is 'a b'"),
+        ("compile", ["pointwise=scripted"], "does not compile scripted functions"),
+        ("fsdp2", ["ddp_bucket_mb=25"], "ddp_bucket_mb is of DDP"),
+        ("fsdp2", ["blocks=te"], "Transformer Engine's blocks are trained with DDP"),
+        ("zero1", ["compile_mode=max-autotune", "compile_scope=model"], "gradients that stay where"),
+        ("zero1", ["parameter_dtype=bf16"], "DeepSpeed keeps fp32 masters"),
+        ("ort", ["compile_mode=default"], "torch compiles none of it"),
+        ("ort", ["parallelism=fsdp2"], "ORTModule trains with DDP or DeepSpeed"),
+        ("ort", ["activation_checkpointing=block"], "plans its memory"),
+        ("lightning", ["parallelism=zero2"], "ranks are joined by DDP"),
+        ("lightning", ["compile_mode=default", "compile_scope=wrapped"], "wraps the model itself"),
+        ("fp32", ["parameter_dtype=bf16"], "bf16 parameters with precision fp32"),
+        ("transformers", ["parameter_dtype=bf16-master"], "kept by our own loop"),
+        ("bf16", ["optimizer=adafactor", "optimizer_impl=fused"], "adafactor has no fused"),
     ],
 )
 def test_a_contradiction_is_refused(name: str, overrides: list[str], message: str) -> None:
@@ -191,12 +229,28 @@ def test_a_contradiction_is_refused(name: str, overrides: list[str], message: st
 
 
 def test_a_recipe_made_by_hand_is_checked_too() -> None:
-    with pytest.raises(RecipeError, match="FP8 runs in"):
-        replace(RECIPES["te-fp8"], blocks="timm")
+    with pytest.raises(RecipeError, match="is Transformer Engine's"):
+        replace(RECIPES["te-fp8"], blocks="native")
+
+
+def test_a_record_of_the_first_schema_is_read() -> None:
+    record = RECIPES["bf16"].to_record() | {"schema": 1, "blocks": "timm"}
+    del record["fp8_format"], record["grad_accumulation"], record["loop"]
+    assert Recipe.from_record(record) == RECIPES["bf16"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_is_read_back(name: str) -> None:
+    assert Recipe.from_record(json.loads(json.dumps(RECIPES[name].to_record()))) == RECIPES[name]
+
+
+def test_what_trains_another_model_says_so() -> None:
+    for recipe in RECIPES.values():
+        assert ("NOT equivalent" in recipe.description) == (recipe.blocks == "te-article")
 
 
 def test_of_all_combinations_the_sound_ones_remain() -> None:
-    # Without TE: four precisions x (eager + three modes x two scopes). With it: bf16, fp8 in two scalings.
+    compiled = 1 + (len(COMPILE_MODES) - 1) * len(COMPILE_SCOPES)
     sound = 0
     for precision, blocks, scaling, mode, scope in product(
         PRECISIONS, BLOCKS, FP8_SCALINGS, COMPILE_MODES, COMPILE_SCOPES
@@ -213,19 +267,28 @@ def test_of_all_combinations_the_sound_ones_remain() -> None:
         except RecipeError:
             continue
         sound += 1
-    assert sound == 4 * (1 + 3 * 2) + 1 + 2
+    in_native_blocks = 4 + len(TORCHAO_SCALINGS)  # four precisions without a scaling
+    in_te_blocks = 2 * (1 + len(TE_SCALINGS))  # bf16 or a scaling, in faithful blocks or the article's
+    assert sound == in_native_blocks * compiled + in_te_blocks
+
+
+def test_a_fields_words_can_be_listed() -> None:
+    for field, words in CHOICES.items():
+        assert choices_of(field) == words
+        assert len(set(words)) == len(words)
+    assert choices_of("ddp_bucket_mb") == choices_of("nothing") == ()
+    assert set(CHOICES) <= set(OVERRIDABLE)
 
 
 choices = {
-    "precision": PRECISIONS,
-    "blocks": BLOCKS,
-    "fp8_scaling": FP8_SCALINGS,
-    "compile_mode": COMPILE_MODES,
-    "compile_scope": COMPILE_SCOPES,
+    **CHOICES,
     "compile_backend": ("inductor", "eager"),
-    "optimizer": OPTIMIZERS,
-    "optimizer_impl": OPTIMIZER_IMPLS,
     "ddp_bucket_mb": ("25", "160", "0160"),
+    "fp8_blocks": ("all", ":", "1:-1", "-2:"),
+    "amax_history": ("16", "1024"),
+    "grad_accumulation": ("1", "2"),
+    "set_to_none": ("true", "False"),
+    "deterministic": ("true", "false"),
     "learning_rate": ("none", "1e-3", "0.001", "2"),
 }
 plausible = st.sampled_from([f"{field}={value}" for field, values in choices.items() for value in values])

@@ -17,13 +17,14 @@ from fastlaunch_train.records import Check
 from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import Batch, Workload
 
-#: Relative error that a whole model's outputs may have. Of ViTs of width 1280 with 2, 6, 12 and 20 blocks were
-#: measured on a CPU: bf16 7e-3 to 9e-3, FP8 with a scale for each tensor 0.09 to 0.11. (It hardly grows with
-#: depth: the first blocks make up most of what the class token holds.) Against a block in float64, Transformer
-#: Engine in bf16 is off by 3.2 times as much as timm's, whose residual stream is fp32, and delayed scaling by
-#: 1.6 times as much as a scale of each tensor (H200, release 2.20.2): 3e-2 and 0.17 are expected of them, and
-#: the limits are 1.5 times that. A model that attends across the batch, or another one altogether, is off by
-#: 1. TF32 and fp16 keep three bits of a number more than bf16, and are given a fifth of its limit.
+#: Relative error that a whole model's outputs may have. Of ViTs of width 1280 with 2, 6, 12 and 20 blocks
+#: were measured on a CPU: bf16 7e-3 to 9e-3, FP8 with a scale for each tensor 0.09 to 0.11. (It hardly grows
+#: with depth: the first blocks make up most of what the class token holds.) Against a block in float64,
+#: Transformer Engine in bf16 is off by 3.2 times as much as timm's, whose residual stream is fp32, and
+#: delayed scaling by 1.6 times as much as a scale of each tensor (H200, release 2.20.2): 3e-2 and 0.17 are
+#: expected, and the limits are 1.5 times that. A model that attends across the batch, or another one
+#: altogether, is off by 1. TF32 and fp16 keep three bits of a number more than bf16, and are given a fifth of
+#: its limit.
 EQUIVALENCE_LIMITS = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp8": 0.25}
 #: How much, relative to its norm, a sample's output may change where it should not: not at all but for sums
 #: in another order, which flip the last bit of some values. That bit is 2^-8 of a bf16 value. Where it should

@@ -108,6 +108,8 @@ def _fp8(recipe: "Recipe") -> Iterator[Problem]:
         yield "amax_history is of delayed scaling", "add --set fp8_scaling=delayed, or leave it out"
     if recipe.fp8_blocks != "all" and not _SLICE.fullmatch(recipe.fp8_blocks):
         yield f"fp8_blocks is {recipe.fp8_blocks!r}", "give all, or a slice of the blocks such as 1:-1"
+    if recipe.fp8_blocks in (":", "0:"):
+        yield f"fp8_blocks is {recipe.fp8_blocks!r}, which is all of them", "give all"
 
 
 def _blocks(recipe: "Recipe") -> Iterator[Problem]:

@@ -167,7 +167,8 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="te-fp8-block",
-            description="Transformer Engine blocks in FP8, a scale for each 128 values (Hopper)",
+            description="Transformer Engine blocks in FP8, a scale for each 128 values (Hopper; emulated on "
+            "Blackwell)",
             precision="fp8",
             fp8_scaling="block",
             fp8_format="e4m3",
