@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.images import ImageShape, class_patterns, make_images
-from fastlaunch_train.order import seed_of
+from fastlaunch_train.order import NO_LABEL, seed_of, share, shuffled
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
 
 #: The part of a photograph's shorter side that the centre crop keeps, as in ImageNet evaluation: 224 of 256.
 CROP_SHARE = 0.875
+#: Of a folder without one to validate on, one image in so many is held out.
+HELD_OUT_EVERY = 20
 
 
 def random_images(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
@@ -29,18 +32,69 @@ def random_images(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
     return _batches(_RandomImages(shape, request.seed), keys, request)
 
 
-def folder_images(path_text: str, shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
-    """The images of PATH/CLASS/IMAGE: resized, centre-cropped, flipped at random, normalised.
+def folder_images(path: str, shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    """The images of PATH/CLASS/IMAGE to train on: resized, centre-cropped, flipped at random, normalised.
 
-    Classes are numbered in alphabetical order. Every epoch the images are shuffled anew and dealt to the
-    ranks; what does not divide by their number is left out of that epoch. Batches run on over epoch ends.
-    Raises WorkloadError for a folder that is missing, has no image, fewer images than ranks, or more classes
-    than the model; and, when the batch is asked for, for an image that cannot be read.
+    Every epoch they are shuffled anew and dealt to the ranks, as `order.shuffled` says. Raises what
+    `find_images` does; and, when the batch is asked for, WorkloadError for an image that cannot be read.
     """
+    found = find_images(path, shape.num_classes)
+    dataset = _FolderImages(found.train, shape, request.seed)
+    return _batches(dataset, shuffled(len(found.train), request), request)
+
+
+def held_out_folder_images(path: str, shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    """The images that are held out, none of them flipped, as `order.share` deals them; errors as above."""
+    found = find_images(path, shape.num_classes)
+    return _batches(_HeldOutImages(found.held_out, shape), share(len(found.held_out), request), request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderImages:
+    """Paths and class numbers of a folder's images: those to train on, and those held out."""
+
+    train: Sequence[tuple[str, int]]
+    held_out: Sequence[tuple[str, int]]
+
+
+@lru_cache(maxsize=4)
+def find_images(path_text: str, num_classes: int) -> FolderImages:
+    """The images of PATH/CLASS/IMAGE, classes numbered in alphabetical order.
+
+    Beside a folder called train that called val, valid or validation is held out. Else it is a twentieth of
+    the images, chosen by their names, so that it stays the same whatever the seed.
+    Raises WorkloadError for a folder that is missing, has no image or more classes than the model, and for a
+    class to validate on that is none to train on.
+    """
+    path = Path(path_text).expanduser()
+    classes, samples = _images_of(path)
+    if len(classes) > num_classes:
+        raise WorkloadError(
+            f"data folder {path} has {len(classes)} classes, and the model {num_classes}",
+            "take a workload of at least as many classes",
+        )
+    beside = _validation_beside(path)
+    if beside is None:
+        chosen = sorted(samples, key=lambda sample: seed_of("held-out", *Path(sample[0]).parts[-2:]))
+        held_out = set(chosen[: len(samples) // HELD_OUT_EVERY])
+        train = [sample for sample in samples if sample not in held_out]
+        return FolderImages(train=train, held_out=sorted(held_out))
+    names, found = _images_of(beside)
+    unknown = sorted(set(names) - set(classes))
+    if unknown:
+        raise WorkloadError(
+            f"data folder {beside} has the class {unknown[0]}, which {path} has not",
+            "classes to validate on are among those to train on",
+        )
+    return FolderImages(
+        train=samples, held_out=[(file, classes.index(names[number])) for file, number in found]
+    )
+
+
+def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
     prepare_torchvision()
     from torchvision.datasets import ImageFolder
 
-    path = Path(path_text).expanduser()
     if not path.is_dir():
         raise WorkloadError(f"data folder {path} does not exist", "it holds one folder of images per class")
     try:
@@ -49,17 +103,14 @@ def folder_images(path_text: str, shape: ImageShape, request: DataRequest) -> It
         found = None
     if found is None or not found.samples:
         raise WorkloadError(f"data folder {path} holds no image", "images lie in PATH/CLASS/IMAGE")
-    if len(found.classes) > shape.num_classes:
-        raise WorkloadError(
-            f"data folder {path} has {len(found.classes)} classes, and the model {shape.num_classes}",
-            "take a workload of at least as many classes",
-        )
-    if len(found.samples) < request.world_size:
-        raise WorkloadError(
-            f"data folder {path} has {len(found.samples)} images for {request.world_size} ranks", None
-        )
-    keys = _shuffled(len(found.samples), request)
-    return _batches(_FolderImages(found.samples, shape, request.seed), keys, request)
+    return found.classes, found.samples
+
+
+def _validation_beside(path: Path) -> Path | None:
+    if path.name != "train":
+        return None
+    named = (path.parent / name for name in ("val", "valid", "validation"))
+    return next((folder for folder in named if folder.is_dir()), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +144,41 @@ class _FolderImages(Dataset[Any]):
         self._seed = seed
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
-        from PIL import Image
-        from torchvision.transforms import functional as transforms
-
         epoch, index = key
-        path, label = self._samples[index]
-        size = self._shape.size
-        try:
-            with Image.open(path) as file:
-                picture = file.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            return Unreadable(path=path, reason=str(error) or type(error).__name__)
-        picture = transforms.resize(picture, round(size / CROP_SHARE))
-        picture = transforms.center_crop(picture, [size, size])
-        if seed_of("flip", self._seed, epoch, index) % 2:
-            picture = transforms.hflip(picture)
-        image = transforms.to_tensor(picture)
-        image = transforms.normalize(image, list(self._shape.mean), list(self._shape.std))
-        return image, torch.tensor(label)
+        flip = seed_of("flip", self._seed, epoch, index) % 2 == 1
+        return _read(self._samples[index], self._shape, flip=flip)
+
+
+class _HeldOutImages(Dataset[Any]):
+    """The image of each index; without label, to fill up a batch, that of None."""
+
+    def __init__(self, samples: Sequence[tuple[str, int]], shape: ImageShape) -> None:
+        self._samples = samples
+        self._shape = shape
+
+    def __getitem__(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
+        sample = (self._samples[0][0], NO_LABEL) if index is None else self._samples[index]
+        return _read(sample, self._shape, flip=False)
+
+
+def _read(
+    sample: tuple[str, int], shape: ImageShape, *, flip: bool
+) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
+    from PIL import Image
+    from torchvision.transforms import functional as transforms
+
+    path, label = sample
+    try:
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return Unreadable(path=path, reason=str(error) or type(error).__name__)
+    picture = transforms.resize(picture, round(shape.size / CROP_SHARE))
+    picture = transforms.center_crop(picture, [shape.size, shape.size])
+    if flip:
+        picture = transforms.hflip(picture)
+    image = transforms.normalize(transforms.to_tensor(picture), list(shape.mean), list(shape.std))
+    return image, torch.tensor(label)
 
 
 def _numbered(request: DataRequest) -> Iterator[list[int]]:
@@ -120,28 +188,11 @@ def _numbered(request: DataRequest) -> Iterator[list[int]]:
         yield list(range(start, start + request.batch_size))
 
 
-def _shuffled(num_images: int, request: DataRequest) -> Iterator[list[tuple[int, int]]]:
-    """This rank's (epoch, index) pairs, batch by batch, from `first_step` on."""
-    per_epoch = num_images // request.world_size
-    position = (request.first_step - 1) * request.batch_size
-    shuffled_epoch, order = -1, torch.empty(0)
-    while True:
-        keys = []
-        for place in range(position, position + request.batch_size):
-            epoch, offset = divmod(place, per_epoch)
-            if epoch != shuffled_epoch:
-                generator = torch.Generator().manual_seed(seed_of("shuffle", request.seed, epoch))
-                shuffled_epoch, order = epoch, torch.randperm(num_images, generator=generator)
-            keys.append((epoch, int(order[offset * request.world_size + request.rank])))
-        position += request.batch_size
-        yield keys
-
-
 def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequest) -> Iterator[Batch]:
     on_gpu = request.device.type == "cuda"
     loader = DataLoader(
         dataset,
-        batch_sampler=_Endless(keys),
+        batch_sampler=_Once(keys),
         num_workers=request.num_workers,
         collate_fn=_collate,
         pin_memory=on_gpu,
@@ -159,8 +210,8 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
         )
 
 
-class _Endless:
-    """A batch sampler that hands on an endless iterator."""
+class _Once:
+    """A batch sampler that hands on an iterator, which may be endless."""
 
     def __init__(self, keys: Iterator[list[Any]]) -> None:
         self._keys = keys

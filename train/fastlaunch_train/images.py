@@ -1,4 +1,7 @@
-"""Batches of images, from one of three sources: made on the device, through a loader, or from a folder."""
+"""Batches of images, from one of three sources: made on the device, through a loader, or from a folder.
+
+Some are held out of each: of those made up images that no seed draws, of a folder as `image_loader` says.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastlaunch_train.order import seed_of
+from fastlaunch_train.order import NO_LABEL, seed_of, share
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
 
@@ -17,6 +20,8 @@ WRONG_LABELS = 0.1
 PATTERN_CELLS = 4
 PATTERN_SEED = 20231115
 PATTERN_STRENGTH = 1.0
+#: Of the made-up images: how many are held out.
+NUM_HELD_OUT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +48,30 @@ def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
 
     if request.arm == "loader":
         return image_loader.random_images(shape, request)
-    source, _, path = request.arm.partition(":")
-    if source == "folder" and path:
-        return image_loader.folder_images(path, shape, request)
-    raise WorkloadError(
-        f"unknown data source {request.arm!r}", "known: synthetic, loader, folder:PATH (PATH/CLASS/IMAGE)"
-    )
+    return image_loader.folder_images(_folder(request.arm), shape, request)
+
+
+def held_out_images(shape: ImageShape, request: DataRequest, split: str) -> Iterator[Batch]:
+    """This rank's batches of what is held out for `validation`, as `order.share` deals them; else none.
+
+    As `image_batches`, but for the labels of what fills up a batch, which are `NO_LABEL`.
+    """
+    if split != "validation":
+        return iter(())
+    if request.arm in ("synthetic", "loader"):
+        return _synthetic_held_out(shape, request)
+    from fastlaunch_train import image_loader
+
+    return image_loader.held_out_folder_images(_folder(request.arm), shape, request)
+
+
+def images_per_epoch(shape: ImageShape, arm: str) -> int | None:
+    """Images of a folder to train on; None of those made up, which have no end."""
+    if arm in ("synthetic", "loader"):
+        return None
+    from fastlaunch_train import image_loader
+
+    return len(image_loader.find_images(_folder(arm), shape.num_classes).train)
 
 
 def class_patterns(num_classes: int, device: torch.device) -> torch.Tensor:
@@ -79,3 +102,26 @@ def _synthetic(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
     for step in itertools.count(request.first_step):
         generator.manual_seed(seed_of("synthetic", request.seed, request.rank, step))
         yield make_images(patterns, request.batch_size, shape.size, generator)
+
+
+def _synthetic_held_out(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    patterns = class_patterns(shape.num_classes, request.device)
+    generator = torch.Generator(request.device)
+    for numbers in share(NUM_HELD_OUT, request):
+        made = []
+        # One by one: how many are in a batch must not change them.
+        for number in numbers:
+            generator.manual_seed(seed_of("held-out", PATTERN_SEED, number or 0))
+            image, label = make_images(patterns, 1, shape.size, generator)
+            made.append((image, torch.full_like(label, NO_LABEL) if number is None else label))
+        images, labels = zip(*made, strict=True)
+        yield torch.cat(images), torch.cat(labels)
+
+
+def _folder(arm: str) -> str:
+    source, _, path = arm.partition(":")
+    if source == "folder" and path:
+        return path
+    raise WorkloadError(
+        f"unknown data source {arm!r}", "known: synthetic, loader, folder:PATH (PATH/CLASS/IMAGE)"
+    )

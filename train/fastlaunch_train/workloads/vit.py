@@ -10,8 +10,9 @@ from torch import nn
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
-from fastlaunch_train.images import ImageShape, image_batches
-from fastlaunch_train.workload import Batch, Workload
+from fastlaunch_train.images import ImageShape, held_out_images, image_batches, images_per_epoch
+from fastlaunch_train.order import NO_LABEL
+from fastlaunch_train.workload import Batch, Score, Workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
 
 #: Classes of a timm model that was published without a classifier.
@@ -63,6 +64,19 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return nn.functional.cross_entropy(model(images), labels)
 
 
+def classification_score(model: nn.Module, batch: Batch) -> Score:
+    """Sums of cross entropy and of right answers, over so many images: those that have a label."""
+    images, labels = batch
+    logits = model(images).float()
+    num_images = (labels != NO_LABEL).sum()
+    return Score(
+        loss_sum=nn.functional.cross_entropy(logits, labels, reduction="sum"),
+        weight=num_images,
+        metric_sum=(logits.argmax(1) == labels).sum(),
+        num_samples=num_images,
+    )
+
+
 def class_scores(model: nn.Module, batch: Batch) -> torch.Tensor:
     """Logits (batch, classes) of the batch's images."""
     scores: torch.Tensor = model(batch[0])
@@ -85,6 +99,10 @@ def _workload(
         batches=partial(image_batches, shape),
         loss=classification_loss,
         outputs=class_scores,
+        held_out=partial(held_out_images, shape),
+        score=classification_score,
+        metric="accuracy",
+        samples_per_epoch=partial(images_per_epoch, shape),
         blocks=blocks,
         flops_per_sample=flops_per_sample,
         optimizer=optimizer,
