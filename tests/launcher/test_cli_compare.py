@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from fastlaunch.metrics import summarize
 from fastlaunch.published import shipped_figures
 from fastlaunch.runs import open_ledger
 from fastlaunch.settings import load_settings
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records import Check, Eval, read_record
 
 (FIGURES,) = (path for path in shipped_figures() if path.stem == "fp8-experiment")
 
@@ -147,6 +148,62 @@ def test_a_price_file_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
     found = rows(capsys, "instance=p5.48xlarge", "--prices", str(tmp_path / "mine.yaml"))
     assert {row["usd_per_hour"] for row in found} == {40}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> None:
+    """bf16 and te-fp8 with held-out losses at three seeds; te-fp8 is faster, and fails a check."""
+    failed = Check(name="isolation", passed=False, detail="changing image 3 changed 28 other outputs")
+    for recipe, step_time_s, checks in (("bf16", 0.1, ()), ("te-fp8", 0.05, (failed,))):
+        for seed in range(3):
+            evals = [
+                Eval(step=step, split="validation", loss=loss + 0.1 * seed, num_samples=100, seconds=1.0)
+                for step, loss in ((100, 3.0), (200, 2.0))
+            ]
+            record(tmp_path, recipe, step_time_s, seed, seed=seed, checks=checks, evals=evals)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_wrong_recipe_is_shown_and_not_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = answer(capsys)
+    assert out.splitlines()[-1] == "bf16 gives 640 images/s."
+    assert "* isolation: changing image 3 changed 28 other outputs" in out
+    assert re.search(r"^te-fp8 +3 +2\.1 +\+0\.0% \(\+0\.0% to \+0\.0%\) +within$", out, re.MULTILINE)
+    assert "warning" not in err
+    found = {row["recipe"]: row for row in rows(capsys)}
+    assert (found["te-fp8"]["verdict"], found["te-fp8"]["ranked"]) == ("not ranked", False)
+    assert found["te-fp8"]["speed_ratio_to_baseline"]["value"] == pytest.approx(2.0)
+    assert found["te-fp8"]["convergence"]["verdict"] == "within"
+    _, err = answer(capsys, "--baseline", "te-fp8", code=2)
+    assert "te-fp8 is no baseline: it is not ranked, isolation: " in err
+    assert "--allow-unverified" in err
+
+
+@pytest.mark.usefixtures("guarded")
+def test_unverified_rows_are_ranked_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = answer(capsys, "--allow-unverified")
+    assert out.splitlines()[-1].startswith("te-fp8 gives 1,280 images/s, 100.0% more than bf16")
+    assert err.startswith("warning: te-fp8 is ranked as --allow-unverified asks, although isolation: ")
+    (_, row) = rows(capsys, "--allow-unverified", "--baseline", "te-fp8")
+    assert (row["verdict"], row["guard_failures"][0].partition(":")[0]) == ("baseline", "isolation")
+
+
+@pytest.mark.usefixtures("guarded")
+def test_jobs_to_their_end(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--usd-per-hour", "36", "--finish", "10000")
+    out, _ = answer(capsys, *argv)
+    plain, _ = answer(capsys, *argv[:2])
+    assert out.startswith(plain[: plain.index("bf16 gives")])
+    assert out.splitlines()[-1] == plain.splitlines()[-1]
+    data = json.loads(answer(capsys, *argv, "--output", "json")[0])
+    assert (data["finish"]["steps"], data["target"]) == (10000, None)
+    data = json.loads(answer(capsys, "--output", "json")[0])
+    assert (data["finish"], data["target"]) == (None, None)
+    _, err = answer(capsys, *argv, "--output", "csv", code=2)
+    assert "--finish and --target have no place in a CSV of rows" in err
+    _, err = answer(capsys, "--finish", "0", code=2)
+    assert "--finish" in err
 
 
 @pytest.mark.usefixtures("measured")

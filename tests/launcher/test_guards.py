@@ -194,6 +194,23 @@ def test_a_barred_row_is_no_baseline_and_no_answer() -> None:
     assert raised.value.hint is not None and "--allow-unverified" in raised.value.hint
 
 
+def test_of_rows_with_the_baselines_name_one_that_is_ranked_is_taken() -> None:
+    large = arm("te-fp8", 0.08, EQUAL, checks=ACROSS_THE_BATCH, batch_size_per_gpu=128)
+    comparison = compared(large, BF16, arm("te-fp8", 0.04, EQUAL), baseline="te-fp8")
+    (base,) = (row for row in comparison.rows if row.is_baseline)
+    assert (base.recipe, base.batch_size_per_gpu) == ("te-fp8", 64)
+
+
+def test_a_reference_whose_loss_is_no_number_is_told() -> None:
+    lost = [
+        replace(run, summary=replace(run.summary, status="nan_loss", problems=("ended as nan_loss",)))
+        for run in arm("bf16", 0.1, (*EQUAL, 2.3))[3:]
+    ]
+    row = rows_of(compared([*BF16, *lost], arm("compile", 0.08, (*EQUAL, 2.3))))["compile"]
+    assert (row.verdict, row.guard.convergence.verdict) == ("better", "within")
+    assert row.reasons[1] == "the loss of bf16 itself is no number at seed 3"
+
+
 def test_where_every_row_is_barred_nothing_is_ranked() -> None:
     comparison = compared(WRONG, arm("te-article", 0.06, EQUAL, checks=ACROSS_THE_BATCH))
     assert [row.verdict for row in comparison.rows] == ["not ranked"] * 2
