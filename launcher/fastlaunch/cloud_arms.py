@@ -16,7 +16,8 @@ from fastlaunch_train.recipes import Recipe
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_BUILD = "fastlaunch build --with {} --push makes an image that has it; then add --image"
+#: Option of `fastlaunch build` that puts a module into an image.
+_BUILT_BY = {"torch_ort": "--ort"}
 
 
 def check_travels(arm: Arm, terms: CloudTerms) -> None:
@@ -127,8 +128,10 @@ def _image_problem(arm: Arm, terms: CloudTerms) -> UserError | None:
             who = (
                 f"workload {arm.workload.name}" if reads_text(arm.workload) else f"recipe {arm.recipe.label}"
             )
+            option = _BUILT_BY.get(module, f"--with {module}")
             return UserError(
-                f"{who} needs {name}, which AWS's images lack", _BUILD.format(module.replace("_", "-"))
+                f"{who} needs {name}, which AWS's images lack",
+                f"fastlaunch build {option} --push makes an image that has it; then give that as --image",
             )
     return None
 

@@ -73,7 +73,8 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     for instance in instances:
         if terms.backend == "ec2":
             check_sold(instance, terms.purchase, terms.max_price_usd)
-    kept, left_out = [], []
+    kept: list[Arm] = []
+    left_out: list[tuple[str, UserError]] = []
     for arm in arms:
         # As many jobs for every instance type: what one of them cannot run, none does.
         found = (why_not_on(instance, arm, terms, catalogue) for instance in instances)
@@ -81,17 +82,17 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
         if refused is None:
             kept.append(arm)
         elif arm.is_published:
-            left_out.append((arm.name, refused.message))
+            left_out.append((arm.name, refused))
         else:
             raise refused
     if not kept:
+        name, why = left_out[0]
         raise UserError(
-            f"no run of experiment {request.experiment} can be made there: {left_out[0][1]}",
-            f"`fastlaunch experiments {request.experiment}` shows what it needs",
+            f"no run of experiment {request.experiment} can be made there: {name}: {why.message}", why.hint
         )
     return CloudRequest(
         arms=tuple(kept),
-        left_out=tuple(left_out),
+        left_out=tuple((name, why.message) for name, why in left_out),
         repeats=request.repeats,
         seed=request.seed,
         num_workers=request.num_workers,

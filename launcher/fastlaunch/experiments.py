@@ -37,6 +37,11 @@ class Experiment:
     epochs: int | None = None
     data: str = "synthetic"
 
+    @property
+    def length(self) -> str:
+        """`200 steps`, or `3 epochs`: of each run."""
+        return f"{self.epochs} epochs" if self.steps is None else f"{self.steps:,} steps"
+
 
 def _vit(recipe: str, batch_size: int) -> ExperimentArm:
     return ExperimentArm(workload="vit-huge", recipe=recipe, batch_size=batch_size)

@@ -99,9 +99,9 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
             "number of ranks": header["world_size"],
             "data": header["data"].partition(":")[0],
             "batch size": header["batch_size_per_gpu"],
-            # Records of version 1 do not say these two.
-            "sequence length": header["workload"].get("sequence_length", job.sequence_length),
-            "model": header["workload"].get("model", job.model),
+            # Records of version 1, and of workloads that could not be built, do not say these two.
+            "sequence length": header["workload"].get("sequence_length") or job.sequence_length,
+            "model": header["workload"].get("model") or job.model,
         }
         for what, value in wanted.items():
             if recorded[what] != value:

@@ -65,6 +65,17 @@ def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -
     return replace(usual, **changes)
 
 
+#: Of a job on text, by the names of the hub, for five epochs.
+LANGUAGE: dict[str, Any] = {
+    "workload": "gpt2-xsmall",
+    "batch_size": 4,
+    "steps": None,
+    "epochs": 5,
+    "eval_every": 100,
+    "model": "rinna/japanese-gpt2-xsmall",
+    "tokenizer": "rinna/japanese-gpt2-xsmall",
+    "sequence_length": 512,
+}
 #: Four instances for a day.
 BLOCK = CapacityBlock(
     reservation="cr-0a1b2c3d4e5f60718",

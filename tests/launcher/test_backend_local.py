@@ -73,6 +73,22 @@ def recorded_steps(handle: Any) -> int:
                 checkpoint_every=100,
             ),
         ),
+        (
+            "local-language",
+            JobSpec(
+                workload="gpt2-xsmall",
+                recipe=resolve_recipe("transformers", ["precision=fp32"]),
+                batch_size=4,
+                steps=None,
+                epochs=5,
+                num_gpus=1,
+                data="file:./corpus.txt",
+                eval_every=100,
+                model="./japanese-gpt2-xsmall",
+                tokenizer="rinna/japanese-gpt2-xsmall",
+                sequence_length=512,
+            ),
+        ),
     ],
 )
 def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:

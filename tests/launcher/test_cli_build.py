@@ -15,6 +15,7 @@ from wheel_builder import make_wheel
 from fastlaunch.aws import Aws
 from fastlaunch.cli import run
 from fastlaunch.settings import load_settings
+from fastlaunch_train.recipes import RECIPE_SCHEMA
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -86,7 +87,7 @@ def test_a_dry_run_needs_nothing_and_says_everything(
         "docker buildx build --platform linux/amd64 --provenance=false --sbom=false"
         " --output type=docker,oci-mediatypes=false --progress plain"
         f" --build-arg 'BASE_IMAGE={DLC}/pytorch@<base-digest>' --build-arg 'BASE_DIGEST=<base-digest>'"
-        f" --build-arg COMMIT=c0ffee --build-arg RECIPE_SCHEMA=1 --tag '{name}'"
+        f" --build-arg COMMIT=c0ffee --build-arg RECIPE_SCHEMA={RECIPE_SCHEMA} --tag '{name}'"
         " --file '<context>/Dockerfile' '<context>'",
         f"docker push '{name}'",
     ]

@@ -11,9 +11,11 @@ from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.cloud_terms import CloudTerms, backend_of
 from fastlaunch.errors import UserError
 from fastlaunch.request import Request
+from fastlaunch_train.recipes import RECIPES
 
 TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
+TEXT: dict[str, Any] = {"workload": "gpt2-xsmall"}
 #: What makes a request one for a SageMaker job, or for a capacity block.
 TRAINED: dict[str, Any] = {"backend": "sagemaker"}
 BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": "cr-0a1b2c3d4e5f67890"}
@@ -154,6 +156,24 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({}, {"repeats": 0}, "repeats is 0", "1 to 1000"),
         ({}, {"nproc": 2}, "--nproc is for training on this machine", "one process per GPU"),
         ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "--data loader"),
+        ({}, {"data": "file:/tmp/t.txt"}, "file:/tmp/t.txt is on this machine", "--data synthetic"),
+        ({}, {"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
+        ({}, {"steps": 9, "epochs": 3}, "--steps and --epochs both", "one of them"),
+        ({}, {**TEXT, "model": "./gpt2"}, "--model './gpt2' is a folder on this machine", "Hugging Face hub"),
+        ({}, {**TEXT, "model": "launcher"}, "--model 'launcher' is a folder", "Hugging Face hub"),
+        ({}, {**TEXT, "tokenizer": "/models/t"}, "--tokenizer '/models/t' is a folder", "--image"),
+        ({}, {"workload": "hf-clm:/models/gpt2"}, "hf-clm: '/models/gpt2' is a folder", "hub"),
+        ({}, TEXT, "gpt2-xsmall needs Transformers, which AWS's images lack", "--with transformers"),
+        ({}, {"recipes": ("ao-fp8",)}, "recipe ao-fp8 needs torchao, which AWS's", "--with torchao"),
+        ({}, {"recipes": ("ort",)}, "recipe ort needs ORTModule, which AWS's", "fastlaunch build --ort"),
+        ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8, and H100 of p5.48xlarge has none", "p6-b300; or"),
+        ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8", "or recipe te-fp8-current"),
+        (
+            {"instances": ("p6-b200.48xlarge",)},
+            {"recipes": ("te-fp8-block",)},
+            "needs FP8 with a scale for each block, and B200",
+            "p5, p5e, p5en; or recipe te-fp8-current",
+        ),
         ({}, {"data": "real"}, "unknown data arm", "loader"),
         ({}, {"workload": "./none.py:build"}, "there is no file ./none.py here", "./my.py:build"),
         ({}, {"workload": f"{__file__}:build"}, "is not below this folder", "./my.py:build"),
@@ -258,3 +278,30 @@ def test_the_users_own_workload_travels(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_an_image_by_its_digest_is_taken(image: str) -> None:
     assert build({"image": image}).image == image
+
+
+def test_text_and_epochs_reach_the_job_with_an_image_of_ones_own() -> None:
+    text = {**TEXT, "model": "/models/gpt2", "tokenizer": "rinna/japanese-gpt2-xsmall"}
+    request = build({"image": IMAGE}, **text, epochs=5, eval_every=9, sequence_length=64)
+    (job,) = jobs_at(request, request.instances[0], "us-east-1", image=IMAGE)
+    assert (job.workload, job.batch_size, job.steps, job.epochs, job.eval_every) == (
+        *("gpt2-xsmall", 4, None, 5, 9),
+    )
+    # An absolute path is the image's own.
+    assert (job.model, job.tokenizer, job.sequence_length) == (
+        *("/models/gpt2", "rinna/japanese-gpt2-xsmall", 64),
+    )
+
+
+def test_every_recipe_runs_on_the_newest_gpu_that_takes_it_with_an_image_of_ones_own() -> None:
+    for name in RECIPES:
+        instance = "p6-b200.48xlarge" if name == "te-mxfp8" else "p5.48xlarge"
+        assert len(build({"image": IMAGE, "instances": (instance,)}, recipes=(name,)).arms) == 1
+
+
+def test_other_workloads_pass() -> None:
+    for name in ("gelu", "gelu:64x64", "timm:vit_base_patch16_224"):
+        request = build(workload=name)
+        assert jobs_at(request, request.instances[0], "us-east-1")[0].workload == name
+    hub = build({"image": IMAGE}, workload="hf-clm:EleutherAI/gpt-neo-2.7B")
+    assert hub.arms[0].workload.batch_size == 4

@@ -18,7 +18,7 @@ import ec2_builders
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import IMAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
+from ec2_builders import IMAGE, LANGUAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +83,10 @@ def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
         **{f"ec2-{name}-on-demand": plan(of(name), at=site(name)) for name in FAMILIES},
         **{f"ec2-{name}-spot": plan(of(name, **SPOT), at=site(name)) for name in FAMILIES},
         "ec2-4-runs": plan(job(), job(recipe=FP8), job(recipe=FP8), job(), max_minutes=90),
+        # Runs of an experiment differ in more than their recipe, also in how many GPUs they use.
+        "ec2-language": plan(
+            job(num_gpus=1, **LANGUAGE), job("transformers", ("precision=fp32",), **LANGUAGE)
+        ),
         "ec2-third-attempt": plan(job(**SPOT), attempt=3, max_minutes=47),
         "ec2-spot-max-price": plan(
             of("p5e.48xlarge", max_price_usd=25.5, **SPOT), at=site("p5e.48xlarge", **limit)

@@ -135,3 +135,21 @@ def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
     os.close(leader)
     os.close(follower)
     assert isinstance(make_display(io.StringIO(), lambda: 0.0), PlainLines)
+
+
+def test_a_run_of_epochs_starts_without_a_number_of_steps() -> None:
+    display, stream, _ = plain()
+    display.start("bf16", None)
+    display.show(Progress(step=0, num_steps=0, phase="booting"))
+    display.show(HALF)
+    assert stream.getvalue().splitlines() == [
+        "bf16: started",
+        "bf16: before the first step (booting)",
+        "bf16: step 50/100, 20 images/s, loss 2.500, 5 s left",
+    ]
+    with ProgressBar(io.StringIO()) as bar:
+        bar.start("bf16", None)
+        (task,) = bar._bar.tasks
+        assert task.total is None
+        bar.show(HALF)
+        assert (task.completed, task.total) == (50, 100)

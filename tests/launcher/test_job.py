@@ -56,6 +56,13 @@ def test_the_least_that_can_be_run(changes: dict[str, Any]) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"num_workers": -1}, "number of loader workers is -1"),
         ({"checkpoint_every": -1}, "checkpoint interval is -1"),
+        ({"eval_every": -1}, "evaluation interval is -1"),
+        ({"sequence_length": 1}, "sequence length is 1"),
+        ({"steps": None, "epochs": 0}, "epochs is 0"),
+        ({"steps": None}, "a run of None steps and None epochs"),
+        ({"epochs": 3}, "a run of 200 steps and 3 epochs"),
+        ({"model": ""}, "the model's name is empty"),
+        ({"tokenizer": ""}, "the tokenizer's name is empty"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -72,8 +79,39 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) ->
         {},
         {"recipe": resolve_recipe("te-fp8", ["fp8_scaling=current", "learning_rate=1e-4"])},
         {"batch_size": None, "num_gpus": 16, "num_nodes": 2, "backend": "ec2", "instance": "p5.48xlarge"},
+        {
+            "steps": None,
+            "epochs": 3,
+            "eval_every": 9,
+            "model": "gpt2",
+            "tokenizer": "./t",
+            "sequence_length": 64,
+        },
     ],
 )
 def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
     spec = job(**changes)
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
+    old = job().to_json()
+    for field in ("epochs", "eval_every", "model", "tokenizer", "sequence_length"):
+        del old[field]
+    old["recipe"] = {key: value for key, value in old["recipe"].items() if key != "schema"} | {
+        "blocks": "timm"
+    }
+    assert JobSpec.from_json(old) == job()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 1}, "1 step"),
+        ({"steps": 20_000}, "20,000 steps"),
+        ({"steps": None, "epochs": 1}, "1 epoch"),
+        ({"steps": None, "epochs": 3}, "3 epochs"),
+    ],
+)
+def test_how_long_a_run_is_in_words(changes: dict[str, Any], words: str) -> None:
+    assert job(**changes).length == words

@@ -124,3 +124,22 @@ def test_contradiction_is_told_once(tmp_path: Path, how: dict[str, Any], words: 
     found = contradictions(JOB, records(tmp_path, **how))
     assert len(found) == 1
     assert words in found[0]
+
+
+def test_what_was_left_to_the_workload_is_what_the_record_says(tmp_path: Path) -> None:
+    found = records(tmp_path, recipe="bf16", batch_size=2)
+    open_job = replace(JOB, steps=None, epochs=3, batch_size=None)
+    assert contradictions(open_job, found) == ()
+    # Records of version 1, and of a workload that could not be built, say nothing of these.
+    assert contradictions(replace(JOB, model="gpt2", sequence_length=64), found) == ()
+
+
+def test_another_model_or_length_is_a_contradiction(tmp_path: Path) -> None:
+    found = records(tmp_path)
+    for record in found:
+        record.header["workload"] |= {"model": "gpt2", "sequence_length": 128}
+    assert contradictions(replace(JOB, model="gpt2", sequence_length=128), found) == ()
+    assert contradictions(replace(JOB, model="gpt3", sequence_length=64), found) == (
+        "the record contradicts the request: sequence length 128 for 64",
+        "the record contradicts the request: model 'gpt2' for 'gpt3'",
+    )

@@ -107,6 +107,18 @@ def test_overrides_hold_for_every_recipe() -> None:
         ({"seed": -1}, "seed is -1", "0 or more"),
         ({"data": "sinthetic"}, "unknown data arm", "synthetic, loader"),
         ({"data": "folder:/no/such/folder"}, "no folder /no/such/folder", "images"),
+        ({"data": "file:/no/such.txt", "workload": "gpt2-tiny"}, "no file /no/such.txt", "text"),
+        ({"data": f"file:{__file__}"}, "workload 'vit-tiny' reads no text", "--data folder:PATH"),
+        ({"model": "gpt2"}, "workload 'vit-tiny' takes no --model", "leave out --model"),
+        ({"sequence_length": 64}, "takes no --sequence-length", "leave out --sequence-length"),
+        ({"steps": 3, "epochs": 3}, "--steps and --epochs both", "one of them"),
+        ({"epochs": 0}, "epochs is 0", "1 or more"),
+        ({"recipes": ("te-fp8",)}, "te-fp8 cannot run here: Transformer Engine needs", "--recipe bf16 --set"),
+        (
+            {"recipes": ("zero2",)},
+            "DeepSpeed is not installed (pip install",
+            "nearest that can: --recipe fsdp2",
+        ),
         ({"workload": "./no_such.py:build"}, "no file ./no_such.py", "./my.py:build"),
         ({"instance": "p5.48xlrge"}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
     ],
@@ -181,3 +193,27 @@ def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
     found = jobs(instance="p5.48xlarge", recipes=("te-fp8", "te-bf16"), repeats=2)
     assert [spec.recipe.label for spec in found.specs] == ["bf16 optimizer_impl=fused"] * 2
     assert sum(what == "recipe" for what, _ in found.left_out) == 2
+
+
+def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.touch()
+    text = {"model": "./gpt2", "tokenizer": "./t", "sequence_length": 64, "data": f"file:{corpus}"}
+    (job,) = jobs(workload="gpt2-xsmall", epochs=2, eval_every=50, **text).specs
+    assert (job.steps, job.epochs, job.eval_every, job.batch_size) == (None, 2, 50, 4)
+    assert (job.model, job.tokenizer, job.sequence_length, job.data) == tuple(text.values())
+    (job,) = jobs(workload="hf-clm:./gpt-neo").specs
+    assert (job.workload, job.steps) == ("hf-clm:./gpt-neo", 200)
+
+
+def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
+    found = jobs(instance="p5.48xlarge", workload="gpt2-xsmall", model="./gpt2", sequence_length=512)
+    (job,) = found.specs
+    assert (job.workload, job.model, job.sequence_length) == ("gpt2-tiny", None, None)
+    assert found.left_out[0] == ("workload", "gpt2-xsmall at batch 4: rehearsed with gpt2-tiny at batch 4")
+
+
+def test_a_gpu_of_the_catalogue_that_lacks_a_format_is_told() -> None:
+    with pytest.raises(UserError, match=r"te-fp8 cannot run here: NVIDIA A100.* has no FP8") as caught:
+        jobs(TWO_A100, recipes=("te-fp8",))
+    assert caught.value.hint == "the nearest that can: --recipe te-bf16"

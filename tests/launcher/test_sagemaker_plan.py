@@ -18,7 +18,7 @@ import botocore.session
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import IMAGE, RUN_ID, catalogue
+from ec2_builders import IMAGE, LANGUAGE, RUN_ID, catalogue
 from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_plan_of, training_site
 
 from fastlaunch.backends import Plan
@@ -66,6 +66,9 @@ def golden_plans() -> dict[str, Plan]:
         ),
         "sagemaker-third-attempt": plan(
             of("p5.48xlarge", **SPOT), attempt=3, max_minutes=47, root="20261121-085959-root"
+        ),
+        "sagemaker-language": plan(
+            *(training_job(recipe, **LANGUAGE) for recipe in ("bf16", "transformers")), max_minutes=90
         ),
         "sagemaker-4-runs": plan(
             *(training_job(recipe=recipe) for recipe in ("bf16", "te-fp8", "te-fp8", "bf16")), max_minutes=90

@@ -84,9 +84,12 @@ def commands(script: str) -> list[str]:
 
 def asked_of_runs(script: str, show: str) -> str:
     """What the shell function `show` prints when the script calls it for every run."""
-    jobs = script[script.index("job1() {") : script.index("work() {")]
+    # What the runs share stands before them.
+    first = re.search(r"^(A=|Z=|job1\(\) )", script, re.MULTILINE)
+    assert first is not None
+    jobs = script[first.start() : script.index("work() {")]
     done = subprocess.run(
-        ["bash", "-c", f"set -u\n{show}\n{jobs}\neach show"], capture_output=True, check=True
+        ["bash", "-c", f"set -u\nMORE=()\n{show}\n{jobs}\neach show"], capture_output=True, check=True
     )
     assert done.stderr == b""
     return done.stdout.decode()
@@ -227,6 +230,29 @@ def test_arguments_and_environment_reach_the_container_as_they_are(
     calls = [asked, ["--", RUN.run_id, *ARGUMENTS], asked]
     words = [word for call in calls for word in (str(len(call)), *call)]
     assert asked_of_runs(script, show).split("\0") == [*words, ""]
+
+
+@settings(max_examples=25)
+@given(
+    first=st.lists(WORDS, max_size=3),
+    owns=st.lists(st.lists(WORDS, max_size=2), min_size=2, max_size=3, unique_by=tuple),
+    last=st.lists(WORDS, max_size=3),
+)
+def test_what_runs_share_is_written_once_and_reaches_each(
+    first: list[str], owns: list[list[str]], last: list[str]
+) -> None:
+    runs = tuple(replace(RUN, arguments=(*first, *own, *last), environment={}) for own in owns)
+    script = render_user_data(replace(PROGRAM, runs=runs))
+    show = """show() { printf '%s\\0' $# "${@:2}"; }"""
+    words = [word for run in runs for word in (str(1 + len(run.arguments)), *run.arguments)]
+    assert asked_of_runs(script, show).split("\0") == [*words, ""]
+
+
+def test_arguments_of_several_recipes_differ_in_little() -> None:
+    script = render_user_data(replace(PROGRAM, runs=many_runs(3)))
+    assert script.count("--workload") == script.count("--checkpoint-every") == 1
+    assert "\nA=(--workload vit-huge --recipe)\nZ=(--batch-size 64 " in script
+    assert f'\njob2() {{ "$@" "${{A[@]}}" {sorted(RECIPES)[1]} "${{Z[@]}}"; }}\n' in script
 
 
 def test_a_machine_that_reboots_turns_off() -> None:

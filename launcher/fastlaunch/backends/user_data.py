@@ -2,9 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from fastlaunch.errors import UserError
@@ -103,6 +104,7 @@ def stop_lead_s(max_minutes: int) -> int:
 def _script(program: NodeProgram) -> str:
     # What repeats share is written once, and so is what the runs' ids begin with.
     jobs = list(dict.fromkeys(_job(run) for run in program.runs))
+    num_first, num_last = _num_shared([arguments for _, arguments in jobs])
     shared = _shared_start([run.run_id for run in program.runs])
     several = program.num_nodes > 1
     return _template(several).render(
@@ -111,7 +113,13 @@ def _script(program: NodeProgram) -> str:
         lead_s=stop_lead_s(program.max_minutes),
         is_ecr=_ECR_HOST.search(program.image.partition("/")[0]) is not None,
         container_environment=_options(program.environment),
-        jobs=[{"environment": environment, "arguments": arguments} for environment, arguments in jobs],
+        with_environments=any(environment for environment, _ in jobs),
+        first_arguments=shlex.join(jobs[0][1][:num_first]),
+        last_arguments=shlex.join(jobs[0][1][len(jobs[0][1]) - num_last :]),
+        jobs=[
+            {"environment": environment, "arguments": shlex.join(own[num_first : len(own) - num_last])}
+            for environment, own in jobs
+        ],
         shared=shared,
         numbered=[
             f"{1 + jobs.index(_job(run))}:{shlex.quote(run.run_id[len(shared) :])}" for run in program.runs
@@ -136,11 +144,26 @@ def _template(is_short: bool) -> "Template":
     return environment.from_string(source)
 
 
-def _job(run: NodeRun) -> tuple[str, str]:
-    """What the run adds to its container's environment, and its arguments, as shell words."""
+def _job(run: NodeRun) -> tuple[str, tuple[str, ...]]:
+    """What the run adds to its container's environment, as shell words, and its arguments."""
     # The node gives every container its run's id.
     added = {name: value for name, value in run.environment.items() if name != "FASTLAUNCH_RUN_ID"}
-    return _options(added), shlex.join(run.arguments)
+    return _options(added), run.arguments
+
+
+def _num_shared(jobs: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """How many arguments all jobs begin with, and how many of the others all end with; 0 for one job."""
+    if len(jobs) == 1:
+        return 0, 0
+    first = _num_alike(zip(*jobs, strict=False))
+    return first, _num_alike(
+        zip(*(job[: first - 1 : -1] if first else job[::-1] for job in jobs), strict=False)
+    )
+
+
+def _num_alike(rows: Iterable[Sequence[str]]) -> int:
+    """How many rows, from the first on, hold one value alone."""
+    return sum(1 for _ in takewhile(lambda row: len(set(row)) == 1, rows))
 
 
 def _shared_start(names: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ COMMANDS = {
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
+    "experiments": ("experiments", "The published experiments: lists of runs to repeat."),
     "prices": ("prices", "Instance prices with their dates and sources."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }

@@ -12,11 +12,21 @@ from fastlaunch_train.workloads import WORKLOADS
 
 _RECIPE_HEADERS = {
     "name": "recipe",
+    "kind": "kind",
     "precision": "precision",
-    "blocks": "blocks",
-    "compile_mode": "compile",
+    "equivalent": "equivalent",
     "description": "description",
 }
+#: Fields of a recipe, the value that most have, and what one of another kind is called, in this order.
+_KINDS = (
+    ("loop", "ours", "another loop"),
+    ("engine", "torch", "ORTModule"),
+    ("blocks", "native", "Transformer Engine"),
+    ("parallelism", "ddp", "sharded"),
+    ("fp8_scaling", "none", "torchao"),
+    ("pointwise", "written", "pointwise"),
+    ("compile_mode", "none", "compiled"),
+)
 _WORKLOAD_HEADERS = {
     "name": "workload",
     "num_parameters": "parameters",
@@ -29,7 +39,11 @@ _WORKLOAD_HEADERS = {
 @click.argument("name", required=False)
 @output_option
 def recipes(name: str | None, output: str) -> None:
-    """The recipes: how a workload can be trained. With NAME: every field of one, and what can be changed."""
+    """The recipes: how a workload can be trained. With NAME: every field of one, and what can be changed.
+
+    A recipe that is not equivalent trains another model than the one it is given; it is there to show what
+    that costs, and `compare` does not rank it.
+    """
     if name is None:
         rows = [_recipe_row(recipe) for recipe in RECIPES.values()]
         print_rows(rows, output=output, headers=_RECIPE_HEADERS)
@@ -42,10 +56,11 @@ def recipes(name: str | None, output: str) -> None:
     fields = [
         {"field": field, "value": value, "change": _change(field)}
         for field, value in row.items()
-        if field != "description"
+        if field not in ("description", "kind", "equivalent")
     ]
     print_rows(fields, output=output, headers={"field": "field", "value": "value", "change": "--set"})
-    _conclude(output, f"{name}: {row['description']}", f"fastlaunch submit --local --recipe {name}")
+    told = f"{name}: {row['description']}"
+    _conclude(output, told.removesuffix("."), f"fastlaunch submit --local --recipe {name}")
 
 
 @click.command(short_help="The workloads: what can be trained.")
@@ -54,14 +69,16 @@ def recipes(name: str | None, output: str) -> None:
 def workloads(name: str | None, output: str) -> None:
     """The workloads: what can be trained. With NAME: everything known of one.
 
-    Besides those listed: `timm:MODEL`, any image model of timm, and `./file.py:function`, your own.
+    Besides those listed: `timm:MODEL`, any image model of timm; `hf-clm:MODEL`, any causal language model, by
+    its folder or its name on the Hugging Face hub; `gelu:ROWSxCOLUMNS`; and `./file.py:function`, your own.
     """
     if name is None:
         rows = [asdict(info) for info in WORKLOADS.values()]
         print_rows(rows, output=output, headers=_WORKLOAD_HEADERS)
         _conclude(
             output,
-            f"{len(rows)} workloads, and timm:MODEL or your own ./file.py:function",
+            f"{len(rows)} workloads, and timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS or your own "
+            "./file.py:function",
             "fastlaunch submit --local --workload vit-tiny",
         )
         return
@@ -74,14 +91,24 @@ def workloads(name: str | None, output: str) -> None:
 
 
 def _recipe_row(recipe: Recipe) -> dict[str, Any]:
-    return {field: value for field, value in asdict(recipe).items() if field != "overrides"}
+    fields = {field: value for field, value in asdict(recipe).items() if field != "overrides"}
+    # By the article's own words those blocks attend across the batch; every other choice computes the same.
+    is_equivalent = recipe.blocks != "te-article"
+    return {**fields, "kind": _kind(recipe), "equivalent": "yes" if is_equivalent else "NO"}
+
+
+def _kind(recipe: Recipe) -> str:
+    """What sets the recipe apart from plain eager training, in a word or two."""
+    found = (kind for field, usual, kind in _KINDS if getattr(recipe, field) != usual)
+    return next(found, "eager")
 
 
 def _change(field: str) -> str:
     """What `--set` takes for the field."""
     if field not in OVERRIDABLE:
         return ""
-    return f"{field}={'|'.join(choices_of(field)) or '...'}"
+    choices = choices_of(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
+    return f"{field}={'|'.join(choices) or '...'}"
 
 
 def _conclude(output: str, sentence: str, command: str) -> None:

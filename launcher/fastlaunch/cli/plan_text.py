@@ -99,7 +99,7 @@ def in_words(jobs: Sequence[JobSpec], site: "Place") -> str:
         times = jobs.count(job)
         named = f"{job.recipe.label}, {times} times" if times > 1 else job.recipe.label
         shared.setdefault(_what(job, jobs), []).append(named)
-    told = "; ".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
+    told = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
     after = ", one run after another" if len(jobs) > 1 else ""
     job = jobs[0]
     return f"{told}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."

@@ -62,7 +62,7 @@ _OPTIONS = (
     click.option(
         "--model", metavar="PATH|HUB_ID", help="Of a language workload: a folder, or a name on the hub."
     ),
-    click.option("--tokenizer", metavar="PATH|HUB_ID", help="Likewise.  [default: bytes are tokens]"),
+    click.option("--tokenizer", metavar="PATH|HUB_ID", help="Likewise.  [default: the model's, else bytes]"),
     click.option("--sequence-length", type=POSITIVE_COUNT, metavar="TOKENS", help="Of a language workload."),
 )
 

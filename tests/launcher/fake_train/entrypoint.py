@@ -21,6 +21,8 @@ from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.records import Block, End, Phase, RecordWriter, Step, record_path
 from fastlaunch_train.workloads import workload_info
 
+#: What it makes of --epochs.
+STEPS_PER_EPOCH = 30
 EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss": 33, "failed": 1}
 MESSAGES = {"out_of_memory": "tried to allocate 2.00 GiB", "failed": "ValueError: no such thing"}
 
@@ -31,8 +33,14 @@ def main() -> int:
         parser.add_argument(f"--{option}", required=True)
     for option in ("steps", "seed", "num-workers", "checkpoint-every", "nproc"):
         parser.add_argument(f"--{option}", type=int, default=1)
+    for option in ("epochs", "eval-every", "sequence-length"):
+        parser.add_argument(f"--{option}", type=int)
+    for option in ("model", "tokenizer"):
+        parser.add_argument(f"--{option}")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
+    if args.epochs:
+        args.steps = args.epochs * STEPS_PER_EPOCH
     status = os.environ.get("FAKE_STATUS", "completed")
     print(f"training {args.workload} with {args.recipe}", flush=True)
     if status == "refused":
@@ -96,6 +104,8 @@ def header(args: argparse.Namespace, rank: int) -> dict[str, object]:
             "sample_unit": info.sample_unit,
             "flops_per_sample": info.flops_per_sample,
             "num_parameters": info.num_parameters,
+            "model": args.model,
+            "sequence_length": args.sequence_length,
         },
         "recipe": resolve_recipe(args.recipe, args.set).to_record(),
         "batch_size_per_gpu": 8 if args.batch_size == "auto" else int(args.batch_size),

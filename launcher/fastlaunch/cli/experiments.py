@@ -1,0 +1,67 @@
+"""`fastlaunch experiments`: the published experiments, and the runs that each of them is."""
+
+from typing import Any
+
+import click
+
+from fastlaunch.arms import experiment_named
+from fastlaunch.cli.listing import print_rows
+from fastlaunch.cli.options import next_command, output_option
+from fastlaunch.experiments import EXPERIMENTS, Experiment, ExperimentArm
+from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.workloads import workload_info
+
+_HEADERS = {"name": "experiment", "runs": "runs", "length": "of", "description": "description"}
+_ARM_HEADERS = {
+    "workload": "workload",
+    "recipe": "recipe",
+    "batch_size": "batch/GPU",
+    "num_gpus": "GPUs",
+    "length": "for",
+    "eval_every": "evaluated every",
+}
+
+
+@click.command(short_help="The published experiments: lists of runs to repeat.")
+@click.argument("name", required=False)
+@output_option
+def experiments(name: str | None, output: str) -> None:
+    """The published experiments: lists of runs to repeat. With NAME: the runs of one.
+
+    `fastlaunch submit --experiment NAME` makes them, on this machine with --local, or on AWS with --instance.
+    """
+    if name is None:
+        rows = [_row(experiment) for experiment in EXPERIMENTS.values()]
+        print_rows(rows, output=output, headers=_HEADERS)
+        sentence, command = f"{len(rows)} experiments", "fastlaunch experiments fp8"
+    else:
+        experiment = experiment_named(name)
+        rows = [_arm_row(experiment, arm) for arm in experiment.arms]
+        print_rows(rows, output=output, headers=_ARM_HEADERS)
+        sentence = f"{name}, {experiment.description}. By the {experiment.source}"
+        command = f"fastlaunch submit --local --experiment {name} --dry-run"
+    if output == "table":
+        click.echo(f"{sentence}.")
+        next_command(command)
+
+
+def _row(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "runs": len(experiment.arms),
+        "length": experiment.length,
+        "description": experiment.description,
+        "data": experiment.data,
+        "source": experiment.source,
+    }
+
+
+def _arm_row(experiment: Experiment, arm: ExperimentArm) -> dict[str, Any]:
+    return {
+        "workload": arm.workload,
+        "recipe": resolve_recipe(arm.recipe, arm.overrides).label,
+        "batch_size": arm.batch_size or workload_info(arm.workload).batch_size,
+        "num_gpus": arm.num_gpus or "all",
+        "length": experiment.length,
+        "eval_every": f"{arm.eval_every:,} steps" if arm.eval_every else None,
+    }

@@ -1,0 +1,123 @@
+"""Which recipes a machine can run, and what would run instead."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ec2_builders import catalogue
+
+from fastlaunch.ability import RECIPES, module_of, nearest_that_runs, needed_format, takes, why_not
+from fastlaunch.machine import Machine, this_machine
+from fastlaunch_train.recipes import resolve_recipe
+
+CATALOGUE = catalogue()
+SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))
+CPU = Machine(devices=(), num_cores=2, modules=SOFTWARE)
+
+
+def with_gpu(accelerator: str) -> Machine:
+    return replace(CPU, devices=CATALOGUE.accelerators[accelerator].device_names[:1])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cannot"),
+    [
+        ("H200", {"te-mxfp8"}),
+        ("B200", {"te-fp8-block"}),
+        ("RTX PRO 6000", {"te-fp8-block", "te-mxfp8"}),
+        ("L40S", {"te-fp8-block", "te-mxfp8"}),
+        (
+            "A100 40GB",
+            {name for name, recipe in RECIPES.items() if recipe.precision == "fp8"},
+        ),
+    ],
+)
+def test_what_a_gpu_cannot_run_though_everything_is_installed(gpu: str, cannot: set[str]) -> None:
+    machine = with_gpu(gpu)
+    found = {name: why_not(recipe, machine, CATALOGUE) for name, recipe in RECIPES.items()}
+    assert {name for name, why in found.items() if why} == cannot
+    assert all(gpu in (found[name] or "") for name in cannot)
+
+
+def test_without_a_gpu_all_runs_but_transformer_engine_and_tf32() -> None:
+    cannot = {name for name, recipe in RECIPES.items() if why_not(recipe, CPU, CATALOGUE)}
+    assert cannot == {"tf32", *(name for name in RECIPES if name.startswith("te-"))}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lacking", "told", "nearest"),
+    [
+        ("te-article", "transformer_engine", "Transformer Engine is not installed", "bf16"),
+        ("ao-fp8", "torchao", "torchao is not installed (pip install 'fastlaunch[float8]')", "compile"),
+        ("zero3", "deepspeed", "DeepSpeed is not installed (pip install 'fastlaunch[deepspeed]')", "fsdp2"),
+        (
+            "lightning",
+            "lightning",
+            "Lightning is not installed (pip install 'fastlaunch[lightning]')",
+            "bf16",
+        ),
+        (
+            "transformers",
+            "transformers",
+            "Transformers is not installed (pip install 'fastlaunch[train]')",
+            "bf16",
+        ),
+        ("ort", "torch_ort", "ORTModule is not installed (pip install 'fastlaunch[ort]')", "fp16"),
+        ("ort-zero1", "deepspeed", "DeepSpeed is not installed (pip install 'fastlaunch[deepspeed]')", "ort"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_the_nearest(
+    recipe: str, lacking: str, told: str, nearest: str
+) -> None:
+    machine = replace(with_gpu("H200"), modules=SOFTWARE - {lacking})
+    asked = resolve_recipe(recipe)
+    assert why_not(asked, machine, CATALOGUE) == told
+    assert nearest_that_runs(asked, machine, CATALOGUE).label == nearest
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpu", "nearest"),
+    [
+        ("te-mxfp8", "H200", "te-fp8-current"),
+        ("te-fp8-block", "B200", "te-fp8-current"),
+        ("te-fp8-block", "A100 40GB", "te-bf16"),
+        ("te-article-fp8", "A100 40GB", "te-article"),
+        ("ao-fp8-rowwise", "A100 40GB", "compile"),
+        ("te-fp8", "H200", "te-fp8"),
+    ],
+)
+def test_the_nearest_on_a_gpu(recipe: str, gpu: str, nearest: str) -> None:
+    assert nearest_that_runs(resolve_recipe(recipe), with_gpu(gpu), CATALOGUE).label == nearest
+
+
+@pytest.mark.parametrize("gpu", ["H200", "B200", "A100 40GB", None])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_nearest_always_runs(name: str, gpu: str | None) -> None:
+    machine = replace(with_gpu(gpu) if gpu else CPU, modules=frozenset({"torch", "timm"}))
+    assert why_not(nearest_that_runs(RECIPES[name], machine, CATALOGUE), machine, CATALOGUE) is None
+
+
+def test_what_was_set_beside_it_stays() -> None:
+    asked = resolve_recipe("te-fp8", ["grad_accumulation=2", "deterministic=true"])
+    found = nearest_that_runs(asked, with_gpu("A100 40GB"), CATALOGUE)
+    assert found.label == "te-bf16 deterministic=true grad_accumulation=2"
+
+
+def test_formats_that_not_all_take() -> None:
+    wanted = {name: needed_format(recipe) for name, recipe in RECIPES.items()}
+    assert {name: what for name, what in wanted.items() if what not in (None, "fp8")} == {
+        "tf32": "tf32",
+        "te-fp8-block": "block",
+        "te-mxfp8": "mxfp8",
+    }
+    # It has FP8, and is not NVIDIA's.
+    assert not takes(CATALOGUE.accelerators["Trainium2"], "mxfp8")
+
+
+def test_a_machine_looks_for_all_that_a_recipe_may_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in SOFTWARE:
+        (tmp_path / f"{module}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert this_machine({}).modules >= SOFTWARE

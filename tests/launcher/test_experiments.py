@@ -1,0 +1,238 @@
+"""The published experiments: what their runs are, and how they are submitted here and on AWS."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ec2_builders import IMAGE, catalogue
+from fake_train.launcher import CPU, fastlaunch
+from fake_train.processes import runs
+
+from fastlaunch.ability import module_of
+from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.cloud_terms import CloudTerms
+from fastlaunch.errors import UserError
+from fastlaunch.experiments import EXPERIMENTS
+from fastlaunch.machine import Machine
+from fastlaunch.request import Jobs, Request, build_jobs
+from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.workloads import workload_info
+
+ALL_SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))
+LAPTOP = Machine(devices=(), num_cores=2, modules=ALL_SOFTWARE)
+ONE_H200 = Machine(devices=("NVIDIA H200",), num_cores=16, modules=ALL_SOFTWARE)
+
+
+def here(name: str, machine: Machine = LAPTOP, **options: Any) -> Jobs:
+    return build_jobs(Request(experiment=name, **options), machine=machine, catalogue=catalogue())
+
+
+def there(name: str, terms: dict[str, Any] | None = None, **options: Any) -> CloudRequest:
+    usual = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
+    return build_cloud_request(
+        Request(experiment=name, **options), replace(usual, **(terms or {})), catalogue=catalogue()
+    )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_arm_exists_and_no_two_are_the_same(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert name == experiment.name and (experiment.steps is None) != (experiment.epochs is None)
+    made = {
+        (arm.workload, resolve_recipe(arm.recipe, arm.overrides), arm.batch_size, arm.num_gpus)
+        for arm in experiment.arms
+    }
+    assert len(made) == len(experiment.arms) > 1
+    assert all(workload_info(arm.workload).small for arm in experiment.arms)
+
+
+def test_the_published_rows_are_among_the_arms() -> None:
+    labels = {
+        name: [
+            (resolve_recipe(arm.recipe, arm.overrides).label, arm.batch_size, arm.num_gpus)
+            for arm in experiment.arms
+        ]
+        for name, experiment in EXPERIMENTS.items()
+    }
+    assert set(labels) == {"fp8", "compile-modes", "ort", "distilbert", "fusion"}
+    assert {("bf16", 64, None), ("te-article", 128, None), ("te-article-fp8", 128, None)} <= {*labels["fp8"]}
+    assert ("compile-max-autotune precision=fp32", 4, 1) in labels["compile-modes"]
+    assert ("lightning precision=fp16", 12, 1) in labels["distilbert"]
+    assert ("zero2 precision=fp16", 12, 4) in labels["distilbert"]
+    assert ("jit-script precision=fp32", None, 1) in labels["fusion"]
+    # 35,000 reviews at 12 a step are 2,917 steps, so that every epoch ends with an evaluation.
+    assert {(arm.num_gpus, arm.eval_every) for arm in EXPERIMENTS["distilbert"].arms} == {(1, 2917), (4, 730)}
+
+
+def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
+    found = here("distilbert", repeats=2)
+    assert {job.workload for job in found.specs} == {"distilbert-tiny"}
+    assert [(job.recipe.label, job.num_gpus) for job in found.specs[:5]] == [
+        ("fp32", 1),
+        ("lightning precision=fp32", 1),
+        ("lightning precision=fp16", 1),
+        ("lightning compile_mode=default compile_scope=model precision=fp16", 1),
+        ("lightning precision=fp16", 2),
+    ]
+    # A B, then B A.
+    assert found.specs[:7] == found.specs[:6:-1]
+    assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(None, 3, 8)}
+    assert found.left_out == (
+        ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
+        ("ranks", "4; here: 2"),
+    )
+    assert {job.workload for job in here("fusion").specs} == {"gelu:256x1024"}
+
+
+def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
+    found = here("fp8", replace(ONE_H200, modules=frozenset({"torch", "timm"})))
+    assert [(job.workload, job.recipe.label, job.batch_size) for job in found.specs] == [
+        ("vit-huge", "bf16", 64)
+    ]
+    assert found.left_out[0] == (
+        "arm",
+        "te-article on vit-huge at batch 64: Transformer Engine is not installed, left out",
+    )
+    assert len(found.left_out) == len(EXPERIMENTS["fp8"].arms) - 1
+    on_one = here("distilbert", ONE_H200)
+    assert {job.num_gpus for job in on_one.specs} == {1}
+    assert on_one.left_out[0] == (
+        "arm",
+        "lightning precision=fp16 on distilbert-imdb at batch 12: it is for 4 GPUs, and here is 1 x "
+        "NVIDIA H200, left out",
+    )
+    assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).left_out) == 0
+
+
+def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.touch()
+    options = {"steps": 7, "eval_every": 3, "model": "gpt2", "tokenizer": "gpt2", "sequence_length": 64}
+    found = here("compile-modes", ONE_H200, data=f"file:{corpus}", seed=4, **options)
+    assert {(job.steps, job.epochs, job.eval_every, job.seed) for job in found.specs} == {(7, None, 3, 4)}
+    assert {(job.model, job.tokenizer, job.sequence_length) for job in found.specs} == {("gpt2", "gpt2", 64)}
+    assert {job.data for job in found.specs} == {f"file:{corpus}"}
+    assert {job.data for job in here("fp8", ONE_H200).specs} == {"loader"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"recipes": ("bf16",)}, "says its own --recipe", "leave out --recipe, or --experiment"),
+        ({"overrides": ("optimizer=sgd",)}, "says its own --set", "fastlaunch experiments fp8"),
+        ({"workload": "vit-tiny"}, "says its own --workload", "leave out --workload"),
+        ({"batch_size": 8}, "says its own --batch-size", "leave out --batch-size"),
+        ({"nproc": 2}, "says its own --nproc", "leave out --nproc"),
+        ({"steps": 3, "epochs": 3}, "--steps and --epochs both", "one of them"),
+        ({"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
+        ({"experiment": "fp9"}, "unknown experiment 'fp9'", "did you mean fp8"),
+    ],
+)
+def test_what_an_experiment_says_itself_is_not_asked_for(
+    options: dict[str, Any], message: str, hint: str
+) -> None:
+    request = Request(**{"experiment": "fp8", **options})
+    with pytest.raises(UserError) as caught:
+        build_jobs(request, machine=ONE_H200, catalogue=catalogue())
+    assert message in caught.value.message
+    assert hint in str(caught.value.hint)
+
+
+def test_an_experiment_of_which_nothing_runs_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="no run of experiment fp8 can be made there: bf16 on vit-huge"
+    ) as caught:
+        there("fp8", {"instances": ("trn1.32xlarge",)})
+    assert "instance types with NVIDIA GPUs" in str(caught.value.hint)
+
+
+def test_on_aws_each_arm_has_its_batch_and_what_an_instance_cannot_is_left_out() -> None:
+    request = there("fp8")
+    jobs = jobs_at(request, request.instances[0], "us-east-1")
+    assert [(job.recipe.label, job.batch_size, job.num_gpus) for job in jobs] == [
+        *(("bf16", 64, 8), ("te-article", 64, 8), ("te-article", 128, 8), ("te-article-fp8", 128, 8)),
+        *(("te-bf16", 64, 8), ("te-bf16", 128, 8), ("te-fp8", 128, 8)),
+    ]
+    assert request.left_out == ()
+    both = there("fp8", {"instances": ("p5.48xlarge", "p4d.24xlarge")})
+    assert [name for name, _ in both.left_out] == [
+        "te-article-fp8 on vit-huge at batch 128",
+        "te-fp8 on vit-huge at batch 128",
+    ]
+    assert "A100 40GB of p4d.24xlarge has none" in both.left_out[0][1]
+    on_each = [[job.recipe for job in jobs_at(both, one, "us-east-1")] for one in both.instances]
+    assert on_each[0] == on_each[1] and len(on_each[0]) == 5
+
+
+def test_on_aws_an_arm_may_use_some_of_the_gpus() -> None:
+    own = {"image": IMAGE}
+    on_ec2 = there("distilbert", own)
+    assert [job.num_gpus for job in jobs_at(on_ec2, on_ec2.instances[0], "us-east-1")] == [
+        1,
+        1,
+        1,
+        1,
+        4,
+        4,
+        4,
+    ]
+    trained = there("distilbert", {**own, "backend": "sagemaker", "instances": ("ml.g5.xlarge",)})
+    assert len(trained.arms) == 4
+    assert trained.left_out[0][1] == "it is for 4 GPUs, and g5.xlarge has 1"
+    with pytest.raises(
+        UserError, match=r"it is for 1 GPU, and a job of SageMaker's uses all 8 of ml.p5.48xlarge"
+    ):
+        there("fusion", {"backend": "sagemaker"})
+
+
+def test_aws_images_lack_what_language_models_need_and_it_is_said_how_to_get_it() -> None:
+    with pytest.raises(UserError, match="gpt2-xsmall needs Transformers, which AWS's images lack") as caught:
+        there("compile-modes")
+    assert "fastlaunch build --with transformers --push" in str(caught.value.hint)
+    assert len(there("compile-modes", {"image": IMAGE}).arms) == len(EXPERIMENTS["compile-modes"].arms)
+
+
+def test_an_experiment_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = replace(CPU, modules=ALL_SOFTWARE | {"torch"})
+    argv = ["submit", "--local", "--experiment", "fusion", "--steps", "40", "--repeats", "2"]
+    assert fastlaunch(*argv, machine=machine) == 0
+    _, err = capsys.readouterr()
+    assert err.splitlines()[:2] == [
+        "experiment fusion on this machine is not, in all, as it was published:",
+        "  workload  gelu at batch 8: rehearsed with gelu:256x1024 at batch 8",
+    ]
+    assert [run.recipe for run in runs()][:9] == [
+        *("fp32", "jit-script precision=fp32", "compile precision=fp32", "library precision=fp32"),
+        *("bf16", "jit-script", "compile", "library", "library"),
+    ]
+    assert len(runs()) == 16 and len({run.submission_id for run in runs()}) == 1
+
+
+def test_a_dry_run_of_an_experiment_says_each_batch_and_what_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fastlaunch("submit", "--instance", "p4d.24xlarge", "--experiment", "fp8", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(
+        "bf16; te-article; te-bf16: vit-huge at batch 64 for 200 steps,\n"
+        "te-article; te-bf16: vit-huge at batch 128 for 200 steps, one run after another, on one p4d.24xlarge"
+    )
+    assert "left out: te-fp8 on vit-huge at batch 128: recipe te-fp8 needs FP8, and A100 40GB" in err
+
+
+def test_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch("experiments") == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[1:-1]] == list(EXPERIMENTS)
+    assert out.splitlines()[-1] == "5 experiments."
+    assert err == "next: fastlaunch experiments fp8\n"
+    assert fastlaunch("experiments", "distilbert", "--output", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["recipe"] for row in rows][:2] == ["fp32", "lightning precision=fp32"]
+    assert {(row["num_gpus"], row["length"]) for row in rows} == {(1, "3 epochs"), (4, "3 epochs")}
+    assert fastlaunch("experiments", "fp8") == 0
+    out, err = capsys.readouterr()
+    assert "NOT" not in out and out.splitlines()[-1].endswith("p4d.24xlarge against p5.48xlarge.")
+    assert err == "next: fastlaunch submit --local --experiment fp8 --dry-run\n"
