@@ -1,0 +1,338 @@
+"""What it takes to train to a target: known answers by hand, and no mean over runs that did not get there."""
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import stdev
+from typing import Any
+
+import pytest
+from fake_summaries import PLAIN
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.target import RowToTarget, Target, parse_target, usd_to_target
+from fastlaunch.analysis.target_margins import margins
+from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.prices import load_catalogue
+from fastlaunch.report.target import target_json, target_table
+from fastlaunch_train.records import Eval
+
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
+DOLLAR = 3600.0
+ACCURACY = Target(metric="accuracy", value=0.9)
+
+
+def run(
+    recipe: str,
+    seed: int | None,
+    scores: Mapping[int, float | None],
+    step_time_s: float = 1.0,
+    **changes: Any,
+) -> RunSummary:
+    """A run that was evaluated, 2 s each, after the steps of `scores`; building took 8 s, warm-up nothing."""
+    evals = tuple(
+        Eval(
+            step=step,
+            split="validation",
+            loss=None if score is None else 1 - score,
+            num_samples=100,
+            seconds=2.0,
+            metric="accuracy",
+            metric_value=score,
+        )
+        for step, score in scores.items()
+    )
+    known = {"build_s": 8.0, "num_warmup_steps": 10, "warmup_s": 10 * step_time_s, "evals": evals}
+    timed = Interval(value=step_time_s, low=step_time_s, high=step_time_s)
+    return replace(PLAIN, **{"recipe": recipe, "seed": seed, "step_time_s": timed, **known, **changes})
+
+
+def compared(*summaries: RunSummary, usd_per_hour: float | None = None) -> Comparison:
+    candidates = [Candidate(run_id=f"run-{n}", summary=one) for n, one in enumerate(summaries)]
+    return compare(
+        candidates, catalogue=CATALOGUE, prices=PriceRequest(today=TODAY, usd_per_hour=usd_per_hour)
+    )
+
+
+def rows(*summaries: RunSummary, target: Target = ACCURACY, **prices: Any) -> tuple[RowToTarget, ...]:
+    return usd_to_target(compared(*summaries, **prices), target)
+
+
+def reaching(recipe: str, steps: Sequence[int], **changes: Any) -> list[RunSummary]:
+    """A run of each seed, that reaches the target after its step and is evaluated once before."""
+    return [
+        run(recipe, seed, {step // 2: 0.5, step: 0.95}, **changes) for seed, step in enumerate(steps, start=1)
+    ]
+
+
+def told(comparison: Comparison, target: str = "accuracy=0.9") -> list[str]:
+    (workload,) = target_json(comparison, target)["workloads"]
+    return list(workload["notes"])
+
+
+# --- the target ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "value", "said"),
+    [
+        ("accuracy=0.9", "accuracy", 0.9, "accuracy >= 0.9"),
+        ("accuracy>=0.9", "accuracy", 0.9, "accuracy >= 0.9"),
+        (" loss <= 2.5 ", "loss", 2.5, "loss <= 2.5"),
+        ("loss=1e-3", "loss", 0.001, "loss <= 0.001"),
+    ],
+)
+def test_targets(text: str, metric: str, value: float, said: str) -> None:
+    target = parse_target(text)
+    assert (target, target.told) == (Target(metric=metric, value=value), said)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "accuracy", "accuracy=", "=0.9", "accuracy=high", "accuracy=nan", "loss=inf", "a=1=2"]
+)
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no target") as refused:
+        parse_target(text)
+    assert refused.value.hint is not None and "accuracy=0.9" in refused.value.hint
+
+
+def test_a_target_in_the_wrong_direction_is_refused() -> None:
+    with pytest.raises(UserError, match="a lower loss is better"):
+        parse_target("loss>=2")
+    with pytest.raises(UserError, match="a higher accuracy is better"):
+        parse_target("accuracy<=0.5")
+
+
+def test_a_metric_that_no_run_has_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownName, match="unknown metric 'f1'") as refused:
+        target_table(compared(*reaching("bf16", [100])), "f1=0.5")
+    assert refused.value.hint is not None and "known: accuracy, loss" in refused.value.hint
+
+
+def test_without_evaluations_it_is_said_how_to_have_them() -> None:
+    with pytest.raises(UserError, match="no run was evaluated") as refused:
+        target_json(compared(PLAIN), "loss=1")
+    assert refused.value.hint is not None and "--eval-every" in refused.value.hint
+
+
+# --- one run ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_there_with_the_first_evaluation_that_says_so() -> None:
+    scores = {100: 0.5, 200: 0.91, 300: 0.89, 400: 0.95}
+    ((found,),) = ([one.runs[0] for one in rows(run("bf16", 1, scores))],)
+    assert (found.step, found.best, found.last_step, found.waited_steps) == (200, 0.95, 400, 100)
+    # Building, 200 steps of a second, two evaluations of 2 s.
+    assert found.time_s == pytest.approx(8 + 200 + 2 * 2)
+    assert found.unknown == ("boot", "pull")
+
+
+def test_the_time_has_all_parts() -> None:
+    summary = run(
+        "compile",
+        1,
+        {200: 0.95},
+        boot_s=40.0,
+        pull_s=60.0,
+        compile_s=30.0,
+        warmup_s=15.0,
+        checkpoint_s=4.0,
+        checkpoints_s=16.0,
+        num_checkpoints=4,
+        last_checkpoint_step=400,
+    )
+    (row,) = rows(summary)
+    # Five more in the warm-up, and two checkpoints of 4 s.
+    assert row.runs[0].time_s == pytest.approx(40 + 60 + 8 + 30 + 5 + 200 + 2 * 4 + 2)
+
+
+def test_a_loss_is_reached_from_above_and_one_that_is_no_number_is_not() -> None:
+    (row,) = rows(run("bf16", 1, {100: None, 200: 0.3, 300: 0.5}), target=Target(metric="loss", value=0.5))
+    assert (row.runs[0].step, row.runs[0].best) == (300, 0.5)
+
+
+def test_test_data_and_best_weights_reach_nothing() -> None:
+    summary = run("bf16", 1, {100: 0.5})
+    (line,) = summary.evals
+    others = (
+        replace(line, split="test", metric_value=0.99),
+        replace(line, weights="best", metric_value=0.99),
+    )
+    (row,) = rows(replace(summary, evals=(line, *others)))
+    assert row.runs[0].step is None
+
+
+# --- seeds -----------------------------------------------------------------------------------------------
+
+
+def test_three_seeds_that_all_got_there_have_a_mean_and_an_interval() -> None:
+    (row,) = rows(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
+    times = [8 + step + 4 for step in (100, 200, 300)]
+    assert row.times_s == pytest.approx(times)
+    assert (row.num_reached, row.num_seeds, row.reason) == (3, 3, None)
+    half_width = 4.302653 * stdev(times) / math.sqrt(3)
+    assert row.time_s is not None and row.usd is not None
+    assert (row.time_s.value, row.time_s.low, row.time_s.high) == pytest.approx(
+        (212, max(0, 212 - half_width), 212 + half_width), rel=1e-6
+    )
+    assert row.usd.value == pytest.approx(212)
+
+
+def test_seeds_that_took_the_same_are_not_taken_for_certain() -> None:
+    (row,) = rows(*reaching("bf16", [100, 100, 100]))
+    half_width = 4.302653 * 0.005 * 112 / math.sqrt(3)
+    assert row.time_s is not None and row.time_s.high == pytest.approx(112 + half_width)
+
+
+def test_two_seeds_are_too_few() -> None:
+    comparison = compared(*reaching("bf16", [100, 200]))
+    (row,) = usd_to_target(comparison, ACCURACY)
+    assert (row.time_s, row.num_reached) == (None, 2)
+    assert row.reason == "2 of 3 seeds: 1 more run of other seeds"
+    assert "bf16: n/a, 2 of 3 seeds: 1 more run of other seeds" in told(comparison)
+
+
+def test_repeats_of_one_seed_are_one_seed() -> None:
+    (row,) = rows(*(run("bf16", 7, {100: 0.95}) for _ in range(4)))
+    assert (row.num_seeds, row.time_s) == (1, None)
+    assert row.reason == "1 of 3 seeds: 2 more runs of other seeds"
+    (row,) = rows(run("bf16", 7, {100: 0.95}), run("bf16", 7, {100: 0.5}), *reaching("bf16", [50, 50]))
+    assert (row.num_reached, row.num_seeds) == (2, 3)
+
+
+def test_there_is_no_mean_over_those_that_got_there() -> None:
+    comparison = compared(*reaching("bf16", [100, 200, 300]), run("bf16", 9, {400: 0.7}), usd_per_hour=DOLLAR)
+    (row,) = usd_to_target(comparison, ACCURACY)
+    assert (row.num_reached, row.num_seeds, row.time_s, row.usd) == (3, 4, None, None)
+    assert row.reason == "reached by 3 of 4 seeds" and not row.is_ranked
+    text = target_table(comparison, "accuracy=0.9")
+    assert "3 of 4" in text and "100 to 300" in text and "mean s" not in text
+    assert "costs least" not in text
+
+
+def test_runs_that_failed_count_among_those_that_did_not_get_there() -> None:
+    lost = run("bf16", 4, {}, status="nan_loss", problems=("ended as nan_loss",), step_time_s=1.0)
+    comparison = compared(*reaching("bf16", [100, 200, 300]), lost)
+    (row,) = usd_to_target(comparison, ACCURACY)
+    assert (row.num_reached, row.num_seeds, row.time_s) == (3, 4, None)
+    assert "bf16: n/a, reached by 3 of 4 seeds (others ended as nan_loss)" in told(comparison)
+    other = replace(lost, recipe="fp32")
+    (row,) = rows(*reaching("bf16", [100, 200, 300]), other)
+    assert row.num_seeds == 3
+
+
+def test_a_run_too_short_to_be_timed_takes_the_step_time_of_its_repeats() -> None:
+    short = run("bf16", 3, {15: 0.95}, problems=("too few steps",))
+    short = replace(short, step_time_s=None, warmup_s=None, num_warmup_steps=None)
+    (row,) = rows(*reaching("bf16", [100, 200]), short)
+    (found,) = (one for one in row.runs if one.seed == 3)
+    assert found.time_s == pytest.approx(8 + 15 * 1.0 + 2, rel=1e-3)
+    assert found.unknown == ("boot", "pull", "warmup")
+    assert row.time_s is not None and row.num_seeds == 3
+
+
+# --- beside each other -----------------------------------------------------------------------------------
+
+
+def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> None:
+    comparison = compared(
+        *reaching("bf16", [400, 410, 420], step_time_s=2.0),
+        *reaching("compile", [390, 400, 410], step_time_s=1.0, compile_s=30.0),
+        usd_per_hour=DOLLAR,
+    )
+    found = usd_to_target(comparison, ACCURACY)
+    (margin,) = margins(found)
+    assert (margin.best.row.recipe, margin.other.row.recipe) == ("compile", "bf16")
+    assert margin.is_settled
+    logs = [[math.log(time) for time in one.times_s] for one in found]
+    means = [sum(values) / 3 for values in logs]
+    deviations = [max(0.005, stdev(values)) for values in logs]
+    error = math.sqrt(sum(deviation**2 / 3 for deviation in deviations))
+    assert margin.ratio.value == pytest.approx(math.exp(means[0] - means[1]))
+    # Welch's degrees of freedom lie between 2 and 4: t between 4.303 and 2.776.
+    assert margin.ratio.low is not None
+    assert math.exp(-4.303 * error) < margin.ratio.low / margin.ratio.value < math.exp(-2.776 * error)
+    notes = told(comparison)
+    assert notes[0] == "accuracy >= 0.9 costs least with compile: $442.00"
+    assert notes[1].startswith("bf16 costs +88.2% (between +")
+
+
+def test_seeds_that_scatter_settle_nothing() -> None:
+    comparison = compared(*reaching("bf16", [100, 300, 600]), *reaching("compile", [120, 310, 620]))
+    assert told(comparison)[0].startswith("accuracy >= 0.9 is reached first with bf16: after ")
+    assert told(comparison)[1].endswith(": not settled")
+
+
+def test_rows_of_different_global_batch_may_race_to_a_target() -> None:
+    comparison = compared(
+        *reaching("bf16", [400, 400, 400]),
+        *reaching("bf16", [100, 100, 100], batch_size_per_gpu=256, samples_per_step=256.0, step_time_s=2.0),
+    )
+    assert comparison.rows[1].comparable_as == "throughput"
+    (margin,) = margins(usd_to_target(comparison, ACCURACY))
+    assert margin.best.row.batch_size_per_gpu == 256 and margin.is_settled
+    assert told(comparison)[0].endswith("with bf16 at batch 256: after 212 s")
+
+
+def test_a_row_that_is_not_ranked_is_shown_and_beats_none() -> None:
+    fast = replace(compared(*reaching("compile", [10, 10, 10])).rows[0], verdict="not ranked")
+    comparison = compared(*reaching("bf16", [400, 400, 400]))
+    comparison = replace(comparison, rows=(*comparison.rows, fast))
+    found = usd_to_target(comparison, ACCURACY)
+    assert found[1].time_s is not None and margins(found) == ()
+    assert "accuracy >= 0.9 is reached first with bf16: after 412 s" in told(comparison)
+    assert "compile is not ranked: it is compared with none here" in told(comparison)
+
+
+def test_a_row_without_evaluations_says_so() -> None:
+    comparison = compared(*reaching("bf16", [100, 200, 300]), replace(PLAIN, recipe="fp32"))
+    assert "fp32: n/a, none of its runs was evaluated on held-out data" in told(comparison)
+    losses = run("tf32", 1, {100: 0.5})
+    losses = replace(losses, evals=tuple(replace(e, metric=None, metric_value=None) for e in losses.evals))
+    comparison = compared(*reaching("bf16", [100, 200, 300]), losses)
+    assert "tf32: n/a, none of its runs has accuracy" in told(comparison)
+
+
+def test_the_json_has_every_run() -> None:
+    comparison = compared(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
+    data = json.loads(json.dumps(target_json(comparison, "accuracy=0.9"), allow_nan=False))
+    assert (data["metric"], data["value"]) == ("accuracy", 0.9)
+    (workload,) = data["workloads"]
+    (row,) = workload["rows"]
+    assert (row["num_reached"], row["num_seeds"], row["ranked"], row["reason"]) == (3, 3, True, None)
+    assert row["usd_to_target"]["value"] == pytest.approx(212)
+    assert [(one["seed"], one["step"], one["usd"]) for one in row["runs"]] == [
+        (1, 100, pytest.approx(112)),
+        (2, 200, pytest.approx(212)),
+        (3, 300, pytest.approx(312)),
+    ]
+
+
+# --- whatever the numbers --------------------------------------------------------------------------------
+
+SCORES = st.dictionaries(st.integers(1, 1000), st.floats(0, 1), min_size=1, max_size=6)
+
+
+@given(st.lists(SCORES, min_size=1, max_size=5), st.floats(0, 1), st.floats(0, 1))
+def test_a_harder_target_is_reached_by_no_more_seeds_and_no_sooner(
+    scores: list[dict[int, float]], easy: float, hard: float
+) -> None:
+    easy, hard = sorted((easy, hard))
+    summaries = [run("bf16", seed, own) for seed, own in enumerate(scores)]
+    (sooner,) = rows(*summaries, target=Target(metric="accuracy", value=easy))
+    (later,) = rows(*summaries, target=Target(metric="accuracy", value=hard))
+    assert later.num_reached <= sooner.num_reached <= sooner.num_seeds == len(scores)
+    for one, other in zip(sooner.runs, later.runs, strict=True):
+        if other.step is not None:
+            assert one.step is not None and one.step <= other.step
+            assert one.time_s is not None and other.time_s is not None and one.time_s <= other.time_s
+    if sooner.time_s is not None:
+        assert sooner.num_reached == sooner.num_seeds >= 3
+        assert sooner.time_s.low is not None and sooner.time_s.high is not None
+        assert sooner.time_s.low <= sooner.time_s.value <= sooner.time_s.high
