@@ -251,6 +251,7 @@ def test_runs_with_problems_are_named_and_never_used() -> None:
         {"recipe": "compile"},
         {"batch_size_per_gpu": 65},
         {"data": "loader"},
+        {"sequence_length": 128},
         {"fingerprint": {"device_name": "NVIDIA H200", "torch": "2.12.0"}},
         {"instance": "p5en.48xlarge"},
         {"kind": "published"},
@@ -285,6 +286,14 @@ def test_what_differs_from_the_baseline_is_named() -> None:
     _, row = compared([*runs("bf16", (0.1, 0.1)), *other]).rows
     assert "differs from the baseline in torch (2.12.0 against 2.13.0)" in row.reasons
     assert "data loader against synthetic" in row.reasons
+
+
+def test_samples_of_another_length_are_throughput() -> None:
+    shorter = runs("compile", (0.05, 0.05), sequence_length=128, padding_fraction=0.2)
+    _, row = compared([*runs("bf16", (0.1, 0.1), sequence_length=512), *shorter]).rows
+    assert (row.sequence_length, row.padding_fraction) == (128, 0.2)
+    assert row.comparable_as == "throughput"
+    assert "sequence length 128 against 512: other samples" in row.reasons
 
 
 def test_measured_against_published_is_told() -> None:

@@ -32,7 +32,17 @@ PROMISED = (
     *("verdict", "reason"),
 )
 FURTHER = (
-    *("device_name", "precision", "data", "kind", "derived", "num_unsteady_runs", "run_ids"),
+    *(
+        "device_name",
+        "precision",
+        "data",
+        "sequence_length",
+        "padding_fraction",
+        "kind",
+        "derived",
+        "num_unsteady_runs",
+        "run_ids",
+    ),
     *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),
     *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "service", "region", "purchase"),
     *("price_source", "price_inferred", "price_hypothetical", "usd_per_billion_tokens"),
@@ -193,6 +203,18 @@ def test_the_heading_of_processes_on_two_machines_that_did_not_settle() -> None:
     text = as_table(compared([restless]))
     assert text.splitlines()[0] == ("vit-huge on AMD EPYC: 2 x 1 processes, batch 64 each, data synthetic")
     assert text.count("did not settle") == 1
+
+
+def test_the_length_of_samples_is_told_once_or_by_row() -> None:
+    long = runs("bf16", 0.1, 0.1005, sequence_length=512)
+    alike = as_table(compared([*long, *runs("compile", 0.08, 0.0804, sequence_length=512)]))
+    assert "batch 64 each, 512 tokens a sample, data synthetic" in alike.splitlines()[0]
+    text = as_table(compared([*long, *runs("compile", 0.08, 0.0804, sequence_length=128)]))
+    assert "padding" not in text
+    padded = as_table(compared(runs("bf16", 0.1, 0.1005, padding_fraction=0.24)))
+    assert re.search(r" padding .*\n.*\n.* 24% ", padded)
+    assert "(another global batch or sequence length than the baseline's):" in text
+    assert re.search(r"^compile +128 ", text, re.MULTILINE)
 
 
 def test_a_hypothetical_price_is_labelled() -> None:

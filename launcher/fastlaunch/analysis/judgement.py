@@ -127,7 +127,8 @@ def _type_of(pool: Pool) -> str | None:
 
 def _judgement(pair: _Pair, spread: Spread) -> Judgement:
     half_width = pair.error.half_width(pair.level) if pair.error else None
-    trains = global_batch(pair.row.pool.first) == global_batch(pair.base.pool.first)
+    row, base = pair.row.pool.first, pair.base.pool.first
+    trains = (global_batch(row), row.sequence_length) == (global_batch(base), base.sequence_length)
     said, why = _verdict(pair, half_width, spread)
     return Judgement(
         ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
@@ -216,6 +217,8 @@ def _qualifications(pair: _Pair) -> Iterator[str]:
     ours, theirs = global_batch(row), global_batch(base)
     if ours != theirs:
         yield f"throughput, not training progress: global batch {ours} against {theirs}"
+    if row.sequence_length != base.sequence_length:
+        yield f"sequence length {row.sequence_length} against {base.sequence_length}: other samples"
     if pair.log_ratio is not None and not pair.is_priced:
         yield "by speed: no price is known"
     if row.data != base.data:

@@ -92,6 +92,7 @@ def pooling_key(candidate: Candidate, measure: str | None) -> Hashable:
         summary.recipe,
         summary.batch_size_per_gpu,
         summary.data,
+        summary.sequence_length,
         tuple(sorted(summary.fingerprint.items())),
         summary.instance,
         summary.device_name,

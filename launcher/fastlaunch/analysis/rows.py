@@ -24,9 +24,10 @@ class Row:
     others they are shown, without intervals. Quantities are None where unknown. percent_of_peak: of the
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
     out. ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are
-    at Holm's level, all others at 95%. comparable_as: `throughput` where the global batch is another than
-    the baseline's, else `training`. guard: of numerics and convergence; is_barred: by what that holds against
-    the row, which then has no verdict. runs: those used, and after them those whose step time did not settle.
+    at Holm's level, all others at 95%. comparable_as: `throughput` where the global batch or the sequence
+    length is another than the baseline's, else `training`. guard: of numerics and convergence; is_barred: by
+    what that holds against the row, which then has no verdict. runs: those used, and after them those whose
+    step time did not settle.
     """
 
     workload: str
@@ -39,6 +40,8 @@ class Row:
     precision: str | None
     batch_size_per_gpu: int
     data: str
+    sequence_length: int | None
+    padding_fraction: float | None
     kind: str
     derived: bool
     service: str
@@ -105,6 +108,8 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         precision=first.precision,
         batch_size_per_gpu=first.batch_size_per_gpu,
         data=first.data,
+        sequence_length=first.sequence_length,
+        padding_fraction=_mean([summary.padding_fraction for summary in summaries]),
         kind=first.kind,
         derived=any(summary.derived for summary in summaries),
         service=service,

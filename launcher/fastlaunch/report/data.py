@@ -60,6 +60,8 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "precision": row.precision,
         "batch_size_per_gpu": row.batch_size_per_gpu,
         "data": row.data,
+        "sequence_length": row.sequence_length,
+        "padding_fraction": row.padding_fraction,
         "kind": row.kind,
         "derived": row.derived,
         "num_runs": row.num_runs,

@@ -14,7 +14,7 @@ UNKNOWN = "n/a"
 #: A reason that the section's own line gives already.
 _TOLD_BY_THE_SECTION = "throughput, not training progress"
 #: Columns that say which row it is.
-_TELL_APART = ("instance", "recipe", "GPUs", "batch", "data")
+_TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
 
 Cell = Callable[[Row], str | None]
@@ -39,10 +39,16 @@ def _section(rows: Sequence[Row]) -> str:
     if trains:
         parts += _grids(trains, columns)
     if others:
-        parts.append("throughput, not training progress (another global batch than the baseline's):")
+        parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns)
     parts += [_held_out(rows, shared), _before(rows), _notes(rows)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _other(rows: Sequence[Row]) -> str:
+    """In what a row differs from its baseline that is compared by throughput only."""
+    lengths = len({row.sequence_length for row in rows}) > 1
+    return "global batch or sequence length" if lengths else "global batch"
 
 
 def _shared(rows: Sequence[Row]) -> dict[str, str]:
@@ -51,6 +57,7 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
         "instance": lambda row: row.place,
         "batch": lambda row: str(row.batch_size_per_gpu),
         "GPUs": _gpus,
+        "tokens each": _sequence_length,
         "data": lambda row: row.data,
         "runs": lambda row: str(row.num_runs),
     }
@@ -68,6 +75,8 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
         details.append(f"{shared['GPUs']} {one if shared['GPUs'] == '1' else more}")
     if "batch" in shared:
         details.append(f"batch {shared['batch']} each")
+    if shared.get("tokens each", UNKNOWN) != UNKNOWN:
+        details.append(f"{shared['tokens each']} tokens a sample")
     if "data" in shared:
         details.append(f"data {shared['data']}")
     if "runs" in shared and shared["runs"] != "0":
@@ -86,6 +95,10 @@ def _s(number: str) -> str:
     return "" if number == "1" else "s"
 
 
+def _sequence_length(row: Row) -> str:
+    return str(row.sequence_length or UNKNOWN)
+
+
 def _gpus(row: Row) -> str:
     per_node = row.num_gpus // row.num_nodes
     return f"{row.num_nodes} x {per_node}" if row.num_nodes > 1 else str(row.num_gpus)
@@ -102,11 +115,13 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         "recipe": lambda row: row.recipe,
         "GPUs": _gpus,
         "batch": lambda row: str(row.batch_size_per_gpu),
+        "tokens each": _sequence_length,
         "data": lambda row: row.data,
         "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
         f"{unit}/s": lambda row: _number(row.samples_per_s),
         **({"tokens/s": lambda row: _number(row.tokens_per_s)} if tokens and unit != "tokens" else {}),
+        "padding": lambda row: f"{100 * row.padding_fraction:.0f}%" if row.padding_fraction else None,
         "TFLOP/s": lambda row: _number(row.tflops_per_gpu),
         "% peak": _percent_of_peak,
         "% fp8 peak": lambda row: _number(row.percent_of_fp8_peak),
