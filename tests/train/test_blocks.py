@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from te_fakes import FakeLayer
 from torch import nn
 
+from fastlaunch_train.article_blocks import article_arguments, replace_with_article_blocks
 from fastlaunch_train.blocks import (
     TE_NAMES,
+    native_state_from_te,
     replace_blocks,
     te_arguments,
     te_block_from_timm,
+    te_state_from_native,
     te_weights_from_timm,
     timm_weights_from_te,
 )
@@ -23,58 +27,6 @@ prepare_torchvision()
 from timm.models import vision_transformer as timm_vit  # noqa: E402 (needs the line above)
 
 WIDTH, HIDDEN = 32, 96
-
-
-class RecordedLayer(nn.Module):
-    """Has TransformerLayer's parameters, computes the same in plain torch, and keeps its arguments."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__()
-        self.arguments = arguments
-        width, hidden = arguments["hidden_size"], arguments["ffn_hidden_size"]
-        shapes = {
-            "self_attention.layernorm_qkv.layer_norm_weight": (width,),
-            "self_attention.layernorm_qkv.layer_norm_bias": (width,),
-            "self_attention.layernorm_qkv.weight": (3 * width, width),
-            "self_attention.layernorm_qkv.bias": (3 * width,),
-            "self_attention.proj.weight": (width, width),
-            "self_attention.proj.bias": (width,),
-            "layernorm_mlp.layer_norm_weight": (width,),
-            "layernorm_mlp.layer_norm_bias": (width,),
-            "layernorm_mlp.fc1_weight": (hidden, width),
-            "layernorm_mlp.fc1_bias": (hidden,),
-            "layernorm_mlp.fc2_weight": (width, hidden),
-            "layernorm_mlp.fc2_bias": (width,),
-        }
-        for name, shape in shapes.items():
-            *path, last = name.split(".")
-            module: nn.Module = self
-            for part in path:
-                if part not in dict(module.named_children()):
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            module.register_parameter(last, nn.Parameter(torch.full(shape, 7.0)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = dict(self.named_parameters())
-        eps, heads = self.arguments["layernorm_epsilon"], self.arguments["num_attention_heads"]
-        functional = nn.functional
-
-        def norm(y: torch.Tensor, prefix: str) -> torch.Tensor:
-            return functional.layer_norm(
-                y, y.shape[-1:], w[f"{prefix}.layer_norm_weight"], w[f"{prefix}.layer_norm_bias"], eps
-            )
-
-        prefix = "self_attention.layernorm_qkv"
-        qkv = functional.linear(norm(x, prefix), w[f"{prefix}.weight"], w[f"{prefix}.bias"])
-        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-        attended = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        x = x + functional.linear(attended, w["self_attention.proj.weight"], w["self_attention.proj.bias"])
-        prefix = "layernorm_mlp"
-        hidden = functional.linear(norm(x, prefix), w[f"{prefix}.fc1_weight"], w[f"{prefix}.fc1_bias"])
-        return x + functional.linear(
-            functional.gelu(hidden), w[f"{prefix}.fc2_weight"], w[f"{prefix}.fc2_bias"]
-        )
 
 
 def timm_block(**changes: Any) -> nn.Module:
@@ -180,14 +132,14 @@ def test_weights_there_and_back() -> None:
 
 def test_the_block_computes_what_timms_does() -> None:
     block = timm_block().double()
-    twin = te_block_from_timm(block, layer_factory=RecordedLayer).double()
+    twin = te_block_from_timm(block, layer_factory=FakeLayer).double()
     x = torch.randn(3, 5, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(twin(x), block(x))
     assert twin.layer.arguments["layer_number"] == 1
 
 
 def test_masked_attention_is_refused_rather_than_ignored() -> None:
-    twin = te_block_from_timm(timm_block(), layer_factory=RecordedLayer)
+    twin = te_block_from_timm(timm_block(), layer_factory=FakeLayer)
     x = torch.randn(1, 5, WIDTH)
     with pytest.raises(RecipeError, match="masks its attention"):
         twin(x, attn_mask=torch.ones(5, 5))
@@ -202,8 +154,66 @@ def test_blocks_are_replaced_inside_a_model_that_then_computes_the_same() -> Non
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         before = model(images)
-        replace_blocks(model, workload.blocks(model), layer_factory=RecordedLayer)
+        replace_blocks(model, workload.blocks(model), layer_factory=FakeLayer)
         torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-5)
     blocks = workload.blocks(model)
     assert [block.layer.arguments["layer_number"] for block in blocks] == [1, 2, 3, 4]
     assert not any(block.training for block in blocks)
+
+
+def test_a_whole_models_weights_there_and_back() -> None:
+    workload = load_workload("vit-tiny")
+    assert workload.blocks is not None
+    model = workload.build_model()
+    native = {name: value.clone() for name, value in model.state_dict().items()}
+    replace_blocks(model, workload.blocks(model), layer_factory=FakeLayer)
+    names = [f"blocks.{index}" for index in range(4)]
+    there = te_state_from_native(native, names)
+    # Those that replacing the blocks copied, under the same names.
+    assert there.keys() == model.state_dict().keys()
+    assert all(torch.equal(there[name], value) for name, value in model.state_dict().items())
+    trained = {
+        name: value + 1 for name, value in model.state_dict().items() if not name.endswith("_extra_state")
+    }
+    scales = {f"{names[0]}.layer.self_attention.proj._extra_state": torch.empty(3, dtype=torch.uint8)}
+    back = native_state_from_te({**trained, **scales}, names)
+    assert back.keys() == native.keys()
+    fresh = workload.build_model()
+    fresh.load_state_dict(back)
+    assert all(torch.equal(value, native[name] + 1) for name, value in fresh.state_dict().items())
+
+
+def test_the_articles_layer_is_given_sizes_alone() -> None:
+    assert article_arguments(timm_block(drop_path=0.1)) == {
+        "hidden_size": WIDTH,
+        "ffn_hidden_size": HIDDEN,
+        "num_attention_heads": 4,
+        "device": "cpu",
+    }
+    with pytest.raises(RecipeError, match="take the place of timm's, not of a Linear"):
+        article_arguments(nn.Linear(3, 3))
+
+
+def test_the_articles_blocks_have_transformer_engines_defaults_and_their_own_weights() -> None:
+    model = load_workload("vit-tiny").build_model().eval()
+    before = model.state_dict()
+    replace_with_article_blocks(model.blocks, layer_factory=FakeLayer)
+    for block in model.blocks:
+        assert not block.training
+        assert block.layer.arguments["layernorm_epsilon"] == 1e-5
+        assert block.layer.arguments["attention_dropout"] == block.layer.arguments["hidden_dropout"] == 0.1
+        assert block.layer.arguments["self_attn_mask_type"] == "causal"
+        assert block.layer.arguments["attn_input_format"] == "sbhd"
+        weights = timm_weights_from_te(dict(block.layer.named_parameters()))
+        assert not any(torch.equal(weights["mlp.fc1.weight"], value) for value in before.values())
+
+
+def test_the_articles_block_attends_to_the_images_before() -> None:
+    model = load_workload("vit-tiny").build_model().eval()
+    replace_with_article_blocks(model.blocks, layer_factory=FakeLayer)
+    x = torch.randn(5, 6, 64)
+    changed = x.clone()
+    changed[2] = torch.randn(6, 64)
+    with torch.no_grad():
+        differs = (model.blocks[0](x) != model.blocks[0](changed)).flatten(1).any(1)
+    assert differs.tolist() == [False, False, True, True, True]

@@ -7,23 +7,24 @@ so that a class token sees other class tokens and never its own image. Its Layer
 (An article on FP8 training of November 2023, with Transformer Engine 0.12; releases 2.x do the same.)
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.te_fp8 import block_context
+from fastlaunch_train.te_fp8 import MakeContext
 
 
 class ArticleBlock(nn.Module):
     """A timm block's call around Transformer Engine's `layer`, whose defaults are not a timm block's."""
 
-    def __init__(self, layer: nn.Module, *, in_fp8: bool = True) -> None:
+    def __init__(self, layer: nn.Module, *, context: MakeContext = contextlib.nullcontext) -> None:
         super().__init__()
         self.layer = layer
-        self._context = block_context(in_fp8)
+        self._context = context
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer makes of x: (batch, tokens, width), the batch taken for the sequence."""
@@ -56,12 +57,12 @@ def article_arguments(block: nn.Module) -> dict[str, Any]:
 def replace_with_article_blocks(
     blocks: nn.ModuleList | nn.Sequential,
     *,
-    in_fp8: Callable[[int], bool] = lambda index: True,
+    contexts: Sequence[MakeContext] = (),
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> None:
     """Put the article's blocks in the place of `blocks`, with their own first weights.
 
-    in_fp8: of a block's number from 0, whether it computes in FP8 where the recipe does.
+    contexts: of each block's forward pass; none change nothing.
     """
     if layer_factory is None:
         import transformer_engine.pytorch as te
@@ -69,4 +70,5 @@ def replace_with_article_blocks(
         layer_factory = te.TransformerLayer
     for index, block in enumerate(blocks):
         layer = layer_factory(**article_arguments(block))
-        blocks[index] = ArticleBlock(layer, in_fp8=in_fp8(index)).train(block.training)
+        context = contexts[index] if contexts else contextlib.nullcontext
+        blocks[index] = ArticleBlock(layer, context=context).train(block.training)

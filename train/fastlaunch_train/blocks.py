@@ -1,5 +1,6 @@
 """Transformer Engine's block in the place of timm's, computing the same function from the same weights."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.te_fp8 import block_context
+from fastlaunch_train.te_fp8 import MakeContext
 from fastlaunch_train.te_speed import prefer_cudnn_norm, unpack_without_copies
 
 #: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
@@ -40,13 +41,13 @@ class TransformerEngineBlock(nn.Module):
 
     Inside bf16 autocast it takes and returns the residual stream in bf16, where timm's block keeps it in
     fp32: part of its speed, and of its rounding error, is this. GELU is the tanh approximation, at most
-    4.7e-4 from the exact one. in_fp8: whether it computes in FP8 where the recipe does, or else in bf16.
+    4.7e-4 from the exact one. context: of its forward pass, one without FP8 where a recipe leaves it out.
     """
 
-    def __init__(self, layer: nn.Module, *, in_fp8: bool = True) -> None:
+    def __init__(self, layer: nn.Module, *, context: MakeContext = contextlib.nullcontext) -> None:
         super().__init__()
         self.layer = layer
-        self._context = block_context(in_fp8)
+        self._context = context
 
     def forward(
         self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
@@ -139,7 +140,7 @@ def te_block_from_timm(
     block: nn.Module,
     *,
     layer_number: int = 1,
-    in_fp8: bool = True,
+    context: MakeContext = contextlib.nullcontext,
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> TransformerEngineBlock:
     """A Transformer Engine block with the weights, device and mode of the timm `block`.
@@ -156,24 +157,27 @@ def te_block_from_timm(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    return TransformerEngineBlock(layer, in_fp8=in_fp8).train(block.training)
+    return TransformerEngineBlock(layer, context=context).train(block.training)
 
 
 def replace_blocks(
     model: nn.Module,
     blocks: nn.ModuleList | nn.Sequential,
     *,
-    in_fp8: Callable[[int], bool] = lambda index: True,
+    contexts: Sequence[MakeContext] = (),
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> None:
     """Put Transformer Engine blocks in the place of `blocks`, which is a part of `model`.
 
-    in_fp8: of a block's number from 0, whether it computes in FP8 where the recipe does.
+    contexts: of each block's forward pass; none change nothing.
     """
     assert any(module is blocks for module in model.modules())
     for index, block in enumerate(blocks):
         blocks[index] = te_block_from_timm(
-            block, layer_number=index + 1, in_fp8=in_fp8(index), layer_factory=layer_factory
+            block,
+            layer_number=index + 1,
+            context=contexts[index] if contexts else contextlib.nullcontext,
+            layer_factory=layer_factory,
         )
 
 

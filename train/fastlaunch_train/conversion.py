@@ -1,11 +1,13 @@
 """A native model made into the one that a recipe trains: other blocks, FP8 products, pointwise functions."""
 
+import contextlib
 from collections.abc import Callable
 
 from torch import nn
 
 from fastlaunch_train.recipe_rules import TORCHAO_SCALINGS
 from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.te_fp8 import MakeContext, no_fp8
 from fastlaunch_train.workload import Workload
 
 
@@ -15,11 +17,13 @@ def convert_model(
     recipe: Recipe,
     *,
     layer_factory: Callable[..., nn.Module] | None = None,
+    outside_fp8: MakeContext = no_fp8,
 ) -> None:
     """Change `model`, in place, as the recipe's blocks, fp8_scaling, fp8_blocks and pointwise say.
 
     Its weights, device and mode stay; what `workload.build_model` built computes the same before and after,
     but for `blocks=te-article`. layer_factory: instead of Transformer Engine's TransformerLayer.
+    outside_fp8: makes the context of a block that is not in fp8_blocks.
     Raises RecipeError where the workload has nothing to change so.
     """
     if recipe.pointwise != "written":
@@ -38,14 +42,17 @@ def convert_model(
         )
     blocks = workload.blocks(model)
     in_fp8 = fp8_blocks(recipe, len(blocks))
+    contexts: list[MakeContext] = [
+        contextlib.nullcontext if index in in_fp8 else outside_fp8 for index in range(len(blocks))
+    ]
     if recipe.blocks == "te":
         from fastlaunch_train.blocks import replace_blocks
 
-        replace_blocks(model, blocks, in_fp8=in_fp8.__contains__, layer_factory=layer_factory)
+        replace_blocks(model, blocks, contexts=contexts, layer_factory=layer_factory)
     elif recipe.blocks == "te-article":
         from fastlaunch_train.article_blocks import replace_with_article_blocks
 
-        replace_with_article_blocks(blocks, in_fp8=in_fp8.__contains__, layer_factory=layer_factory)
+        replace_with_article_blocks(blocks, contexts=contexts, layer_factory=layer_factory)
     else:
         from fastlaunch_train.float8 import convert_to_float8
 

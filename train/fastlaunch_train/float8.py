@@ -39,6 +39,7 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: b
         convert_to_float8_training(
             block, config=config, module_filter_fn=lambda module, name, chosen=chosen: name in chosen
         )
+        block.train(block.training)
 
 
 def takes_float8(layer: nn.Linear, scaling: str) -> bool:

@@ -21,9 +21,12 @@ NO_MXFP8_CAPABILITY = (12, 0)
 
 Version = tuple[int, ...]
 
-#: The oldest torch with `Module.compile`, and with `fully_shard` where it is imported from here.
+#: The oldest torch with `Module.compile`, with `fully_shard` where it is imported from here, with fp16
+#: autocast and loss scaling on a CPU, and with fused SGD and AdamW on every device.
 COMPILE_TORCH = (2, 2)
 FSDP2_TORCH = (2, 6)
+CPU_FP16_TORCH = (2, 3)
+FUSED_TORCH = (2, 4)
 #: The oldest torchao whose float8 configurations go by name.
 TORCHAO_RELEASE = (0, 9)
 
@@ -61,7 +64,7 @@ class Machine:
 
 def missing_part(recipe: Recipe, machine: Machine) -> str | None:
     """What `recipe` needs and `machine` has not; None if it can run."""
-    for needs in (_gpu, _transformer_engine, _torchao, _compile, _engine, _parallelism, _loop):
+    for needs in (_gpu, _release, _transformer_engine, _torchao, _compile, _engine, _parallelism, _loop):
         for missing in needs(recipe, machine):
             return missing
     return None
@@ -96,6 +99,14 @@ def _gpu(recipe: Recipe, machine: Machine) -> Iterator[str]:
         yield from _capability("Transformer Engine", TF32_CAPABILITY, machine, "Ampere")
     if recipe.precision == "tf32":
         yield from _capability("TF32", TF32_CAPABILITY, machine, "Ampere")
+
+
+def _release(recipe: Recipe, machine: Machine) -> Iterator[str]:
+    """What plain recipes need of torch, which may be old where ORTModule is."""
+    if recipe.precision == "fp16" and machine.compute_capability is None:
+        yield from _torch("fp16 on a CPU", CPU_FP16_TORCH, machine)
+    if recipe.optimizer_impl == "fused":
+        yield from _torch("optimizer_impl fused", FUSED_TORCH, machine)
 
 
 def _capability(what: str, needed: tuple[int, int], machine: Machine, name: str) -> Iterator[str]:

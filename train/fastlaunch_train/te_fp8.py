@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch import nn
 
 from fastlaunch_train.recipe_rules import TE_SCALINGS
 from fastlaunch_train.recipes import Recipe
+
+#: Makes the context of one forward pass.
+MakeContext = Callable[[], AbstractContextManager[Any]]
 
 #: What Transformer Engine calls each scaling, and the release that brought it (its release notes).
 TE_SCALING_CLASSES = {
@@ -61,18 +64,13 @@ def no_fp8() -> AbstractContextManager[Any]:
     return te_autocast(None, enabled=False)
 
 
-def block_context(in_fp8: bool) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context of a block's forward pass: the surrounding one, or one without FP8."""
-    return contextlib.nullcontext if in_fp8 else no_fp8
-
-
-def nested(*contexts: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+def nested(*contexts: MakeContext) -> MakeContext:
     """Makes one context of several, entered in order."""
     return functools.partial(_nested, contexts)
 
 
 @contextlib.contextmanager
-def _nested(contexts: tuple[Callable[[], AbstractContextManager[Any]], ...]) -> Any:
+def _nested(contexts: tuple[MakeContext, ...]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context())

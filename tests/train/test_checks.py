@@ -1,0 +1,212 @@
+"""The checks before training: what is equivalent passes, and a model that mixes its samples does not."""
+
+import dataclasses
+import math
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from te_fakes import FakeLayer
+from torch import nn
+
+from fastlaunch_train.checks import (
+    EQUIVALENCE_LIMITS,
+    STILL_LIMITS,
+    Reference,
+    reference,
+    relative_error,
+    run_checks,
+    take,
+)
+from fastlaunch_train.conversion import convert_model
+from fastlaunch_train.precision import Precision, setup_precision
+from fastlaunch_train.recipe_rules import PRECISIONS
+from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.records import Check
+from fastlaunch_train.workload import Batch, DataRequest, Workload, load_workload
+
+CPU = torch.device("cpu")
+NAMES = ["equivalence", "isolation", "permutation"]
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return load_workload("vit-tiny")
+
+
+@pytest.fixture(scope="module")
+def probe(workload: Workload) -> Batch:
+    request = DataRequest(
+        arm="synthetic",
+        batch_size=8,
+        seed=0,
+        rank=0,
+        world_size=1,
+        device=CPU,
+        num_workers=0,
+        first_step=1,
+    )
+    return next(workload.batches(request))
+
+
+def checked(
+    workload: Workload,
+    probe: Batch,
+    label: str,
+    change: Callable[[nn.Module], object] = lambda model: None,
+    arithmetic: Precision | None = None,
+) -> list[Check]:
+    name, *overrides = label.split()
+    recipe = resolve_recipe(name, overrides)
+    torch.manual_seed(0)
+    model = workload.build_model().train()
+    before = reference(workload, model, probe)
+    convert_model(model, workload, recipe, layer_factory=FakeLayer)
+    change(model)
+    precision = arithmetic or setup_precision(recipe, CPU)
+    checks = run_checks(workload, recipe, precision, model, probe, before)
+    for check in checks:
+        print(label, check)
+    return checks
+
+
+@pytest.mark.parametrize("label", ["fp32", "bf16", "fp16", "te-bf16"])
+def test_a_recipe_that_computes_the_same_passes(workload: Workload, probe: Batch, label: str) -> None:
+    checks = checked(workload, probe, label)
+    assert [check.name for check in checks] == NAMES
+    assert all(check.passed for check in checks)
+    assert all(check.value is not None and check.limit is not None for check in checks)
+    if label != "fp32":  # it was really computed in lower precision
+        assert checks[0].value and checks[0].value > 1e-5
+
+
+def test_the_articles_blocks_fail_all_three(workload: Workload, probe: Batch) -> None:
+    equivalence, isolation, permutation = checked(workload, probe, "te-article")
+    assert not (equivalence.passed or isolation.passed or permutation.passed)
+    assert equivalence.value is not None and equivalence.value > 0.5
+    # The class token never sees the image.
+    assert "did not change" in (isolation.detail or "")
+    assert "did not move" in (permutation.detail or "")
+
+
+class Mixing(nn.Module):
+    """Adds to each image a little of the one before it in the batch, and of those before."""
+
+    def __init__(self, part: float) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.part * x.cumsum(0)
+
+
+def test_a_model_that_mixes_its_samples_fails(workload: Workload, probe: Batch) -> None:
+    def mix(model: nn.Module) -> None:
+        model.patch_embed = nn.Sequential(model.patch_embed, Mixing(0.05))
+
+    _, isolation, permutation = checked(workload, probe, "bf16", mix)
+    assert not isolation.passed and isolation.detail is None
+    assert not permutation.passed and permutation.detail is None
+
+
+def test_another_epsilon_is_within_bf16_and_not_within_fp32(workload: Workload, probe: Batch) -> None:
+    def another(model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 1e-5
+
+    assert checked(workload, probe, "bf16", another)[0].passed
+    assert not checked(workload, probe, "fp32", another)[0].passed
+
+
+def test_what_is_scaled_by_the_batchs_maximum_keeps_samples_apart(workload: Workload, probe: Batch) -> None:
+    class Scaled(nn.Module):
+        """Rounds to 1/64 of the batch's largest value, as FP8 with one scale a tensor does."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            step = x.abs().max() / 64
+            return (x / step).round() * step
+
+    def scale(model: nn.Module) -> None:
+        model.patch_embed = nn.Sequential(model.patch_embed, Scaled())
+
+    equivalence, isolation, permutation = checked(workload, probe, "fp32", scale)
+    assert not equivalence.passed  # of fp32
+    assert isolation.passed and permutation.passed
+
+
+def test_scales_are_found_before_they_are_judged(workload: Workload, probe: Batch) -> None:
+    """Delayed scaling computes its first pass with scales of 1, and learns where gradients are."""
+    passes: list[bool] = []
+
+    class Delayed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            passes.append(torch.is_grad_enabled())
+            return x if len(passes) > 1 else x * 0
+
+    def delay(model: nn.Module) -> None:
+        model.patch_embed = nn.Sequential(model.patch_embed, Delayed())
+
+    plain = setup_precision(RECIPES["bf16"], CPU)
+    assert all(check.passed for check in checked(workload, probe, "te-fp8", delay, plain))
+    assert passes[0] and not any(passes[1:])
+
+
+def test_nothing_is_left_behind(workload: Workload, probe: Batch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(workload.build_model(), nn.BatchNorm1d(10), nn.Dropout(0.5)).train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    before = reference(workload, model, probe)
+    run_checks(workload, RECIPES["bf16"], setup_precision(RECIPES["bf16"], CPU), model, probe, before)
+    assert before.outputs is not None and before.outputs.dtype == torch.float32
+    assert not before.outputs.requires_grad
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_without_outputs_there_is_nothing_to_check(workload: Workload, probe: Batch) -> None:
+    mute = dataclasses.replace(workload, outputs=None)
+    assert reference(mute, workload.build_model(), probe) == Reference(outputs=None)
+    assert checked(mute, probe, "bf16") == []
+
+
+def test_two_samples_cannot_show_isolation(workload: Workload, probe: Batch) -> None:
+    assert [check.name for check in checked(workload, take(probe, [0, 1]), "bf16")] == ["equivalence"]
+    assert [check.name for check in checked(workload, take(probe, [0, 1, 2]), "bf16")] == NAMES
+
+
+def test_a_model_of_other_outputs_fails(workload: Workload, probe: Batch) -> None:
+    checks = checked(workload, probe, "bf16", lambda model: setattr(model, "head", nn.Linear(64, 7)))
+    assert not checks[0].passed and "shape (8, 7), not (8, 10)" in (checks[0].detail or "")
+
+
+def test_what_is_not_finite_fails_and_can_be_written(workload: Workload, probe: Batch) -> None:
+    checks = checked(workload, probe, "bf16", lambda model: model.head.weight.data.fill_(math.nan))
+    assert [(check.passed, check.value) for check in checks] == [(False, None)] * 3
+
+
+def test_relative_errors() -> None:
+    exact = torch.tensor([3.0, 4.0])
+    assert relative_error(torch.tensor([3.0, 4.5]), exact) == pytest.approx(0.1)
+    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
+    assert relative_error(exact, torch.zeros(2)) == math.inf
+
+
+def test_samples_are_taken_of_any_nest() -> None:
+    Pair = namedtuple("Pair", "first second")
+    rows = torch.arange(3)
+    batch: Any = {"a": rows, "b": [rows, (rows.unsqueeze(1), "text")], "c": Pair(rows, torch.tensor(7.0))}
+    taken = take(batch, [2, 0])
+    assert taken["a"].tolist() == taken["b"][0].tolist() == taken["c"].first.tolist() == [2, 0]
+    assert taken["b"][1][0].tolist() == [[2], [0]]
+    assert taken["b"][1][1] == "text" and taken["c"].second == 7.0
+    assert type(taken["c"]) is Pair
+
+
+def test_every_precision_has_limits() -> None:
+    assert set(EQUIVALENCE_LIMITS) == set(STILL_LIMITS) == set(PRECISIONS)
