@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fastlaunch_train.images import ImageShape, class_patterns, image_batches, make_images
+from fastlaunch_train.images import (
+    ImageShape,
+    class_patterns,
+    held_out_images,
+    image_batches,
+    images_per_epoch,
+    make_images,
+)
+from fastlaunch_train.order import NO_LABEL
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
 
@@ -139,6 +148,78 @@ def test_labels_are_the_folders_in_order_and_about_half_of_the_images_are_flippe
 def images_of(arm: str, number: int, **changes: int) -> Iterator[tuple[torch.Tensor, int]]:
     for images, labels in batches(arm, number, batch_size=1, **changes):
         yield images[0], int(labels[0])
+
+
+def held_out(arm: str, **changes: int) -> list[tuple[torch.Tensor, int]]:
+    """Images and labels of all batches, what fills them up left out."""
+    found = held_out_images(SHAPE, request(arm, **changes), "validation")
+    return [
+        (image, int(label))
+        for images, labels in found
+        for image, label in zip(images, labels, strict=True)
+        if label != NO_LABEL
+    ]
+
+
+def test_made_up_images_are_held_out_alike_for_every_seed_and_batch_size_and_none_is_trained_on() -> None:
+    whole = held_out("synthetic", batch_size=256)
+    assert len(whole) == 1024
+    for changes in ({"batch_size": 100}, {"batch_size": 256, "seed": 3}):
+        others = held_out("synthetic", **changes)
+        assert all(
+            torch.equal(a, b) and left == right for (a, left), (b, right) in zip(whole, others, strict=True)
+        )
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[:9], held_out("loader")[:9], strict=True))
+    keys = {image.sum().item() for image, _ in whole}
+    assert len(keys) == 1024
+    assert not keys & {image.sum().item() for image, _ in images_of("synthetic", 50)}
+
+
+def test_ranks_share_what_is_held_out_in_equally_many_full_batches(folder: Path) -> None:
+    validation = folder / "val"
+    shutil.copytree(folder, folder / "train", ignore=shutil.ignore_patterns("val", "train"))
+    shutil.copytree(folder / "train", validation)
+    arm = f"folder:{folder / 'train'}"
+    alone = held_out(arm, batch_size=10)
+    batches_of_ranks = [
+        list(held_out_images(SHAPE, request(arm, rank=rank, world_size=2), "validation")) for rank in (0, 1)
+    ]
+    assert [[len(labels) for _, labels in found] for found in batches_of_ranks] == [[4, 4], [4, 4]]
+    shared = [pair for rank in (0, 1) for pair in held_out(arm, rank=rank, world_size=2)]
+    assert len(alone) == len(shared) == 10
+    assert sorted(keys_of(alone)) == sorted(keys_of(shared))
+    assert {label for _, label in alone} == {0, 1, 2}
+    # None of them is flipped: each is black on the right.
+    assert all(image[0, :, 0].mean() > image[0, :, -1].mean() for image, _ in alone)
+
+
+def keys_of(images: list[tuple[torch.Tensor, int]]) -> list[float]:
+    return [round(image.sum().item(), 2) for image, _ in images]
+
+
+def test_a_twentieth_of_a_folder_is_held_out_where_none_lies_beside(tmp_path: Path) -> None:
+    for label in range(2):
+        (tmp_path / f"class-{label}").mkdir()
+        for index in range(25):
+            picture = Image.new("RGB", (20, 20), (100 * label + 4 * index, 0, 0))
+            picture.save(tmp_path / f"class-{label}" / f"{index}.png")
+    arm = f"folder:{tmp_path}"
+    out = set(keys_of(held_out(arm)))
+    assert len(out) == 2 == len(set(keys_of(held_out(arm, seed=1))) & out)
+    assert images_per_epoch(SHAPE, arm) == 48
+    trained = set(keys_of(list(images_of(arm, 48))))
+    assert len(trained) == 48
+    assert not trained & out
+    assert images_per_epoch(SHAPE, "synthetic") is None
+    assert list(held_out_images(SHAPE, request(arm), "test")) == []
+
+
+def test_a_class_that_is_validated_on_alone_is_named(folder: Path) -> None:
+    shutil.copytree(folder, folder / "train", ignore=shutil.ignore_patterns("train", "val"))
+    (folder / "val" / "class-9").mkdir(parents=True)
+    Image.new("RGB", (20, 20)).save(folder / "val" / "class-9" / "0.png")
+    with pytest.raises(WorkloadError, match="has the class class-9, which"):
+        image_batches(SHAPE, request(f"folder:{folder / 'train'}"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
