@@ -4,6 +4,7 @@ import csv
 import datetime
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -211,6 +212,18 @@ def test_a_reference_whose_loss_is_no_number_is_told() -> None:
     assert row.reasons[1] == "the loss of bf16 itself is no number at seed 3"
 
 
+def test_runs_of_the_reference_that_are_wrong_are_no_reference() -> None:
+    """Here those of another version of torch, whose loss is a tenth higher."""
+    wrong = arm(
+        "bf16", 0.1, [1.1 * loss for loss in EQUAL], checks=ACROSS_THE_BATCH, fingerprint={"torch": "2.6"}
+    )
+    comparison = compared(BF16, wrong, COMPILE)
+    row = rows_of(comparison)["compile"]
+    assert row.guard.convergence.end is not None
+    assert row.guard.convergence.end.mean == pytest.approx(0.0)
+    assert [row.verdict for row in comparison.rows] == ["baseline", "not ranked", "better"]
+
+
 def test_where_every_row_is_barred_nothing_is_ranked() -> None:
     comparison = compared(WRONG, arm("te-article", 0.06, EQUAL, checks=ACROSS_THE_BATCH))
     assert [row.verdict for row in comparison.rows] == ["not ranked"] * 2
@@ -293,11 +306,13 @@ def test_the_table_of_held_out_loss() -> None:
     assert table[0] == (
         "held-out loss at the end, and its difference to bf16's at the same seeds (one-sided 95% limits):"
     )
-    assert table[1].split("  ")[0] == "recipe"
+    assert re.split(" {2,}", table[1]) == [
+        *("recipe", "pairs", "loss", "difference", "accuracy", "test, best", "convergence")
+    ]
     assert [" ".join(line.split()) for line in table[3:]] == [
         "bf16 - 2.1 - 0.8 0.81 reference",
-        "compile 3 2.1 +0.0% (+0.0% to +0.0%) 0.81 0.82 within",
-        "te-fp8 3 2.185 +4.0% (+3.6% to +4.4%) 0.7 0.71 worse",
+        "compile 3 2.1 +0.0% (+0.0 to +0.0) 0.81 0.82 within",
+        "te-fp8 3 2.185 +4.0% (+3.6 to +4.4) 0.7 0.71 worse",
     ]
     assert "* fp32: convergence unknown: no held-out loss was recorded at the end" in text
     assert "held-out" not in as_table(compared(unscored)).replace("no held-out loss", "")

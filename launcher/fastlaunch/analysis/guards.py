@@ -59,8 +59,9 @@ def guards(pools: Sequence[Pool], unfit: Sequence[Candidate]) -> list[Guard]:
     unfit: runs in no row; those whose loss stopped being a number still count against theirs.
     """
     arms = [_runs_of(pool, unfit) for pool in pools]
-    reference = _reference(arms)
-    references = [run for runs in arms for run in runs if run.recipe == reference]
+    sound = [runs for runs in arms if not list(_wrong_numerics(runs))]
+    reference = _reference(sound)
+    references = [run for runs in sound for run in runs if run.recipe == reference]
     return [_guard(runs, references, reference) for runs in arms]
 
 
@@ -72,11 +73,7 @@ def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
 
 def _reference(arms: Sequence[Sequence[RunSummary]]) -> str | None:
     """The recipe whose loss the others' is compared with; None where nothing was evaluated."""
-    evaluated = [
-        runs[0].recipe
-        for runs in arms
-        if any(at_end(run) or diverged(run) for run in runs) and not list(_wrong_numerics(runs))
-    ]
+    evaluated = [runs[0].recipe for runs in arms if any(at_end(run) or diverged(run) for run in runs)]
     return next((name for name in (*REFERENCES, *evaluated) if name in evaluated), None)
 
 

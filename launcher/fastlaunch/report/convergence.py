@@ -21,14 +21,17 @@ def convergence_heading(rows: Sequence[Row]) -> str:
 
 
 def convergence_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str | None]]:
-    """Heading -> cell of rows that were evaluated."""
+    """Heading -> cell of rows that were evaluated. `test` is the metric on test data, of the last weights.
+
+    `test, best` is that of the weights that were best on validation data.
+    """
     metric = next((of.metric for row in rows if (of := row.guard.held_out) and of.metric), None)
     told: dict[str, Callable[[HeldOut], float | None]] = {}
     if metric is not None:
         told = {
             metric: lambda of: of.metric_value,
-            f"test {metric}": lambda of: of.test_metric_value,
-            "of best weights": lambda of: of.best_test_metric_value,
+            "test": lambda of: of.test_metric_value,
+            "test, best": lambda of: of.best_test_metric_value,
         }
     return {
         "pairs": lambda row: _unless_reference(row, str(row.guard.convergence.num_pairs)),
@@ -49,10 +52,11 @@ def _figure(row: Row, value: Callable[[HeldOut], float | None]) -> str | None:
 
 
 def _difference(of: Difference | None) -> str | None:
-    """`+0.4% (-0.1% to +0.9%)`, of the reference's loss."""
+    """`+0.4% (-0.1 to +0.9)`, of the reference's loss."""
     if of is None or (mean := percent(of, of.mean)) is None:
         return None
-    return mean if of.low is None else f"{mean} ({percent(of, of.low)} to {percent(of, of.high)})"
+    low, high = (str(percent(of, limit)).rstrip("%") for limit in (of.low, of.high))
+    return mean if of.low is None else f"{mean} ({low} to {high})"
 
 
 def held_out_to_json(row: Row) -> dict[str, Any] | None:
