@@ -24,7 +24,11 @@ def evals_of(attempts: Attempts) -> tuple[Eval, ...]:
             first = own.setdefault(key, line)
             own[key] = replace(first, seconds=max(first.seconds, line.seconds))
         found |= own
-    return tuple(sorted(found.values(), key=lambda line: (line.step, line.split != "validation")))
+    return tuple(sorted(found.values(), key=_place))
+
+
+def _place(line: Eval) -> tuple[int, bool, bool]:
+    return line.step, line.split != "validation", line.weights != "current"
 
 
 def checks_of(records: Iterable[RankRecord]) -> tuple[Check, ...]:

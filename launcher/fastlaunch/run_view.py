@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.runs import Ledger, Run
+from fastlaunch_train.records import Check, Eval
 
 _INDENT = "  "
 
@@ -63,13 +64,44 @@ def measured(run: Run) -> str | None:
     if summary is None or summary.step_time_s is None:
         return None
     step = summary.step_time_s
-    network = f"; {summary.all_reduce.told}" if summary.all_reduce else ""
+    further = [summary.all_reduce.told] if summary.all_reduce else []
+    if summary.padding_fraction:
+        further.append(f"{summary.padding_fraction:.1%} of the tokens are padding")
+    further += [f"at the end {_scored(summary.evals[-1])}"] if summary.evals else []
+    failed = [check.name for check in summary.checks if not check.passed]
+    further += [f"it does NOT pass the check of {', '.join(failed)}"] if failed else []
     if step.low is None or step.high is None:
-        return f"{step.value:.4g} s per step, without an interval{network}"
-    return (
-        f"{step.value:.4g} s per step ({step.low:.4g} to {step.high:.4g} within the run, "
-        f"{summary.num_retained_steps} of {summary.num_steps} steps){network}"
-    )
+        return "; ".join([f"{step.value:.4g} s per step, without an interval", *further])
+    within = f"{step.low:.4g} to {step.high:.4g} within the run"
+    steps = f"{summary.num_retained_steps} of {summary.num_steps} steps"
+    return "; ".join([f"{step.value:.4g} s per step ({within}, {steps})", *further])
+
+
+def _scored(line: Eval) -> str:
+    """`accuracy 0.913 and loss 0.241 on validation data, best weights`."""
+    loss = "loss not finite" if line.loss is None else f"loss {line.loss:.4g}"
+    metric = "" if line.metric_value is None else f"{line.metric} {line.metric_value:.4g} and "
+    return f"{metric}{loss} on {line.split} data, {line.weights} weights"
+
+
+def _evaluated(line: Eval) -> str:
+    return f"step {line.step}  {_scored(line)}  ({line.num_samples} samples in {line.seconds:.1f} s)"
+
+
+def _checked(check: Check) -> str:
+    found = "" if check.value is None else f" {check.value:.3g}"
+    limit = "" if check.limit is None else f", at most {check.limit:.3g}"
+    detail = f" ({check.detail})" if check.detail else ""
+    return f"{'passed' if check.passed else 'FAILED'}  {check.name}{found}{limit}{detail}"
+
+
+def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
+    """`run_as_json`, with evaluations and checks in words."""
+    summary = run.summary
+    if summary is None:
+        return dict(data)
+    words = {"evals": list(map(_evaluated, summary.evals)), "checks": list(map(_checked, summary.checks))}
+    return {**data, "summary": {**data["summary"], **{name: text for name, text in words.items() if text}}}
 
 
 def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fastlaunch.record_import import find_runs
 from fastlaunch.runs import Ledger, open_ledger
 from fastlaunch.settings import load_settings
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Phase, record_path
+from fastlaunch_train.records import Check, Eval, Phase, record_path
 
 OWN = "20261121-090312-k3f9"
 ROWS = (
@@ -252,6 +252,46 @@ def test_show_tells_the_network_between_nodes(tmp_path: Path, capsys: pytest.Cap
     assert run(["runs", "show", OWN, "--output", "json"]) == 0
     summary = json.loads(capsys.readouterr().out)["summary"]
     assert summary["all_reduce"] == {"bus_gb_per_s": 371.25, "message_bytes": 268435456, "fabric": "efa"}
+
+
+def test_show_tells_evaluations_checks_and_padding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = {"num_samples": 500, "seconds": 2.5, "metric": "accuracy"}
+    evals = [
+        Eval(step=100, split="validation", loss=None, metric_value=0.5, **scored),
+        Eval(step=200, split="validation", loss=0.4, metric_value=0.875, **scored),
+        Eval(step=200, split="test", weights="best", loss=0.25, metric_value=0.9125, **scored),
+    ]
+    checks = [
+        Check(name="equivalence", passed=True, value=0.00312, limit=0.01),
+        Check(name="isolation", passed=False, detail="28 other samples changed"),
+    ]
+    write_run(tmp_path, run_id=OWN, evals=evals, checks=checks, num_tokens=512, num_padding=64)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert run(["runs", "show", OWN]) == 0
+    told = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in told.splitlines()]
+    for line in (
+        "step 100 accuracy 0.5 and loss not finite on validation data, current weights"
+        " (500 samples in 2.5 s)",
+        "step 200 accuracy 0.9125 and loss 0.25 on test data, best weights (500 samples in 2.5 s)",
+        "passed equivalence 0.00312, at most 0.01",
+        "FAILED isolation (28 other samples changed)",
+        "padding_fraction 0.125",
+    ):
+        assert line in lines
+    assert "; 12.5% of the tokens are padding; at the end accuracy 0.9125 and loss 0.25 on test" in told
+    assert "; it does NOT pass the check of isolation." in told
+    assert run(["runs", "show", OWN, "--output", "json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (3, 7.5, 0.125)
+    assert summary["checks"][1] == {
+        "name": "isolation",
+        "passed": False,
+        "detail": "28 other samples changed",
+    }
 
 
 def test_show_for_programs(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

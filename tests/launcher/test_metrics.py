@@ -301,6 +301,163 @@ def test_without_checkpoints_none_took_long(run) -> None:
     assert run().checkpoint_s is None
 
 
+# --- held-out data, checks, padding ----------------------------------------------------------------------
+
+
+def scored(step: int, loss: float | None = 1.0, *, seconds: float = 2.0, **changes: Any) -> Eval:
+    told: dict[str, Any] = {"split": "validation", "num_samples": 50, **changes}
+    return Eval(step=step, loss=loss, seconds=seconds, **told)
+
+
+def test_evaluations_are_kept_in_order(run) -> None:
+    evals = [scored(100), scored(200, 0.5), scored(200, 0.6, split="test", weights="best")]
+    evals += [scored(200, 0.7, split="test")]
+    summary = run(evals=evals)
+    assert summary.evals == (evals[0], evals[1], evals[3], evals[2])
+    assert summary.eval_s == 8.0
+    assert (run(attempt=2, steps=0, first_step=201, status="interrupted").evals) == summary.evals
+
+
+def test_without_evaluations_there_are_none(run) -> None:
+    summary = run()
+    assert (summary.evals, summary.eval_s, summary.checks, summary.padding_fraction) == ((), None, (), None)
+
+
+def test_of_several_ranks_the_slowest_sets_the_time_of_an_evaluation(tmp_path: Path) -> None:
+    first, second = read_all(write_run(tmp_path, world_size=2, evals=[scored(100, seconds=2.0)]))
+    second = replace(second, evals=(scored(100, seconds=5.0),))
+    summary = summarize([first, second])
+    assert (len(summary.evals), summary.eval_s) == (1, 5.0)
+
+
+def test_what_was_done_again_after_a_resume_counts_once_as_it_was_then(tmp_path: Path) -> None:
+    def checkpoint(step: int, seconds: float) -> Phase:
+        return Phase(name="checkpoint", seconds=seconds, step=step)
+
+    write_run(
+        tmp_path,
+        steps=150,
+        status=None,
+        evals=[scored(50, 3.0), scored(100, 2.0), scored(150, 9.0)],
+        phases=[checkpoint(100, 4.0), checkpoint(150, 40.0)],
+    )
+    write_run(
+        tmp_path,
+        attempt=2,
+        first_step=101,
+        steps=100,
+        evals=[scored(100, 2.5), scored(150, 1.5), scored(200, 1.0)],
+        phases=[checkpoint(200, 6.0)],
+    )
+    summary = summarize(read_all(tmp_path.iterdir()))
+    assert [(line.step, line.loss) for line in summary.evals] == [
+        (50, 3.0),
+        (100, 2.5),
+        (150, 1.5),
+        (200, 1.0),
+    ]
+    assert (summary.checkpoints_s, summary.num_checkpoints) == (10.0, 2)
+    assert (summary.last_checkpoint_step, summary.checkpoint_s) == (200, 40.0)
+
+
+def test_an_attempt_that_did_no_step_undoes_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=100, status="interrupted", header={"steps": 200}, evals=[scored(100)])
+    write_run(tmp_path, attempt=2, steps=0, header={"steps": 200}, status="interrupted", phases=())
+    assert [line.step for line in summarize(read_all(tmp_path.iterdir())).evals] == [100]
+
+
+def test_a_check_that_failed_anywhere_has_failed(tmp_path: Path) -> None:
+    good, bad = (
+        Check(name="isolation", passed=True, value=0.1),
+        Check(name="isolation", passed=False, value=0.0),
+    )
+    near, far = (Check(name="equivalence", passed=True, value=value) for value in (0.001, 0.002))
+    first, second = read_all(write_run(tmp_path, world_size=2, checks=[near, good]))
+    second = replace(second, checks=(far, bad))
+    assert summarize([first, second]).checks == (far, bad)
+    assert summarize([second, first]).checks == (far, bad)
+
+
+def test_padding_is_a_share_of_the_tokens(run) -> None:
+    assert run(num_tokens=512, num_padding=128).padding_fraction == 0.25
+    # What is timed is the longer attempt.
+    assert run(attempt=2, first_step=201, steps=50, num_tokens=512).padding_fraction == 0.25
+
+
+def test_sequence_length_and_model_tell_runs_apart(run) -> None:
+    info = {"name": "gpt2-xsmall", "sample_unit": "sequences", "flops_per_sample": None}
+    workload = {**info, "num_parameters": None, "sequence_length": 512, "model": "rinna/x"}
+    summary = run(workload="gpt2-xsmall", header={"workload": workload}, versions={"transformers": "5.23.0"})
+    assert summary.sequence_length == 512
+    told = {name: summary.fingerprint[name] for name in ("sequence_length", "model", "transformers")}
+    assert told == {"sequence_length": "512", "model": "rinna/x", "transformers": "5.23.0"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "used"),
+    [
+        ("bf16", set()),
+        ("zero2", {"deepspeed"}),
+        ("ao-fp8", {"torchao"}),
+        ("lightning", {"lightning"}),
+        ("transformers", {"transformers"}),
+    ],
+)
+def test_the_fingerprint_has_the_packages_that_the_recipe_uses(run, recipe: str, used: set[str]) -> None:
+    optional = {"deepspeed", "torchao", "lightning", "transformers"}
+    summary = run(recipe=recipe, versions=dict.fromkeys(optional, "1.0"))
+    assert optional & summary.fingerprint.keys() == used
+
+
+# --- versions of records and recipes ---------------------------------------------------------------------
+
+
+def of_schema_1(record: RankRecord) -> RankRecord:
+    """The record as version 1 would have written it."""
+    known = ("name", "description", "precision", "blocks", "fp8_scaling", "compile_mode", "label")
+    known += ("overrides", "optimizer", "optimizer_impl")
+    recipe = {name: record.header["recipe"][name] for name in known} | {"schema": 1, "blocks": "timm"}
+    return replace(record, header={**record.header, "schema": 1, "recipe": recipe})
+
+
+def test_records_of_an_older_schema_are_read(tmp_path: Path) -> None:
+    (record,) = read_all(write_run(tmp_path, num_tokens=10))
+    summary = summarize([of_schema_1(record)])
+    assert (summary.record_schema, summary.recipe_schema, summary.problems) == (1, 1, ())
+    assert summary.padding_fraction is None  # it was not counted then
+    assert (summarize([record]).record_schema, summarize([record]).recipe_schema) == (2, 2)
+
+
+def test_ranks_of_one_attempt_have_one_schema(tmp_path: Path) -> None:
+    first, second = read_all(write_run(tmp_path, world_size=2))
+    assert summarize([first, of_schema_1(second)]).problems == (
+        "attempt 1: ranks have records of schema 1, 2",
+    )
+
+
+def test_attempts_of_several_schemas_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=100, status="interrupted", header={"steps": 200})
+    write_run(tmp_path, attempt=2, first_step=101, steps=100)
+    first, second = sorted(read_all(tmp_path.iterdir()), key=lambda record: record.header["attempt"])
+    summary = summarize([of_schema_1(first), second])
+    # The recipe means the same, though it is written otherwise.
+    assert summary.problems == ()
+    assert summary.warnings == (
+        "attempt 2 has records of schema 2, attempt 1 of 1",
+        "attempt 2 has recipes of schema 2, attempt 1 of 1",
+    )
+    other = of_schema_1(first)
+    other.header["recipe"]["precision"] = "tf32"
+    assert summarize([other, second]).problems == ("attempt 2 differs from the first in recipe",)
+
+
+def test_summaries_of_before_are_read(run) -> None:
+    new = {"record_schema", "recipe_schema", "num_warmup_steps"}
+    old = {name: value for name, value in run().to_json().items() if name not in new}
+    read = RunSummary.from_json(old)
+    assert (read.record_schema, read.evals, read.num_checkpoints) == (None, (), 0)
+
+
 # --- any records, any summary ----------------------------------------------------------------------------
 
 with tempfile.TemporaryDirectory() as folder:

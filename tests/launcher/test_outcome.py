@@ -134,6 +134,19 @@ def test_what_was_left_to_the_workload_is_what_the_record_says(tmp_path: Path) -
     assert contradictions(replace(JOB, model="gpt2", sequence_length=64), found) == ()
 
 
+def test_a_recipe_as_an_older_version_wrote_it_is_the_same(tmp_path: Path) -> None:
+    found = records(tmp_path)
+    known = ("name", "description", "precision", "label", "overrides", "compile_mode")
+    for record in found:
+        recipe = {name: record.header["recipe"][name] for name in known}
+        record.header["recipe"] = recipe | {"schema": 1, "blocks": "timm"}
+    assert contradictions(JOB, found) == ()
+    found[0].header["recipe"]["precision"] = "fp32"
+    assert contradictions(JOB, found) == (
+        "the record contradicts the request: recipe with precision 'fp32' for 'bf16'",
+    )
+
+
 def test_another_model_or_length_is_a_contradiction(tmp_path: Path) -> None:
     found = records(tmp_path)
     for record in found:

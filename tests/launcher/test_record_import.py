@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,11 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
         {"summary": {"step_time_s": {"value": -1.0}}},
         {"summary": {"fingerprint": {"torch": [1]}}},
         {"summary": {"warnings": [[1]]}},
+        {"summary": {"evals": [5]}},
+        {"summary": {"evals": [{"step": "1", "split": "test", "num_samples": 1, "seconds": 1.0}]}},
+        {"summary": {"evals": [{"step": 1, "split": "test"}]}},
+        {"summary": {"checks": [{"name": "isolation", "passed": 1}]}},
+        {"summary": {"num_checkpoints": -0.5}},
     ],
 )
 def test_a_run_file_with_a_wrong_value_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -273,6 +279,17 @@ def test_a_run_file_with_a_wrong_value_is_refused(tmp_path: Path, changes: dict[
     file.write_text(json.dumps({**told, **changed}))
     with pytest.raises(BadFile):
         find_runs([file.parent])
+
+
+def test_what_its_machine_took_to_start_comes_with_a_run(tmp_path: Path) -> None:
+    """It stands in no record, and what the records say is read from them all the same."""
+    files = write_run(tmp_path / "run", steps=40, run_id="20261121-090312-k3f9")
+    summary = summarize([read_record(file) for file in files])
+    known = {**summary.to_json(), "boot_s": 40.0, "pull_s": 60.5, "final_loss": 99.0}
+    told = {"schema": "fastlaunch-run/1", "id": "20261121-090312-k3f9", "spec": None, "summary": known}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(told))
+    found = find_runs([tmp_path]).runs["20261121-090312-k3f9"].summary
+    assert found == replace(summary, boot_s=40.0, pull_s=60.5)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

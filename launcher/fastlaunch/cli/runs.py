@@ -20,7 +20,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.surroundings import reconcile_here
 from fastlaunch.errors import UserError
-from fastlaunch.run_view import as_lines, measured, run_as_json, run_as_row
+from fastlaunch.run_view import as_lines, for_people, measured, run_as_json, run_as_row
 from fastlaunch.runs import IMPORT, Run, open_ledger
 from fastlaunch.settings import Settings, load_settings
 
@@ -94,7 +94,7 @@ def show(name: str, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(data, indent=2))
         return
-    for line in as_lines({**data, "files": _files(run)}):
+    for line in as_lines({**for_people(run, data), "files": _files(run)}):
         click.echo(line)
     click.echo(f"Run {run.id} is {run.state}" + (f": {said}" if (said := measured(run)) else "") + ".")
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
