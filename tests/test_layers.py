@@ -18,9 +18,16 @@ CONTRACT = ("fastlaunch_train.recipes", "fastlaunch_train.records", "fastlaunch_
 #: The ledger: runs.py and the modules that it is made of.
 LEDGER = "fastlaunch.run[s_]*"
 
+#: What only some recipes and workloads of the training package need: imported in the function that uses it,
+#: so that the others do without it, and an error of ours says which extra to install.
+EXTRAS = (
+    *("transformer_engine", "torchao", "deepspeed", "lightning", "transformers", "tokenizers", "accelerate"),
+    *("torch_ort", "onnxruntime", "timm", "torchvision"),
+)
+
 #: (modules, what they must not import, why). A pattern stands for a module and all below it.
 FORBIDDEN = (
-    ("fastlaunch", ("torch", "torchvision", "timm", "transformer_engine"), "it runs on a laptop"),
+    ("fastlaunch", ("torch", *EXTRAS), "it runs on a laptop"),
     ("fastlaunch_train", ("fastlaunch", "click", "yaml", "boto3", "botocore"), "it trains alone"),
     ("fastlaunch.errors", ("fastlaunch",), "everything else stands on it"),
     ("fastlaunch.analysis", ("os", "io", "pathlib", "sqlite3", "subprocess", "click"), "it does no I/O"),
@@ -175,6 +182,47 @@ def test_the_table_is_enforced(module: str, source: str) -> None:
 )
 def test_what_the_table_allows_passes(module: str, source: str) -> None:
     assert violations(module, source) == []
+
+
+def at_import(source: str) -> list[str]:
+    """What a module with this source imports when it is imported itself, and not for types alone."""
+    tree = ast.parse(source)
+    later = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if node in later:
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "fastlaunch_train")])
+def test_what_few_recipes_need_is_imported_where_it_is_used(module: str) -> None:
+    assert [name for name in at_import(MODULES[module].read_text()) if name in EXTRAS] == []
+
+
+def test_imports_in_functions_and_for_types_are_no_imports_of_the_module() -> None:
+    source = """
+import torch, lightning.pytorch
+if TYPE_CHECKING:
+    import transformers
+def f():
+    import deepspeed
+class C:
+    import torchao
+    def g(self):
+        from timm import models
+"""
+    assert at_import(source) == ["torch", "lightning", "torchao"]
 
 
 def test_the_launcher_needs_only_its_declared_dependencies() -> None:
