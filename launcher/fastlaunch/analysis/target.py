@@ -33,7 +33,7 @@ _TARGET = re.compile(r"\s*([A-Za-z_][\w.-]*?)\s*(=|<=|>=)\s*(\S+)\s*")
 #: What a run shares with its repeats, whether it is fit to be timed or not.
 _SHARED = (
     *("workload", "recipe", "batch_size_per_gpu", "num_gpus", "num_nodes", "data", "kind"),
-    *("instance", "device_name", "fingerprint"),
+    *("sequence_length", "instance", "device_name", "fingerprint"),
 )
 _EXPECTED = "give one such as accuracy=0.9 or loss=2.5"
 
