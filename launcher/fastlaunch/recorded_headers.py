@@ -106,7 +106,7 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         **{name: versions.get(name) for name in packages},
         "attention_backend": header["attention_backend"],
         "image_digest": header["image_digest"],
-        **{name: workload.get(name) for name in ("model", "sequence_length")},
+        "model": workload.get("model"),
         "num_gpus_per_node": header["world_size"] // header["num_nodes"],
     }
     return {name: str(value) for name, value in values.items() if value is not None}

@@ -23,7 +23,7 @@ from fastlaunch.metrics import Interval, RunSummary, summarize
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch.report.finish import finish_json, finish_table
-from fastlaunch_train.records import Eval, Phase
+from fastlaunch_train.records import Check, Eval, Phase
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)
@@ -270,7 +270,7 @@ def test_arms_of_different_global_batch_are_held_to_as_many_samples() -> None:
     assert pair.samples is not None and pair.samples.value == pytest.approx(76_800)
     assert pair.steps is None
     text = finish_table(comparison, 1000)
-    assert "throughput, not training progress (as many images, in another global batch):" in text
+    assert "throughput, not training progress (as many images, batched or cut otherwise):" in text
     assert "as throughput, not training progress: compile is done sooner than bf16 only after" in text
     assert "1,000 steps are done first" not in text
 
@@ -313,6 +313,22 @@ def test_a_row_that_did_not_settle_is_shown_and_compared_with_none() -> None:
     (found,) = to_finish(comparison, 1000)
     assert found.break_evens == () and found.rows[1].total_s is not None
     assert "compile is not steady: it is compared with none here" in sentences(comparison)
+
+
+def test_a_row_that_fails_a_check_is_shown_and_compared_with_none() -> None:
+    wrong = Check(name="isolation", passed=False)
+    comparison = compared(run("bf16", 2.0), run("te-article", 1.0, checks=(wrong,)))
+    (found,) = to_finish(comparison, 1000)
+    assert found.break_evens == () and found.rows[1].total_s is not None
+    assert "te-article is not ranked: it is compared with none here" in sentences(comparison)
+    alone = compared(run("te-article", 1.0, checks=(wrong,)))
+    assert "te-article is not ranked: it is compared with none here" in sentences(alone)
+
+
+def test_samples_of_another_length_are_other_samples() -> None:
+    comparison = compared(run("bf16", 2.0, sequence_length=128), run("compile", 1.0, sequence_length=512))
+    assert pair_of(comparison).steps is None
+    assert any(text.startswith("as throughput, not training progress: ") for text in sentences(comparison))
 
 
 def test_max_autotune_loses_a_short_job_through_its_compile_time() -> None:

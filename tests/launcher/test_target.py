@@ -20,7 +20,7 @@ from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.metrics import Interval, RunSummary
 from fastlaunch.prices import load_catalogue
 from fastlaunch.report.target import target_json, target_table
-from fastlaunch_train.records import Eval
+from fastlaunch_train.records import Check, Eval
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)
@@ -281,13 +281,14 @@ def test_rows_of_different_global_batch_may_race_to_a_target() -> None:
 
 
 def test_a_row_that_is_not_ranked_is_shown_and_beats_none() -> None:
-    fast = replace(compared(*reaching("compile", [10, 10, 10])).rows[0], verdict="not ranked")
-    comparison = compared(*reaching("bf16", [400, 400, 400]))
-    comparison = replace(comparison, rows=(*comparison.rows, fast))
+    wrong = Check(name="isolation", passed=False)
+    comparison = compared(
+        *reaching("bf16", [400, 400, 400]), *reaching("te-article", [10, 10, 10], checks=(wrong,))
+    )
     found = usd_to_target(comparison, ACCURACY)
     assert found[1].time_s is not None and margins(found) == ()
     assert "accuracy >= 0.9 is reached first with bf16: after 412 s" in told(comparison)
-    assert "compile is not ranked: it is compared with none here" in told(comparison)
+    assert "te-article is not ranked: it is compared with none here" in told(comparison)
 
 
 def test_a_row_without_evaluations_says_so() -> None:

@@ -3,8 +3,8 @@
 `$ per million samples` says nothing of what comes before the steps. A recipe that compiles for ten minutes to
 save a second a step is the dearer one for a job of under 600 steps: here that is counted, and said.
 
-Arms of different global batch do not train alike in equally many steps. They are taken for as many samples,
-which compares throughput and no training progress, and is headed so.
+Arms of different global batch or sequence length do not train alike in equally many steps. They are taken for
+as many samples, which compares throughput and no training progress, and is headed so.
 """
 
 import math
@@ -15,7 +15,7 @@ from itertools import combinations
 from fastlaunch.analysis.accounts import ONCE, Account, Repeated, account_of_row
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.judgement import NOT_RANKED, NOT_STEADY
+from fastlaunch.analysis.judgement import NOT_STEADY, TRAINING
 from fastlaunch.analysis.rows import Row
 from fastlaunch.errors import UserError
 from fastlaunch.metrics import Interval
@@ -114,8 +114,9 @@ class BreakEven:
 
     @property
     def trains_alike(self) -> bool:
-        """Whether both have one global batch; else it is throughput that is compared."""
-        return self.one.global_batch == self.other.global_batch
+        """Whether both have one global batch and sequence length; else it is throughput that is compared."""
+        one, other = self.one, self.other
+        return (one.global_batch, one.sequence_length) == (other.global_batch, other.sequence_length)
 
     def difference(self, samples: float) -> Interval:
         """What a job of so many samples costs more on `other` than on `one`."""
@@ -151,7 +152,8 @@ def to_finish(comparison: Comparison, steps: float) -> tuple[ToFinish, ...]:
 
 
 def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
-    base = next(row for row in rows if row.is_baseline)
+    # Where no row may be ranked none is the baseline; the first that the others are held against will do.
+    base = max(rows, key=lambda row: (row.is_baseline, row.comparable_as == TRAINING))
     samples = steps * base.global_batch
     finishes = [usd_to_finish(row, samples / row.global_batch) for row in rows]
     arms = [finish for finish in finishes if _can_be_ranked(finish.row)]
@@ -278,4 +280,4 @@ def _rows(pairs: Sequence[BreakEven]) -> list[Row]:
 
 
 def _can_be_ranked(row: Row) -> bool:
-    return row.verdict not in (NOT_STEADY, NOT_RANKED)
+    return not row.is_barred and row.verdict != NOT_STEADY

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.accounts import account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.judgement import NOT_RANKED, NOT_STEADY
+from fastlaunch.analysis.judgement import NOT_STEADY
 from fastlaunch.analysis.pooling import Candidate
 from fastlaunch.analysis.rows import Row
 from fastlaunch.analysis.statistics import FLOOR, t_quantile
@@ -125,7 +125,7 @@ class RowToTarget:
 
     @property
     def is_ranked(self) -> bool:
-        return self.time_s is not None and self.row.verdict not in (NOT_RANKED, NOT_STEADY)
+        return self.time_s is not None and not self.row.is_barred and self.row.verdict != NOT_STEADY
 
 
 def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:

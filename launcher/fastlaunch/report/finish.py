@@ -7,7 +7,7 @@ from typing import Any
 from fastlaunch.analysis.accounts import PARTS, WORDS
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.finish import USD, BreakEven, Finish, ToFinish, cheapest, cheapest_in_turn, to_finish
-from fastlaunch.analysis.judgement import NOT_RANKED, NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval
 from fastlaunch.report.table import WIDTH, dollars, number
@@ -38,7 +38,7 @@ def _section(found: ToFinish) -> str:
     if trains:
         parts.append(_table(trains, rows))
     if others:
-        parts.append(f"throughput, not training progress (as many {unit}, in another global batch):")
+        parts.append(f"throughput, not training progress (as many {unit}, batched or cut otherwise):")
         parts.append(_table(others, rows))
     notes = [f"* {note}" for note in (*sentences(found), *_left_out(found))]
     parts.append("\n".join(textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes))
@@ -150,7 +150,7 @@ def _left_out(found: ToFinish) -> Iterator[str]:
     for finish in found.rows:
         if finish.reason is not None:
             yield f"{name_of(finish.row, rows)}: n/a, {finish.reason}"
-        elif finish.row.verdict in (NOT_RANKED, NOT_STEADY):
+        elif finish.row.is_barred or finish.row.verdict == NOT_STEADY:
             yield f"{name_of(finish.row, rows)} is {finish.row.verdict}: it is compared with none here"
     known = [finish for finish in found.rows if finish.account is not None]
     by_parts: dict[tuple[str, ...], list[str]] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastlaunch.analysis.accounts import WORDS
 from fastlaunch.analysis.compare import Comparison
-from fastlaunch.analysis.judgement import NOT_RANKED, NOT_STEADY
+from fastlaunch.analysis.judgement import NOT_STEADY
 from fastlaunch.analysis.rows import Row
 from fastlaunch.analysis.target import (
     RowToTarget,
@@ -106,7 +106,7 @@ def notes(found: Sequence[RowToTarget], target: Target) -> Iterator[str]:
         name = name_of(one.row, rows)
         if one.reason is not None:
             yield f"{name}: n/a, {one.reason}{_why_not(one)}"
-        elif one.row.verdict in (NOT_RANKED, NOT_STEADY):
+        elif one.row.is_barred or one.row.verdict == NOT_STEADY:
             yield f"{name} is {one.row.verdict}: it is compared with none here"
     waits = [run.waited_steps for one in found for run in one.runs if run.waited_steps is not None]
     if waits:
