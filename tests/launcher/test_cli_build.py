@@ -111,6 +111,18 @@ def test_a_dry_run_builds_nothing(
     assert site.endswith("4 files")
 
 
+def test_a_dry_run_says_what_pip_would_install(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, "docker")
+    assert build("--dry-run", "--with", "transformers,lightning", "--with", "torchao") == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("pip installs in the image, from the network: transformers==")
+    assert ", lightning==" in told.err and ", torchao==" in told.err
+    assert build("--dry-run", "--with", "torch") == 2
+    assert "known: lightning, torchao, transformers" in capsys.readouterr().err
+
+
 # Building
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fastlaunch.base_image_file import FLAVOURS, BaseImage
+from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.options import confirm, next_command, yes_option
 from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.container_builder import (
@@ -29,6 +30,7 @@ from fastlaunch.image_build import (
     context_without_wheels,
     write_context,
 )
+from fastlaunch.image_extras import wanted_of, with_extras
 from fastlaunch.images import (
     find_base_image,
     image_uri,
@@ -45,9 +47,13 @@ _OWN_ACCOUNT = "<account>"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What to build, and where to: `repository` of the account's registry in `region`."""
+    """What to build, and where to: `repository` of the account's registry in `region`.
+
+    extras: what pip installs in it.
+    """
 
     base: BaseImage
+    extras: tuple[str, ...]
     push: bool
     region: str
     repository: str
@@ -64,6 +70,13 @@ class Asked:
     show_default=True,
     help="Whose variant of AWS's image.",
 )
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="What AWS's images lack and some recipes need: transformers, lightning, torchao; may be repeated.",
+)
 @click.option("--region", metavar="REGION", help="Of the registries.  [default: the config's]")
 @click.option("--repository", metavar="NAME", help="In ECR.  [default: the config's, else fastlaunch]")
 @click.option("--dry-run", is_flag=True, help="Print the commands and the context; build and ask nothing.")
@@ -72,6 +85,7 @@ def build(
     base: str | None,
     push: bool,
     flavour: str,
+    extras: tuple[str, ...],
     region: str | None,
     repository: str | None,
     dry_run: bool,
@@ -80,7 +94,8 @@ def build(
     """Build an image with the training code in it; --push it to ECR.
 
     `submit` needs none: it sends the training code along with AWS's own image. Build one to add to it, or to
-    keep code and environment under one digest. Prints the image's name, with --push by its digest.
+    keep code and environment under one digest. Language models need one --with transformers. Prints the
+    image's name, with --push by its digest.
     """
     around = surroundings()
     where = region or around.settings.region
@@ -89,6 +104,7 @@ def build(
     check_repository(name)
     asked = Asked(
         base=find_base_image(base, flavour=flavour, today=around.now().date()),
+        extras=wanted_of([name for given in extras for name in split_names(given)]),
         push=push,
         region=where,
         repository=name,
@@ -103,6 +119,13 @@ def _tell(text: str) -> None:
     click.echo(text, err=True)
 
 
+def _with_extras(files: Mapping[str, bytes], asked: Asked) -> dict[str, bytes]:
+    """The context whose Dockerfile has pip install what was asked for."""
+    if asked.extras:
+        _tell(f"pip installs in the image, from the network: {', '.join(asked.extras)}")
+    return {**files, "Dockerfile": with_extras(files["Dockerfile"], asked.extras)}
+
+
 def _dry_run(around: Surroundings, asked: Asked) -> str:
     """The context with sizes and the commands, with placeholders for what only AWS can tell."""
     files = context_files(_wheels(around))
@@ -115,7 +138,7 @@ def _dry_run(around: Surroundings, asked: Asked) -> str:
     build = ImageBuild(
         base=asked.base,
         reference=reference,
-        files=files or context_without_wheels(),
+        files=_with_extras(files or context_without_wheels(), asked),
         commit=around.commit,
     )
     name = f"{_registry_name(asked, _OWN_ACCOUNT)}:{asked.base.torch}-{asked.base.flavour}-<content>"
@@ -159,6 +182,7 @@ def _build(around: Surroundings, asked: Asked) -> str:
     files = context_files(wheels)
     assert files is not None, "the wheels have just been fetched"
     reference = _reference(around, asked)
+    files = _with_extras(files, asked)
     build = ImageBuild(base=asked.base, reference=reference, files=files, commit=around.commit)
     if not asked.push:
         name = f"{asked.repository}:{build.tag}"
