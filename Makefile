@@ -28,8 +28,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  { echo 'fastlaunch needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
 	@echo '==> environment in $(VENV), pinned by constraints.txt (once; a few hundred MB to download)'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch torchvision
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,test]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  $$(grep -E '^(torch|torchvision|setuptools|wheel|ninja)==' constraints.txt)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --editable '.[train,float8,lightning,test]'
+	@# Its build asks the torch that is installed, which an isolated one would not have.
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
 	@touch $@
 
 demo: $(INSTALLED)
