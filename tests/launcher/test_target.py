@@ -152,6 +152,12 @@ def test_the_time_has_all_parts() -> None:
     assert row.runs[0].time_s == pytest.approx(40 + 60 + 8 + 30 + 5 + 200 + 2 * 4 + 2)
 
 
+def test_a_run_that_is_there_before_it_is_warm_has_but_a_part_of_the_warm_up() -> None:
+    (row,) = rows(run("bf16", 1, {5: 0.95}, warmup_s=2.0))
+    # Ten steps of warm-up took 2 s in all, though a step takes 1 s later on.
+    assert row.runs[0].time_s == pytest.approx(8 + 1 + 2)
+
+
 def test_a_loss_is_reached_from_above_and_one_that_is_no_number_is_not() -> None:
     (row,) = rows(run("bf16", 1, {100: None, 200: 0.3, 300: 0.5}), target=Target(metric="loss", value=0.5))
     assert (row.runs[0].step, row.runs[0].best) == (300, 0.5)

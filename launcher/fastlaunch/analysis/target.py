@@ -125,7 +125,9 @@ class RowToTarget:
 
     @property
     def is_ranked(self) -> bool:
-        return self.time_s is not None and not self.row.is_barred and self.row.verdict != NOT_STEADY
+        """Whether it may be held against others: it has a mean, and the comparison bars nothing."""
+        timed = self.time_s is not None and min(self.times_s) > 0
+        return timed and not self.row.is_barred and self.row.verdict != NOT_STEADY
 
 
 def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
@@ -201,6 +203,9 @@ def _run(candidate: Candidate, row: Row, target: Target) -> RunToTarget:
     unknown: tuple[str, ...] = ()
     if step is not None and account is not None:
         parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.evals, step)}
+        if parts["warmup"] is not None and summary.num_warmup_steps:
+            # A run that was there before it was warm had but a part of the warm-up.
+            parts["warmup"] *= min(1.0, step / summary.num_warmup_steps)
         time_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
     return RunToTarget(
         run_id=candidate.run_id,

@@ -1,5 +1,6 @@
 """What jobs cost to their end, as a table for people and as plain data for programs."""
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -190,15 +191,16 @@ def _row_to_json(finish: Finish) -> dict[str, Any]:
         "usd_per_hour": row.price.usd_per_hour if row.price else None,
         "usd_to_finish": quantity_to_json(finish.usd),
         "time_to_finish_s": quantity_to_json(finish.total_s),
-        "parts": {
-            name: None
-            if seconds is None
-            else {"seconds": seconds, "usd": None if usd_per_s is None else seconds * usd_per_s}
-            for name, seconds in finish.parts_s.items()
-        },
+        "parts": {name: _part(seconds, usd_per_s) for name, seconds in finish.parts_s.items()},
         "unknown": list(finish.unknown),
         "reason": finish.reason,
     }
+
+
+def _part(seconds: float | None, usd_per_s: float | None) -> dict[str, float | None] | None:
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return {"seconds": seconds, "usd": None if usd_per_s is None else seconds * usd_per_s}
 
 
 def _pair_to_json(pair: BreakEven, rows: Sequence[Row]) -> dict[str, Any]:

@@ -18,6 +18,10 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
         name += f" x {row.num_gpus}"
     if len({other.batch_size_per_gpu for other in alike}) > 1:
         name += f" at batch {row.batch_size_per_gpu}"
+    if len({other.sequence_length for other in alike}) > 1:
+        name += f" of {row.sequence_length} tokens"
+    if len({other.data for other in alike}) > 1:
+        name += f" from {row.data}"
     return name
 
 
@@ -57,6 +61,8 @@ def place_to_json(row: Row) -> dict[str, str | int | None]:
         "num_nodes": row.num_nodes,
         "num_gpus": row.num_gpus,
         "batch_size_per_gpu": row.batch_size_per_gpu,
+        "sequence_length": row.sequence_length,
+        "data": row.data,
     }
 
 
