@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_summaries import evaluated
+from fake_summaries import BEFORE, PLAIN, evaluated
 
 from fastlaunch.analysis.convergence import Convergence, converges
 from fastlaunch.analysis.held_out import held_out
@@ -231,13 +231,18 @@ def simulated(num_pairs: int, worse_by: float, spread: float, *, num_trials: int
     verdicts: Counter[str] = Counter()
 
     def run(recipe: str, seed: int, loss: float) -> RunSummary:
-        made = evaluated(recipe, seed, loss * (1 + noise.gauss(0, 0.9 * spread)))
-        return replace(
-            made,
-            evals=tuple(
-                replace(e, loss=e.loss * (1 + noise.gauss(0, 0.44 * spread))) for e in made.evals if e.loss
-            ),
+        own = loss * (1 + noise.gauss(0, 0.9 * spread))
+        evals = tuple(
+            Eval(
+                step=step,
+                split="validation",
+                loss=own * more * (1 + noise.gauss(0, 0.44 * spread)),
+                num_samples=1000,
+                seconds=1.0,
+            )
+            for step, more in {**BEFORE, 100: 1.0}.items()
         )
+        return replace(PLAIN, recipe=recipe, seed=seed, evals=evals)
 
     for _ in range(num_trials):
         seeds = [(seed, 2.0 * (1 + noise.gauss(0, 0.03))) for seed in range(num_pairs)]
