@@ -23,6 +23,7 @@ from fastlaunch.metrics import Interval, RunSummary, summarize
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch.report.finish import finish_json, finish_table
+from fastlaunch.report.words import about
 from fastlaunch_train.records import Check, Eval, Phase
 
 CATALOGUE = load_catalogue()
@@ -237,6 +238,16 @@ def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() ->
     assert replace(pair, error=None).samples == Interval(value=600.0)
 
 
+def test_the_half_widths_of_both_step_times_add_in_quadrature() -> None:
+    comparison = compared(run("bf16", 2.0, half=0.01), run("compile", 1.0, half=0.02, compile_s=60.0))
+    halves = []
+    for row in comparison.rows:
+        time = row.step_time_s
+        assert time is not None and time.low is not None and time.high is not None
+        halves.append((time.high - time.low) / 2 / 64)
+    assert pair_of(comparison).error == pytest.approx(math.hypot(*halves))
+
+
 def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
     comparison = compared(run("bf16", 2.0), run("te-bf16", 1.0))
     pair = pair_of(comparison)
@@ -297,6 +308,26 @@ def test_evaluations_count_where_both_arms_make_them_as_often() -> None:
     assert pair.steps is not None and pair.steps.value == pytest.approx(600)
     assert pair.left_out == ("boot", "pull", "evaluations")
     assert any(text.startswith("evaluations were not made equally often") for text in sentences(unlike))
+
+
+def test_how_often_is_counted_in_samples() -> None:
+    def evaluating(recipe: str, batch_size: int, every: int) -> RunSummary:
+        evals = tuple(evaluation(step, 2.0) for step in range(every, 1001, every))
+        return run(
+            recipe, 1.0, evals=evals, batch_size_per_gpu=batch_size, samples_per_step=float(batch_size)
+        )
+
+    alike = compared(evaluating("bf16", 64, 100), evaluating("compile", 128, 50))
+    assert "evaluations" not in pair_of(alike).left_out
+    unlike = compared(evaluating("bf16", 64, 100), evaluating("compile", 128, 100))
+    assert "evaluations" in pair_of(unlike).left_out
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(12_345, "12,300"), (600, "600"), (99.4, "99"), (7.26, "7.3"), (0.5, "0.5"), (0, "0")]
+)
+def test_counts_are_told_to_a_few_digits(value: float, told: str) -> None:
+    assert about(value) == told
 
 
 def test_a_row_of_which_nothing_but_the_steps_is_known_is_not_weighed_against_others() -> None:

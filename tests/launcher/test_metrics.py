@@ -338,7 +338,7 @@ def test_what_was_done_again_after_a_resume_counts_once_as_it_was_then(tmp_path:
         tmp_path,
         steps=150,
         status=None,
-        evals=[scored(50, 3.0), scored(100, 2.0), scored(150, 9.0)],
+        evals=[scored(50, 3.0), scored(100, 2.0), scored(101, 8.0), scored(150, 9.0)],
         phases=[checkpoint(100, 4.0), checkpoint(150, 40.0)],
     )
     write_run(
