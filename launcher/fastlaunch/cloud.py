@@ -20,7 +20,7 @@ from fastlaunch.cost_ceiling import MIN_MINUTES
 from fastlaunch.deadline_schedule import arm
 from fastlaunch.errors import NoCapacity, UserError
 from fastlaunch.follow import Display
-from fastlaunch.job import JobSpec
+from fastlaunch.job import JobSpec, names_apart
 from fastlaunch.settings import RegionSettings, Settings
 from fastlaunch.stop_request import StopRequest
 from fastlaunch.stored_sites import site_to_json
@@ -212,10 +212,10 @@ class CloudLauncher:
         )
 
     def _shown(self, run_id: str, run_ids: Sequence[str]) -> ShownRun:
-        run = self.ledger.get(run_id)
-        assert run.spec is not None
-        place = f"[{list(run_ids).index(run_id) + 1}/{len(run_ids)}] " if len(run_ids) > 1 else ""
-        return ShownRun(id=run_id, label=place + run.recipe, num_steps=run.spec["steps"])
+        number = list(run_ids).index(run_id)
+        specs = [JobSpec.from_json(self.ledger.get(one).spec or {}) for one in run_ids]
+        place = f"[{number + 1}/{len(run_ids)}] " if len(run_ids) > 1 else ""
+        return ShownRun(id=run_id, label=place + names_apart(specs)[number], num_steps=specs[number].steps)
 
     def _leave(self, attempt: "Attempt") -> bool:
         """Whether the attempt is left to itself, with a timer in the account where it has machines of EC2's.

@@ -1,6 +1,6 @@
 """`JobSpec`: one run, asked for. A spec is a request; what really happened is a `Run`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -128,3 +128,22 @@ class JobSpec:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The spec that `to_json` wrote."""
         return cls(**{**data, "recipe": Recipe.from_record(data["recipe"])})
+
+
+def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
+    """A name of each job: its recipe, and what else the jobs do not share: `bf16 on vit-huge at batch 64`."""
+    differing = {
+        field
+        for field in ("workload", "batch_size", "num_gpus")
+        if len({getattr(job, field) for job in jobs}) > 1
+    }
+    names = []
+    for job in jobs:
+        batch = "auto" if job.batch_size is None else job.batch_size
+        told = {
+            "workload": f" on {job.workload}",
+            "batch_size": f" at batch {batch}",
+            "num_gpus": f" on {job.num_gpus} GPU{'' if job.num_gpus == 1 else 's'}",
+        }
+        names.append(job.recipe.label + "".join(words for field, words in told.items() if field in differing))
+    return names

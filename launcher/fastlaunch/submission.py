@@ -14,7 +14,7 @@ from fastlaunch.backends import Backend, Plan, RunState
 from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.errors import UserError
 from fastlaunch.follow import Display, RecordTail
-from fastlaunch.job import JobSpec
+from fastlaunch.job import JobSpec, names_apart
 from fastlaunch.log_file import last_words
 from fastlaunch.outcome import contradictions, outcome_of, read_records
 from fastlaunch.settings import Settings, load_settings
@@ -62,6 +62,7 @@ class Launcher:
 
     def _run_all(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
         failed: set[JobSpec] = set()
+        names = names_apart(jobs)
         for number, (run_id, job) in enumerate(zip(run_ids, jobs, strict=True), start=1):
             if self.stop.by:
                 return
@@ -72,7 +73,7 @@ class Launcher:
                 self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
                 continue
             place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
-            state = self._run(run_id, place + job.recipe.label)
+            state = self._run(run_id, place + names[number - 1])
             if state in (RunState.FAILED, RunState.LOST):
                 failed.add(job)
 

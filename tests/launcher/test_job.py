@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fastlaunch.errors import UserError
-from fastlaunch.job import DEFAULT_REGION, JobSpec
+from fastlaunch.job import DEFAULT_REGION, JobSpec, names_apart
 from fastlaunch_train.recipes import RECIPES, resolve_recipe
 
 
@@ -115,3 +115,12 @@ def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
 )
 def test_how_long_a_run_is_in_words(changes: dict[str, Any], words: str) -> None:
     assert job(**changes).length == words
+
+
+def test_jobs_are_named_by_what_sets_them_apart() -> None:
+    assert names_apart([job(), job(recipe=RECIPES["fp32"])]) == ["bf16", "fp32"]
+    assert names_apart([job(), job(batch_size=None), job(workload="gelu", num_gpus=2)]) == [
+        "bf16 on vit-tiny at batch 8 on 1 GPU",
+        "bf16 on vit-tiny at batch auto on 1 GPU",
+        "bf16 on gelu at batch 8 on 2 GPUs",
+    ]

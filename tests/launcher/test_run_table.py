@@ -105,3 +105,13 @@ def test_a_failed_run_gives_its_reason(summary: RunSummary) -> None:
 )
 def test_durations_have_three_digits(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_runs_of_other_batch_sizes_get_a_sentence_of_their_own(summary: RunSummary) -> None:
+    larger = run(replace(summary, batch_size_per_gpu=4), 0.15)
+    told = answer([run(summary, 0.1), larger, run(None, state=RunState.FAILED, reason="out of memory")])
+    assert [line.split(":")[0] for line in told.splitlines()] == [
+        "bf16 on vit-huge, batch 2",
+        "bf16 on vit-huge, batch 4",
+    ]
+    assert told.endswith("; 1 of 3 runs gave no step time.") and told.count("gave no") == 1

@@ -50,16 +50,28 @@ def to_json(run: "Run") -> dict[str, Any]:
 def answer(runs: Sequence["Run"]) -> str:
     """What the runs say, in a sentence: the step time of a recipe, or which recipe is the fastest.
 
-    The fastest is one whose slowest run beats the others' fastest; `compare` judges by more than that.
+    The fastest is one whose slowest run beats the others' fastest; `compare` judges by more than that. Runs
+    of other workloads, batch sizes or numbers of ranks get a sentence of their own, in a line.
     """
-    measured: dict[str, list[RunSummary]] = {}
+    alike: dict[tuple[str, int, int], dict[str, list[RunSummary]]] = {}
+    num_measured = 0
     for run in runs:
         # What was stopped half-way was measured as well, up to there.
         stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
         if stood and run.summary and run.summary.step_time_s and not _shortcoming(run.summary):
-            measured.setdefault(run.recipe, []).append(run.summary)
-    if not measured:
+            what = (run.summary.workload, run.summary.batch_size_per_gpu, run.summary.num_gpus)
+            alike.setdefault(what, {}).setdefault(run.recipe, []).append(run.summary)
+            num_measured += 1
+    if not alike:
         return f"No step time: {_why_not(runs)}."
+    missing = len(runs) - num_measured
+    told = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
+    *others, last = (_fastest(measured) for measured in alike.values())
+    return "\n".join([*(f"{sentence}." for sentence in others), f"{last}{told}."])
+
+
+def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
+    """The sentence, without its end, of runs by recipe that are alike in all else."""
     ranked = sorted(measured.items(), key=lambda item: _over_runs(item[1]).value)
     (recipe, summaries), *slower = ranked
     first = summaries[0]
@@ -69,14 +81,11 @@ def answer(runs: Sequence["Run"]) -> str:
     leads = f"{recipe} is the fastest" if slower and apart else recipe
     num_runs = f" over {len(summaries)} runs" if len(summaries) > 1 else ""
     rest = "".join(f", {name} {duration(_over_runs(of).value)}" for name, of in slower)
-    missing = len(runs) - sum(len(of) for of in measured.values())
     return (
         f"{leads} on {first.workload}, batch {first.batch_size_per_gpu}: {duration(times.value)} per step"
         f"{interval}, {_rounded(_rate(first, times.value))} {first.sample_unit}/s{num_runs}"
         + (f";{rest[1:]} per step" if rest else "")
         + (_why_not_apart([_over_runs(of) for of in measured.values()]) if rest and not apart else "")
-        + (f"; {missing} of {len(runs)} runs gave no step time" if missing else "")
-        + "."
     )
 
 

@@ -33,7 +33,18 @@ _HERE = InstanceType(
 
 
 def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[JobSpec, ...]:
-    """The jobs on as many containers as nodes were asked for, which find each other over TCP."""
+    """The jobs on as many containers as nodes were asked for, which find each other over TCP.
+
+    Raises UserError for what stays outside of the containers.
+    """
+    for job in jobs:
+        outside = (job.data.partition(":")[2], job.model, job.tokenizer)
+        for path in filter(None, outside):
+            if Path(path).exists():
+                raise UserError(
+                    f"{path} is on this machine, not in the container",
+                    "leave it out, or rehearse without --container",
+                )
     nodes = typed["num_nodes"]
     return tuple(
         replace(job, num_nodes=nodes, num_gpus=nodes * job.num_gpus, image=typed["image"], allow_tcp=True)

@@ -11,6 +11,7 @@ from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
 from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
 from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from fastlaunch.job import JobSpec, names_apart
 from fastlaunch.log_file import LOG, telling_lines
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def tell_runs(runs: "Sequence[Run]", *, output: str) -> None:
             json.dumps({"submission": runs[0].submission_id, "runs": [to_json(r) for r in runs]}, indent=2)
         )
     else:
-        click.echo(f"{table([row(run) for run in runs], HEADERS)}\n\n{answer(runs)}")
+        names = names_apart([JobSpec.from_json(run.spec or {}) for run in runs])
+        rows = [{**row(run), "recipe": name} for run, name in zip(runs, names, strict=True)]
+        click.echo(f"{table(rows, HEADERS)}\n\n{answer(runs)}")
     failed = next((run for run in runs if run.state in _FAILED and run.directory), None)
     if failed is not None and failed.directory is not None:
         lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
