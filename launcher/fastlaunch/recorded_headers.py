@@ -120,7 +120,7 @@ def _packages_used(header: Mapping[str, Any]) -> Iterator[str]:
     if recipe.get("fp8_scaling") in ("tensorwise", "rowwise"):
         yield "torchao"
     if recipe.get("engine") == "ort":
-        yield from ("onnxruntime-training", "torch-ort")
+        yield from ("onnxruntime-training", "onnxruntime-training-cpu", "torch-ort")
     if recipe.get("loop") == "lightning":
         yield "lightning"
     if recipe.get("loop") == "transformers":

@@ -74,6 +74,7 @@ FULL = run(
     evals=(
         *(evaluation(step, 3.0) for step in (100, 200, 300, 400)),
         evaluation(400, 4.0, split="test"),
+        evaluation(200, 6.0, split="test", weights="best"),
     ),
     checkpoint_s=5.0,
     checkpoints_s=8.0,
@@ -91,13 +92,13 @@ def test_every_part_of_a_job_has_its_own_number() -> None:
         "compile": 600,
         "warmup": pytest.approx(2),  # 12 s for ten steps of 1 s
         "steps": 1000,
-        "evaluations": pytest.approx(10 * 3 + 4),  # every 100 steps, and on test data at the end
+        "evaluations": pytest.approx(10 * 3 + 10),  # every 100 steps, and on test data at the end
         "checkpoints": pytest.approx(5 * 4),  # every 200 steps
     }
     assert tuple(finish.parts_s) == PARTS and finish.unknown == ()
     assert finish.total_s is not None and finish.usd is not None
-    assert finish.total_s.value == pytest.approx(1721)
-    assert finish.usd.value == pytest.approx(1721)
+    assert finish.total_s.value == pytest.approx(1727)
+    assert finish.usd.value == pytest.approx(1727)
 
 
 def test_a_second_of_two_nodes_costs_twice_that_of_one() -> None:
@@ -111,9 +112,9 @@ def test_the_interval_of_the_step_time_is_carried_through() -> None:
     assert account is not None
     total = account.total_s(1000)
     assert (total.value, total.low, total.high) == (
-        pytest.approx(1721),
-        pytest.approx(1621),
-        pytest.approx(1921),
+        pytest.approx(1727),
+        pytest.approx(1627),
+        pytest.approx(1927),
     )
 
 

@@ -400,11 +400,13 @@ def test_the_model_of_a_language_workload_is_in_its_fingerprint(run) -> None:
         ("zero2", {"deepspeed"}),
         ("ao-fp8", {"torchao"}),
         ("lightning", {"lightning"}),
-        ("transformers", {"transformers"}),
+        ("transformers", {"transformers", "accelerate"}),
+        ("ort", {"onnxruntime-training", "torch-ort"}),
     ],
 )
 def test_the_fingerprint_has_the_packages_that_the_recipe_uses(run, recipe: str, used: set[str]) -> None:
-    optional = {"deepspeed", "torchao", "lightning", "transformers"}
+    optional = {"deepspeed", "torchao", "lightning", "transformers", "accelerate"}
+    optional |= {"onnxruntime-training", "torch-ort"}
     summary = run(recipe=recipe, versions=dict.fromkeys(optional, "1.0"))
     assert optional & summary.fingerprint.keys() == used
 

@@ -172,6 +172,9 @@ def test_test_data_and_best_weights_reach_nothing() -> None:
     )
     (row,) = rows(replace(summary, evals=(line, *others)))
     assert row.runs[0].step is None
+    (row,) = rows(replace(summary, evals=(line, *others)), target=Target(metric="accuracy", value=0.5))
+    # Nor is their time what it took to get there.
+    assert row.runs[0].time_s == pytest.approx(8 + 100 + 2 + 2)
 
 
 # --- seeds -----------------------------------------------------------------------------------------------

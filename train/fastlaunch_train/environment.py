@@ -15,7 +15,10 @@ import torch
 import fastlaunch_train
 
 #: Packages whose version can change a step time or a loss.
-_PACKAGES = ("timm", "torchvision", "transformer_engine", "torchao", "triton", "transformers", "deepspeed")
+_PACKAGES = (
+    *("timm", "torchvision", "transformer_engine", "torchao", "triton", "transformers", "deepspeed"),
+    *("accelerate", "lightning", "onnxruntime-training", "onnxruntime-training-cpu", "torch-ort"),
+)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -134,12 +134,14 @@ def _warmup_excess_s(run: RunSummary) -> float | None:
 
 def _evaluations(run: RunSummary) -> Repeated:
     """Evaluations at every so many steps, as the run made them, and what comes on top after the last step."""
+    if not run.evals:
+        return NEVER
+    last = max(line.step for line in run.evals)
     by_step: dict[int, float] = {}
     for line in run.evals:
-        by_step[line.step] = by_step.get(line.step, 0.0) + line.seconds
-    if not by_step:
-        return NEVER
-    last = max(by_step)
+        # Test data are scored at the end, also with the weights of an earlier step.
+        step = line.step if line.split == "validation" else last
+        by_step[step] = by_step.get(step, 0.0) + line.seconds
     at_end_s, before = by_step.pop(last), by_step
     # One before the first step is no period.
     before_start_s = before.pop(0, 0.0)
@@ -153,8 +155,8 @@ def _evaluations(run: RunSummary) -> Repeated:
 
 
 def evaluations_until(evals: "Sequence[Eval]", step: int) -> float:
-    """Seconds of the evaluations up to that after `step`, it included."""
-    return sum(line.seconds for line in evals if line.step <= step)
+    """Seconds of the evaluations up to that after `step` on validation data, it included."""
+    return sum(line.seconds for line in evals if line.split == "validation" and line.step <= step)
 
 
 def _checkpoints(run: RunSummary) -> Repeated | None:
