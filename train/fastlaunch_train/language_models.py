@@ -33,15 +33,15 @@ class Logits(nn.Module):
         return logits
 
 
-def transformers_for(workload: str) -> Any:
-    """The transformers package. Raises WorkloadError, naming the extra, where it is not installed."""
-    if importlib.util.find_spec("transformers") is None:
+def transformers_for(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:
+    """The transformers package. Raises WorkloadError, naming the extra, where `find` finds none installed."""
+    if find("transformers") is None:
         raise WorkloadError(
             f"workload {workload!r} needs transformers, which is not installed",
             "pip install 'fastlaunch[train]'",
         )
     # transformers imports torchvision where it is installed.
-    if importlib.util.find_spec("torchvision") is not None:
+    if find("torchvision") is not None:
         from fastlaunch_train.cpu_torchvision import prepare_torchvision
 
         prepare_torchvision()

@@ -1,0 +1,186 @@
+"""DistilBERT on reviews: the published configuration, its data, and that it learns."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from entrypoint import arguments, record, run
+
+from fastlaunch_train.attention import attention_backend
+from fastlaunch_train.language_models import transformer_blocks, transformers_for
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload
+from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+
+# Importing transformers' models takes seconds.
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+
+
+def request(arm: str = "synthetic", **changes: int) -> DataRequest:
+    values = {"batch_size": 12, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
+    return DataRequest(arm=arm, device=CPU, **(values | changes))
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return transformers_for("a test")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Workload:
+    return load_workload("distilbert-tiny")
+
+
+@pytest.fixture
+def csv_file(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.csv"
+    rows = [
+        f'"film {i} was {("bad", "good")[i % 2]}, very",{("negative", "positive")[i % 2]}' for i in range(200)
+    ]
+    path.write_text("\n".join(["review,sentiment", *rows]))
+    return path
+
+
+def test_distilbert_imdb_is_the_published_model(transformers: Any) -> None:
+    workload = load_workload("distilbert-imdb")
+    torch.manual_seed(0)
+    model = workload.build_model()
+    own = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig())
+    sizes = {name: weight.shape for name, weight in own.state_dict().items()}
+    assert {name.removeprefix("model."): weight.shape for name, weight in model.state_dict().items()} == sizes
+    assert workload.blocks is not None
+    assert len(workload.blocks(model)) == 6
+    assert (workload.optimizer, workload.learning_rate) == ("adamw", 5e-5)
+    assert WORKLOADS["distilbert-imdb"].batch_size == 12
+    assert workload.sequence_length == 512
+    # Of the blocks for each token, of attention, and of the classifier's two layers for the first alone.
+    weights = 6 * (4 * 768**2 + 2 * 768 * 3072)
+    attention = 12 * 6 * 768 * 512**2
+    assert workload.flops_per_sample == 6 * weights * 512 + attention + 6 * (768**2 + 2 * 768)
+
+
+def test_the_model_is_run_as_transformers_runs_it(transformers: Any, tmp_path: Path) -> None:
+    """Loss of transformers' own model on the same mask; blocks compiled one by one."""
+    config = transformers.DistilBertConfig(
+        dim=32, hidden_dim=64, n_layers=3, n_heads=2, vocab_size=512, max_position_embeddings=48
+    )
+    torch.manual_seed(3)
+    own = transformers.DistilBertForSequenceClassification(config).eval()
+    own.save_pretrained(tmp_path)
+    workload = load_workload("distilbert-imdb", Asked(model=str(tmp_path)))
+    assert workload.sequence_length == 48
+    model = workload.build_model().eval()
+    batch = next(workload.batches(request()))
+    with torch.no_grad():
+        theirs = own(input_ids=batch["tokens"], attention_mask=batch["mask"], labels=batch["labels"]).loss
+        loss = workload.loss(model, batch)
+        assert float(loss) == pytest.approx(float(theirs), rel=1e-5)
+        for block in transformer_blocks(model):
+            block.compile(backend="eager")
+        assert float(workload.loss(model, batch)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_padding_means_nothing(tiny: Workload) -> None:
+    torch.manual_seed(0)
+    model = tiny.build_model().eval()
+    batch = next(tiny.batches(request()))
+    changed = batch | {"tokens": torch.where(batch["mask"] == 1, batch["tokens"], 7)}
+    assert not torch.equal(changed["tokens"], batch["tokens"])
+    assert tiny.outputs is not None
+    assert tiny.count is not None
+    with torch.no_grad():
+        torch.testing.assert_close(tiny.outputs(model, changed), tiny.outputs(model, batch))
+    count = tiny.count(batch)
+    assert count.num_tokens == 12 * 64
+    assert int(count.num_padding) == int((batch["mask"] == 0).sum())
+    assert 0.2 < int(count.num_padding) / count.num_tokens < 0.8
+
+
+def test_attention_is_torchs(tiny: Workload) -> None:
+    precision = setup_precision(resolve_recipe("fp32"), CPU)
+    batch = next(tiny.batches(request()))
+    assert attention_backend(tiny.build_model().eval(), batch, precision, tiny.loss) == "flash_cpu"
+
+
+def test_reviews_of_a_file_are_split_and_scored(tiny: Workload, csv_file: Path) -> None:
+    arm = f"file:{csv_file}"
+    assert tiny.samples_per_epoch is not None
+    assert tiny.held_out is not None
+    assert tiny.score is not None
+    assert tiny.samples_per_epoch(arm) == 140
+    model = tiny.build_model().eval()
+    for split, number in (("validation", 20), ("test", 40)):
+        with torch.no_grad():
+            scores = [tiny.score(model, batch) for batch in tiny.held_out(request(arm), split)]
+        assert sum(int(score.weight) for score in scores) == number
+        assert len(scores) == -(-number // 12)
+        assert all(
+            0 <= int(score.metric_sum) <= int(score.weight)
+            for score in scores
+            if score.metric_sum is not None
+        )
+    batch = next(tiny.batches(request(arm)))
+    # A start, "film", its number, "was", the word, a comma, "very" and an end.
+    assert set(batch["mask"].sum(1).tolist()) == {8}
+
+
+def test_a_tokenizer_is_taken_from_a_folder(transformers: Any, csv_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "was", "good", "bad", "very", ","])
+    )
+    folder = tmp_path / "tokenizer"
+    transformers.DistilBertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    workload = load_workload("distilbert-tiny", Asked(tokenizer=str(folder), sequence_length=10))
+    batch = next(workload.batches(request(f"file:{csv_file}")))
+    for text, label in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
+        assert text == [2, 5, 1, 6, (8, 7)[label], 10, 9, 3, 0, 0]
+
+
+def test_requests_that_cannot_be_met_are_refused(tmp_path: Path, csv_file: Path) -> None:
+    for asked, message in (
+        (Asked(sequence_length=129), "--sequence-length 129 is more than the model's 128 positions"),
+        (Asked(model=str(tmp_path)), "holds no model that can be loaded"),
+        (Asked(tokenizer=str(tmp_path)), "holds no tokenizer that can be loaded"),
+    ):
+        with pytest.raises(WorkloadError, match=message) as caught:
+            load_workload("distilbert-tiny", asked)
+        assert caught.value.hint
+
+
+def test_distilbert_tiny_tells_good_from_bad_far_above_chance(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "150", "--eval-every", "150", workload="distilbert-tiny")
+    exit_code, output = run([*argv, "--batch-size", "12"])
+    assert exit_code == 0, output
+    found = record(tmp_path)
+    assert [(each.split, each.weights, each.num_samples) for each in found.evals] == [
+        ("validation", "current", 1000),
+        ("test", "current", 2000),
+        ("test", "best", 2000),
+    ]
+    for each in found.evals:
+        assert each.metric == "accuracy"
+        assert each.metric_value is not None
+        # A standard error is 0.014 of 1000 reviews; a tenth of the labels is wrong.
+        assert 0.68 < each.metric_value < 0.9
+        assert each.loss is not None
+        assert each.loss < 0.9 * math.log(2)
+    padding = sum(step.num_padding for step in found.steps) / sum(step.num_tokens for step in found.steps)
+    assert padding == pytest.approx(0.5, abs=0.06)
+
+
+def test_epochs_of_a_file_are_counted(csv_file: Path, tmp_path: Path) -> None:
+    argv = [
+        *("--workload", "distilbert-tiny", "--recipe", "fp32", "--batch-size", "12", "--epochs", "2"),
+        *("--data", f"file:{csv_file}", "--eval-every", "12", "--output", str(tmp_path / "out")),
+    ]
+    exit_code, output = run(argv)
+    assert exit_code == 0, output
+    assert "reviews: 140 to train, 20 for validation, 40 to test" in output
+    found = record(tmp_path / "out")
+    assert len(found.steps) == 2 * 12
+    assert [each.num_samples for each in found.evals] == [20, 20, 40, 40]
