@@ -14,13 +14,14 @@ from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.deterministic import set_deterministic
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
-from fastlaunch_train.loop import check_loop, train
+from fastlaunch_train.loop import train
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.records import Check
 from fastlaunch_train.session import Session
 from fastlaunch_train.stepping import Stepper, build_stepper
+from fastlaunch_train.trainers import check_trainer
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
@@ -41,7 +42,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     session.warnings += [warning] if warning else []
     asked = Asked(model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length)
     workload = session.workload = load_workload(options.workload, asked)
-    check_loop(workload, recipe)
+    if recipe.loop != "ours":
+        check_trainer(workload, recipe, process.device)
     # Now: cuBLAS reads how it is to compute when its first handle is made.
     set_deterministic(recipe)
     arithmetic = precision.setup_precision(recipe, process.device)

@@ -1,6 +1,7 @@
 """Held-out data: what the model scores on them while it trains, and the weights that scored best."""
 
 import contextlib
+import itertools
 import math
 import random
 import time
@@ -119,12 +120,13 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
     buffers, FP8 scales and random generators are left as they were. Raises InterruptedRun, within a batch,
     when a rank was asked to stop.
     """
-    workload, model, device = training.workload, training.stepper.model, training.process.device
+    workload, model, device = training.workload, _model_to_ask(training), training.process.device
     assert workload.held_out is not None and workload.score is not None
     started = time.perf_counter()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
     with left_as_it_was(model, device), torch.no_grad():
         model.eval()
+        _share_buffers(training, model)
         for batch, counts in _in_step(training, workload.held_out(training.request, split)):
             with training.precision.autocast():
                 score = workload.score(model, batch)
@@ -143,6 +145,18 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
         metric=workload.metric,
         metric_value=metric_value if math.isfinite(metric_value) else None,
     )
+
+
+def rehearse(training: Training) -> None:
+    """Score one batch of validation and forget it, so that what evaluation compiles is compiled."""
+    workload, model, device = training.workload, _model_to_ask(training), training.process.device
+    assert workload.held_out is not None and workload.score is not None
+    batches = itertools.islice(workload.held_out(training.request, "validation"), 1)
+    with left_as_it_was(model, device), torch.no_grad():
+        model.eval()
+        for batch, _ in _in_step(training, batches):
+            with training.precision.autocast():
+                workload.score(model, batch)
 
 
 @contextlib.contextmanager
@@ -203,6 +217,22 @@ def _in_step(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Bat
             last = next_batch(training.workload, training.workload.batches(training.request))
         last = last if batch is None else batch
         yield last, batch is not None
+
+
+def _model_to_ask(training: Training) -> nn.Module:
+    """The model without DDP, which would skip what it shares in the training step after an evaluation."""
+    model = training.stepper.model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
+
+
+def _share_buffers(training: Training, model: nn.Module) -> None:
+    """Give every rank rank 0's buffers, as DDP does before a training step: all ask one model."""
+    if training.process.world_size > 1 and training.recipe.parallelism == "ddp":
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
 
 
 def _record(

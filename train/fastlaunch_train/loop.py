@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
+from fastlaunch_train.evaluation import rehearse
 from fastlaunch_train.failures import InterruptedRun, NanLossError
 from fastlaunch_train.fusion import describe_kernels
 from fastlaunch_train.parallel import agree, barrier
@@ -20,7 +21,7 @@ from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import Block, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
 from fastlaunch_train.training import Training
-from fastlaunch_train.workload import Batch, BatchCount, Workload, next_batch
+from fastlaunch_train.workload import Batch, BatchCount, next_batch
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -60,17 +61,13 @@ class Progress:
         """Whether the last step is done."""
         return self.last_done >= self.training.last_step
 
-    def begin(self) -> None:
-        """Compile, catch up on an evaluation that an interruption put off, and start the clock."""
-        training = self.training
-        compiled = compiles(training.recipe)
-        if not self.finished and (compiled or not training.workload.trains):
-            first = next_batch(training.workload, self._batches)
-            self._batches = itertools.chain([first], self._batches)
-            if compiled:
-                training.phase("compile", lambda: training.stepper.compile_ahead(first))
-            if not training.workload.trains:
-                training.phase("kernels", lambda: self._kernels(first))
+    def begin(self, compile_ahead: Callable[[Batch], None] | None = None) -> None:
+        """Compile, catch up on an evaluation that an interruption put off, and start the clock.
+
+        compile_ahead: in place of the stepper's, where a loop calls the model in another context than that.
+        """
+        if not self.finished:
+            self._rehearse(compile_ahead or self.training.stepper.compile_ahead)
         if self._evaluate():
             self._stop()
         if self.finished:
@@ -82,17 +79,6 @@ class Progress:
         gc.freeze()
         self._begin_block()
         self._timer.restart(self._meet)
-
-    def _kernels(self, batch: Batch) -> str:
-        training = self.training
-        return describe_kernels(
-            training.workload,
-            training.stepper.model,
-            batch,
-            training.precision,
-            training.process.device,
-            num_samples=training.request.batch_size,
-        )
 
     def fetch(self) -> Batch:
         """The next batch. Raises WorkloadError if there is none."""
@@ -118,6 +104,32 @@ class Progress:
         alone = self.training.process.world_size == 1
         if self.last_done == self._block_end or (alone and self.training.interrupts.requested):
             self._close_block()
+
+    def _rehearse(self, compile_ahead: Callable[[Batch], None]) -> None:
+        """Run the first batch, and train nothing on it, where there is something to learn or to compile."""
+        training = self.training
+        compiled = compiles(training.recipe)
+        if not compiled and training.workload.trains:
+            return
+        first = next_batch(training.workload, self._batches)
+        self._batches = itertools.chain([first], self._batches)
+        if compiled:
+            training.phase("compile", lambda: compile_ahead(first))
+            if training.evaluations is not None:
+                training.phase("compile", lambda: rehearse(training))
+        if not training.workload.trains:
+            training.phase("kernels", lambda: self._kernels(first))
+
+    def _kernels(self, batch: Batch) -> str:
+        training = self.training
+        return describe_kernels(
+            training.workload,
+            training.stepper.model,
+            batch,
+            training.precision,
+            training.process.device,
+            num_samples=training.request.batch_size,
+        )
 
     def _begin_block(self) -> None:
         training = self.training
@@ -277,18 +289,6 @@ class Progress:
 def compiles(recipe: Recipe) -> bool:
     """Whether something is compiled, scripted or exported when the recipe's model is first called."""
     return recipe.compile_mode != "none" or recipe.pointwise == "scripted" or recipe.engine == "ort"
-
-
-def check_loop(workload: Workload, recipe: Recipe) -> None:
-    """Returns if the recipe's loop can train the workload as the recipe says; else RecipeError."""
-    if recipe.loop == "lightning":
-        from fastlaunch_train.lightning_loop import check_lightning
-
-        check_lightning(workload, recipe)
-    elif recipe.loop == "transformers":
-        from fastlaunch_train.transformers_loop import check_transformers
-
-        check_transformers(workload, recipe)
 
 
 def train(training: Training) -> int:

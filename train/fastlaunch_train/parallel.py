@@ -4,6 +4,7 @@ import datetime
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -104,15 +105,18 @@ def wrap_ddp(
         static_graph=static_graph,
     )
     if recipe.wire_dtype == "bf16":
-        wrapped.register_comm_hook(None, _sum_in_bf16)
+        wrapped.register_comm_hook(None, sum_in_bf16)
     return wrapped
 
 
-def _sum_in_bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sum_in_bf16(
+    state: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     # Under a name of our own, since DDP takes torch's hook for NCCL alone, and gloo can do it too.
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    return bf16_compress_hook(None, bucket)
+    return bf16_compress_hook(state, bucket)
 
 
 def agree(process: Process, values: Sequence[float]) -> list[float]:

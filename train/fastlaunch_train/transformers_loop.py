@@ -1,14 +1,149 @@
 """Steps by the Trainer of Transformers: its own code makes them, of our data and into our records."""
 
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.checkpoint import random_state, restore_random_state
+from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
-from fastlaunch_train.recipes import Recipe, RecipeError
-from fastlaunch_train.workload import Workload
-
-
-def check_transformers(workload: Workload, recipe: Recipe) -> None:
-    """Returns if the Trainer can train the workload as the recipe says; else RecipeError."""
-    raise RecipeError(f"recipe {recipe.label}: not available yet", "add --set loop=ours")
+from fastlaunch_train.parallel import Process, sum_in_bf16
+from fastlaunch_train.torch_stepper import check_loss
+from fastlaunch_train.trainers import Feed, StepLoss, torch_optimizer, try_on
+from fastlaunch_train.training import Training
+from fastlaunch_train.workload import Batch
 
 
 def train_with_transformers(progress: Progress) -> None:
-    """Do the steps that are left of `progress`."""
+    """Do the steps that are left of `progress`. Raises what `Progress.step_done` does.
+
+    The Trainer wraps the model for several ranks, in the process group that is there, puts autocast around
+    its forward pass, scales the loss, sums up micro-batches and calls the optimizer, which is the recipe's.
+    Its schedule is constant, and it clips no gradients. It leaves nothing on the disk.
+    """
+    training = progress.training
+    # The Trainer seeds every generator.
+    drawn = random_state(training.process.device)
+    with _alone_where_alone(training.process):
+        trainer = _trainer(progress, drawn)
+        trainer.train()
+    assert progress.finished, "the Trainer ended before the last step"
+
+
+def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
+    prepare_torchvision()
+    from transformers import PrinterCallback, Trainer, TrainerCallback
+
+    training = progress.training
+    recipe, workload = training.recipe, training.workload
+    step_loss = StepLoss()
+
+    class OurTrainer(Trainer):
+        # Of what compute_loss returns: a mean, which the Trainer divides by the number of micro-batches.
+        loss_is_scaled_for_ga = False
+
+        def get_train_dataloader(self) -> Any:
+            return Feed(progress)
+
+        def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, *_: Any) -> Any:
+            return [next(epoch_iterator) for _ in range(num_batches)], None
+
+        def _prepare_inputs(self, inputs: Batch) -> Batch:
+            return inputs  # the workload has put them where they belong
+
+        def floating_point_ops(self, inputs: Batch) -> int:
+            return 0  # it would look for inputs of its own models
+
+        def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
+            if recipe.compile_mode in ("reduce-overhead", "max-autotune"):
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            loss = workload.loss(model, inputs)
+            check_loss(workload, loss)
+            step_loss.add(loss)
+            return loss
+
+    class Steps(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            wrapped = trainer.model_wrapped
+            if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+                wrapped.register_comm_hook(None, sum_in_bf16)
+            restore_random_state(drawn, training.process.device)
+            # Without autocast around it, which is inside the model's forward pass now.
+            model = training.stepper.model
+            progress.begin(
+                lambda batch: try_on(training, batch, lambda micro_batch: workload.loss(model, micro_batch))
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress.step_done(step_loss.take())
+
+    trainer = OurTrainer(
+        model=training.stepper.model,
+        args=_arguments(progress),
+        optimizers=(torch_optimizer(training), None),
+        callbacks=[Steps()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.model_accepts_loss_kwargs = False
+    _set_up(trainer.accelerator, training)
+    return trainer
+
+
+def _arguments(progress: Progress) -> Any:
+    from transformers import TrainingArguments
+
+    training = progress.training
+    recipe = training.recipe
+    arguments = TrainingArguments(
+        output_dir=str(training.writer.path.parent),
+        max_steps=training.last_step - progress.last_done,
+        per_device_train_batch_size=training.request.batch_size // recipe.grad_accumulation,
+        gradient_accumulation_steps=recipe.grad_accumulation,
+        bf16=recipe.precision == "bf16",
+        fp16=recipe.precision == "fp16",
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        use_cpu=training.process.device.type == "cpu",
+        save_strategy="no",
+        logging_strategy="no",
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    # One process drives one GPU, however many a machine has.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
+
+
+def _set_up(accelerator: Any, training: Training) -> None:
+    """Have the Trainer's accelerator wrap the model as our loop does, and use the scaler of checkpoints."""
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    recipe = training.recipe
+    if training.process.world_size > 1 and recipe.compile_mode != "none":
+        # Else a compiled region would be cut wherever a bucket ends.
+        torch._dynamo.config.optimize_ddp = False
+    accelerator.ddp_handler = DistributedDataParallelKwargs(
+        bucket_cap_mb=recipe.ddp_bucket_mb,
+        gradient_as_bucket_view=True,
+        static_graph=recipe.grad_accumulation == 1,
+    )
+    if training.precision.scaler is not None:
+        accelerator.scaler = training.precision.scaler
+    # Model and optimizer are where they belong; moved, an optimizer's step counts would be waited for.
+    accelerator.device_placement = False
+
+
+@contextlib.contextmanager
+def _alone_where_alone(process: Process) -> Iterator[None]:
+    """Hides torchrun's variables in a world of one, for which the Trainer would start a process group."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if process.world_size == 1 else ()
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -94,6 +94,16 @@ def stopped_at_17() -> Workload:
     return evaluated(loss=_after(lambda step: step == 17 and os.kill(os.getpid(), signal.SIGTERM)))
 
 
+def stopped_at_micro_batch_34() -> Workload:
+    """As `evaluated`; asked to stop in step 17 of two micro-batches each."""
+    return evaluated(loss=_after(lambda step: step == 34 and os.kill(os.getpid(), signal.SIGTERM)))
+
+
+def untrainable() -> Workload:
+    """A step is a forward pass alone."""
+    return workload(trains=False)
+
+
 def stopped_in_evaluation() -> Workload:
     """As `evaluated`; asked to stop in the second batch of the first evaluation of the first attempt."""
     return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=2))
@@ -114,6 +124,28 @@ def _once(effect, at):  # type: ignore[no-untyped-def]
         return score(model, batch)
 
     return with_effect
+
+
+class Classifier(nn.Module):
+    """A module of our own, which torch.compile does not take for one of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(NUM_FEATURES, 32)
+        self.head = nn.Linear(32, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+def compiled() -> Workload:
+    """With held-out data, and a model that torch.compile compiles."""
+    return evaluated(build_model=Classifier)
+
+
+def evaluated_nan() -> Workload:
+    """As `evaluated`; its loss is no number from step 15 on."""
+    return evaluated(loss=nan().loss)
 
 
 def no_held_out_batch() -> Workload:

@@ -1,0 +1,93 @@
+"""What Lightning's Trainer and Transformers' have in common here: who feeds them, and what they cannot do."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from fastlaunch_train.batches import split_batch
+from fastlaunch_train.evaluation import left_as_it_was
+from fastlaunch_train.loop import Progress
+from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.torch_stepper import TorchStepper
+from fastlaunch_train.training import Training
+from fastlaunch_train.workload import Batch, Workload
+
+
+def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> None:
+    """Returns if either Trainer can train `workload` as `recipe` says; else RecipeError."""
+    if not workload.trains:
+        raise RecipeError(
+            f"recipe {recipe.label}: workload {workload.name} has nothing to train, and a Trainer trains",
+            "add --set loop=ours",
+        )
+    if recipe.precision == "fp8":
+        raise RecipeError(
+            f"recipe {recipe.label}: with loop={recipe.loop} precision is fp32, tf32, bf16 or fp16 here",
+            "add --set loop=ours, or --set precision=bf16 --set fp8_scaling=none",
+        )
+    if recipe.loop == "transformers":
+        if not recipe.set_to_none:
+            raise RecipeError(
+                f"recipe {recipe.label}: the Transformers Trainer frees gradients, it does not zero them",
+                "leave out set_to_none, or add --set loop=ours",
+            )
+        if recipe.precision == "fp16" and device.type == "cpu":
+            raise RecipeError(
+                f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",
+                "add --set precision=bf16, or --set loop=ours",
+            )
+
+
+def torch_stepper(training: Training) -> TorchStepper:
+    """The training's stepper, whose model and optimizer a Trainer uses; it makes no step itself."""
+    assert isinstance(training.stepper, TorchStepper)
+    return training.stepper
+
+
+def torch_optimizer(training: Training) -> torch.optim.Optimizer:
+    """The optimizer of the model's own parameters, which a Trainer steps."""
+    optimizer = torch_stepper(training).optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer
+
+
+class Feed:
+    """The micro-batches of the steps that are left, in our order; sized, so that none is fetched ahead."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._parts = progress.training.recipe.grad_accumulation
+        self._num_steps = progress.training.last_step - progress.last_done
+
+    def __len__(self) -> int:
+        return self._num_steps * self._parts
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self._num_steps):
+            yield from split_batch(self._progress.fetch(), self._parts)
+
+
+class StepLoss:
+    """The losses of a step's micro-batches, which are not waited for."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Note one of them. A copy: a CUDA graph's output is overwritten by the next."""
+        self._losses.append(loss.detach().clone())
+
+    def take(self) -> torch.Tensor:
+        """Their mean; the next step begins."""
+        losses, self._losses = self._losses, []
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+def try_on(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
+    """Returns after `forward` and backward have run on a micro-batch of `batch`; nothing is trained by it."""
+    device = training.process.device
+    with left_as_it_was(training.stepper.model, device):
+        forward(split_batch(batch, training.recipe.grad_accumulation)[0]).backward()  # type: ignore[no-untyped-call]
+    torch_optimizer(training).zero_grad(set_to_none=training.recipe.set_to_none)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
