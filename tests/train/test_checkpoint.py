@@ -11,9 +11,10 @@ from fastlaunch_train.checkpoint import (
     KEPT,
     Identity,
     latest_checkpoint,
-    load_checkpoint,
     random_state,
-    save_checkpoint,
+    read_checkpoint,
+    restore_random_state,
+    write_checkpoint,
 )
 from fastlaunch_train.recipes import RecipeError
 
@@ -35,26 +36,22 @@ class Job:
         self.scaler.update()
 
     def save(self, directory: Path, step: int) -> Path:
-        return save_checkpoint(
-            directory,
-            step=step,
-            identity=IDENTITY,
-            model=self.model,
-            optimizer=self.optimizer,
-            scaler=self.scaler,
-            random_states=[random_state(CPU)],
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+        return write_checkpoint(
+            directory, step=step, identity=IDENTITY, state=state, random_states=[random_state(CPU)]
         )
 
     def load(self, path: Path, identity: Identity = IDENTITY) -> int:
-        return load_checkpoint(
-            path,
-            identity=identity,
-            model=self.model,
-            optimizer=self.optimizer,
-            scaler=self.scaler,
-            rank=0,
-            device=CPU,
-        )
+        saved = read_checkpoint(path, identity=identity)
+        self.model.load_state_dict(saved.state["model"])
+        self.optimizer.load_state_dict(saved.state["optimizer"])
+        self.scaler.load_state_dict(saved.state["scaler"])
+        restore_random_state(saved.random_states[0], CPU)
+        return saved.step
 
 
 def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:

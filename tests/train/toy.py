@@ -1,6 +1,10 @@
-"""A workload of a few hundred weights, and what a stepper makes of it: for tests, in one process or several."""
+"""A workload of a few hundred weights, and what a stepper makes of it, in one process or several."""
 
 import dataclasses
+import io
+import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ from fastlaunch_train.recipes import Recipe, resolve_recipe
 from fastlaunch_train.stepping import Stepper, build_stepper
 from fastlaunch_train.workload import Batch, DataRequest, Workload
 
+TRAIN = Path(__file__).resolve().parents[2] / "train"
 WIDTH = 16
 CLASSES = 5
 
@@ -142,6 +147,8 @@ def train(
     resume_after: after that many steps a second stepper, of other weights, takes over by the state.
     """
     stepper, data = build(recipe, process, workload=workload)
+    if recipe.compile_mode != "none":
+        stepper.compile_ahead(next(workload.batches(request(process))))
     losses = []
     for step in range(1, steps + 1):
         losses.append(float(stepper.step(next(data))))
@@ -158,7 +165,7 @@ def train(
     stepper.load_weights(kept)
     return {
         "losses": losses,
-        "weights": {name: value for name, value in whole_weights(state).items()},
+        "weights": whole_weights(state),
         "scores": [said, changed, score(stepper, probe, recipe, process)],
         "model_class": type(stepper.model).__name__,
     }
@@ -185,8 +192,6 @@ def whole_weights(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def passed_on(state: dict[str, Any], process: Process) -> dict[str, Any]:
     """Rank 0's `state` on every rank, through a file's bytes, as a checkpoint would bring it."""
-    import io
-
     file = io.BytesIO()
     torch.save(state, file)
     content = [file.getvalue()]
@@ -194,6 +199,60 @@ def passed_on(state: dict[str, Any], process: Process) -> dict[str, Any]:
         torch.distributed.broadcast_object_list(content, src=0)
     loaded: dict[str, Any] = torch.load(io.BytesIO(content[0]), map_location="cpu", weights_only=True)
     return loaded
+
+
+def run_ranks(
+    out: Path, arms: list[str], *, steps: int, resume_after: int = 0, world_size: int = 2, gpus: bool = False
+) -> dict[str, dict[str, Any]]:
+    """What `train` finds for each arm, `RECIPE[,FIELD=VALUE...]`, in that many processes that train as one.
+
+    Losses are the ranks' mean, the rest is rank 0's.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TRAIN)]),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
+    command = [sys.executable, __file__, str(out), str(steps), str(resume_after), *arms]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        said = [rank.communicate(timeout=600)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(said)
+    found = [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+    for arm in arms:
+        losses = zip(*(one[arm]["losses"] for one in found), strict=True)
+        found[0][arm]["losses"] = [sum(values) / world_size for values in losses]
+    results: dict[str, dict[str, Any]] = found[0]
+    return results
+
+
+def distance(found: dict[str, Any], losses: list[float], weights: dict[str, torch.Tensor]) -> float:
+    """The largest difference between what `train` found and these losses and weights."""
+    assert found["weights"].keys() == weights.keys()
+    apart: list[float] = [abs(one - other) for one, other in zip(found["losses"], losses, strict=True)]
+    apart += [float((found["weights"][name] - weight).abs().max()) for name, weight in weights.items()]
+    return max(apart)
 
 
 def main() -> None:

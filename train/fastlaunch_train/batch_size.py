@@ -145,7 +145,7 @@ def fits_on_cuda(
 
 
 def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
-    """Bytes that a training step holds: weights, gradients, optimizer state, and what backward needs.
+    """Bytes that a training step holds: weights, gradients, optimizer state, masters, what backward needs.
 
     Counted, so the same every time: each storage that autograd keeps for the backward pass counts once, in
     full. Temporary values of single operations are not in it, nor is the interpreter. Raises WorkloadError
@@ -174,10 +174,12 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
 
     def count_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal optimizer_bytes
+        kept = [value for state in optimizer.state.values() for value in state.values()]
+        updated = [value for group in optimizer.param_groups for value in group["params"]]
+        masters = [value for value in updated if value.untyped_storage().data_ptr() not in weights]
         optimizer_bytes = sum(
             value.numel() * value.element_size()
-            for state in optimizer.state.values()
-            for value in state.values()
+            for value in (*kept, *masters)
             if isinstance(value, torch.Tensor)
         )
 

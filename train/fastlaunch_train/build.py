@@ -1,14 +1,16 @@
-"""What a session trains with: model, optimizer, and the largest batch that fits."""
+"""What a session trains with: the model, and the largest batch that fits."""
 
 import gc
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from fastlaunch_train import optimizers
+from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.precision import Precision, batch_multiple
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.stepping import build_stepper
 from fastlaunch_train.workload import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
@@ -25,26 +27,6 @@ def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
             "return a torch module with parameters",
         )
     return model.to(process.device).train()
-
-
-def build_model(workload: Workload, recipe: Recipe, seed: int, process: Process) -> nn.Module:
-    """The workload's model on this rank's device, in training mode, with the recipe's blocks."""
-    model = build_native(workload, seed, process)
-    if recipe.blocks == "te":
-        from fastlaunch_train.blocks import replace_blocks
-
-        if workload.blocks is None:
-            raise RecipeError(
-                f"recipe {recipe.name}: workload {workload.name} has no transformer blocks to replace",
-                "use a recipe with blocks=native",
-            )
-        replace_blocks(model, workload.blocks(model))
-    return model
-
-
-def build_optimizer(workload: Workload, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that the workload names, unless the recipe names another."""
-    return optimizers.build_optimizer(workload, recipe, model.parameters())
 
 
 def largest_batch_that_fits(
@@ -79,21 +61,31 @@ def _try_batches(
 ) -> int:
     from fastlaunch_train.batch_size import find_batch_size
 
+    # Each rank by itself, so that one which runs out of memory leaves no other waiting for it: what fits here
+    # unsharded fits sharded. One micro-batch of a step, since each frees what it took before the next.
+    recipe_alone = replace(
+        recipe,
+        parallelism="ddp",
+        engine="torch",
+        ddp_bucket_mb=Recipe.ddp_bucket_mb,
+        grad_accumulation=1,
+        compile_mode="none",
+        compile_backend=Recipe.compile_backend,
+        compile_scope=Recipe.compile_scope,
+    )
     # Of its own: Transformer Engine's modules would remember the trial steps in their FP8 scales.
-    model = build_model(workload, recipe, seed, process)
-    optimizer = build_optimizer(workload, recipe, model)
+    model = build_native(workload, seed, process)
+    convert_model(model, workload, recipe)
+    stepper = build_stepper(
+        workload, recipe_alone, replace(precision, scaler=None), replace(process, world_size=1), model
+    )
 
     def step(batch_size: int) -> None:
-        batch = next_batch(
-            workload, workload.batches(probe_request(process, seed=seed, batch_size=batch_size))
-        )
-        optimizer.zero_grad(set_to_none=True)
-        with precision.autocast():
-            loss = workload.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        request = probe_request(process, seed=seed, batch_size=batch_size)
+        request = replace(request, dtype=computed_in(recipe))
+        stepper.step(next_batch(workload, workload.batches(request)))
 
-    return find_batch_size(
+    found = find_batch_size(
         step,
         device=process.device,
         model=model,
@@ -101,6 +93,13 @@ def _try_batches(
         agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
         granularity=batch_multiple(recipe),
     )
+    return found * recipe.grad_accumulation
+
+
+def computed_in(recipe: Recipe) -> torch.dtype:
+    """The dtype of the inputs of a workload whose inputs alone decide what it computes in."""
+    dtypes = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    return dtypes.get(recipe.precision, torch.float32)
 
 
 def probe_request(process: Process, *, seed: int, batch_size: int) -> DataRequest:

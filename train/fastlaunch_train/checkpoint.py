@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.model_state import load_model_state, model_state
 from fastlaunch_train.recipes import RecipeError
 
 KEPT = 2
@@ -55,7 +54,10 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def check_space(directory: Path, model: nn.Module) -> None:
-    """OSError if the disk cannot hold three checkpoints: fp32 weights and one optimizer state each."""
+    """OSError if the disk cannot hold three checkpoints: weights and one optimizer state each.
+
+    model: before it is sharded.
+    """
     needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
     free = shutil.disk_usage(directory.parent).free
     if free < needed:
@@ -126,46 +128,6 @@ def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
             f"resume with {as_saved}, or start without --resume",
         )
     return Saved(step=step, state=content, random_states=random_states)
-
-
-def save_checkpoint(
-    directory: Path,
-    *,
-    step: int,
-    identity: Identity,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: Any,
-    random_states: list[dict[str, torch.Tensor]],
-) -> Path:
-    """As `write_checkpoint`, of what is not in a Stepper."""
-    state = {
-        "model": model_state(model),
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler.state_dict() if scaler else None,
-    }
-    return write_checkpoint(directory, step=step, identity=identity, state=state, random_states=random_states)
-
-
-def load_checkpoint(
-    path: Path,
-    *,
-    identity: Identity,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: Any,
-    rank: int,
-    device: torch.device,
-    fp8_recipe: Any = None,
-) -> int:
-    """Restore everything from `path`; returns the step it was taken after. As `read_checkpoint`."""
-    saved = read_checkpoint(path, identity=identity)
-    load_model_state(model, saved.state["model"], fp8_recipe=fp8_recipe)
-    optimizer.load_state_dict(saved.state["optimizer"])
-    if scaler is not None and saved.state["scaler"] is not None:
-        scaler.load_state_dict(saved.state["scaler"])
-    restore_random_state(saved.random_states[rank], device)
-    return saved.step
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

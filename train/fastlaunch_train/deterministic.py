@@ -6,8 +6,8 @@ import torch
 
 from fastlaunch_train.recipes import Recipe, RecipeError
 
-#: cuBLAS gives the same result every time only with a workspace of this kind ("Results reproducibility" in its
-#: documentation). The other keeps Transformer Engine from attention whose backward pass adds in any order.
+#: cuBLAS gives the same result every time only with such a workspace (its documentation, under "Results
+#: reproducibility"). The other keeps Transformer Engine from attention whose backward adds in any order.
 _ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 
 

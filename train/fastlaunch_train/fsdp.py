@@ -73,6 +73,15 @@ def sharded(value: Any, process: Process) -> Any:
     return distribute_tensor(value[_FULL].to(process.device), mesh, placements)
 
 
+def reshard(model: nn.Module) -> None:
+    """Have every parameter of `model` be this rank's shard: an evaluation leaves the root's gathered."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def local(value: torch.Tensor) -> torch.Tensor:
     """This rank's share of `value`, which may be no shard at all."""
     return value.to_local() if _is_sharded(value) else value  # type: ignore[attr-defined]

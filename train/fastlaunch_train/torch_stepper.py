@@ -149,6 +149,8 @@ class TorchStepper:
                 value.copy_(weights[name])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
+        if self._recipe.parallelism == "fsdp2":
+            fsdp.reshard(self.model)
         named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
         return {name: fsdp.local(value.detach()) for name, value in named.items()}
 

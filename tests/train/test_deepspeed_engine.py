@@ -1,0 +1,107 @@
+"""DeepSpeed's ZeRO stages over two ranks: the same training as plain torch, also after a resume."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+
+from fastlaunch_train.deepspeed_engine import check_recipe, engine_config
+from fastlaunch_train.deepspeed_state import plain
+from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+
+STEPS = 6
+#: Against plain fp64, of losses and weights; None where the optimizer is another than the reference's.
+ARMS: dict[str, float | None] = {
+    "zero1,precision=fp32": 1e-6,
+    "zero2,precision=fp32,grad_accumulation=2": 1e-6,
+    "zero3,precision=fp32": 1e-6,
+    "zero3,precision=fp32,grad_accumulation=2,activation_checkpointing=block": 1e-6,
+    "zero1": 5e-3,
+    "zero3": 5e-3,
+    "zero2,wire_dtype=bf16": 5e-3,
+    "zero1,parameter_dtype=bf16-master": 1e-2,
+    "zero2,parameter_dtype=bf16-master": 1e-2,
+    "zero3,parameter_dtype=bf16-master": 1e-2,
+    "zero3,optimizer=adamw,learning_rate=0.01": None,
+}
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_two_ranks_train_as_one_and_resume_with_the_same_bits(tmp_path: Path) -> None:
+    found = toy.run_ranks(tmp_path / "whole", list(ARMS), steps=STEPS)
+    losses, weights = toy.reference(steps=STEPS)
+    for arm, tolerance in ARMS.items():
+        assert found[arm]["model_class"] == "DeepSpeedEngine"
+        assert tolerance is None or toy.distance(found[arm], losses, weights) < tolerance, arm
+        kept, changed, back = found[arm]["scores"]
+        assert kept == back != changed, arm
+    resumed = toy.run_ranks(tmp_path / "resumed", list(ARMS), steps=STEPS, resume_after=3)
+    for arm in ARMS:
+        assert resumed[arm]["losses"] == found[arm]["losses"], arm
+        for name, weight in found[arm]["weights"].items():
+            assert torch.equal(resumed[arm]["weights"][name], weight), (arm, name)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_a_step_done_to_compile_is_undone(tmp_path: Path) -> None:
+    arms = [
+        "zero1,precision=fp32,compile_mode=default,compile_backend=eager",
+        "zero3,parameter_dtype=bf16-master,compile_mode=default,compile_backend=eager,compile_scope=model",
+    ]
+    found = toy.run_ranks(tmp_path, arms, steps=STEPS)
+    losses, weights = toy.reference(steps=STEPS)
+    assert toy.distance(found[arms[0]], losses, weights) < 1e-6
+    assert toy.distance(found[arms[1]], losses, weights) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        ("zero1", [], {"stage": 1, "fp16": False, "bf16": False, "wire": None}),
+        ("zero2", ["wire_dtype=bf16"], {"stage": 2, "fp16": False, "bf16": False, "wire": "bf16"}),
+        ("zero3", ["parameter_dtype=bf16-master"], {"stage": 3, "fp16": False, "bf16": True, "wire": "fp32"}),
+        ("zero3", ["precision=fp16"], {"stage": 3, "fp16": True, "bf16": False, "wire": "fp32"}),
+    ],
+)
+def test_the_configuration_follows_the_recipe(
+    recipe: str, overrides: list[str], expected: dict[str, Any]
+) -> None:
+    config = engine_config(resolve_recipe(recipe, [*overrides, "grad_accumulation=4"]), world_size=2)
+    assert {
+        "stage": config["zero_optimization"]["stage"],
+        "fp16": config["fp16"]["enabled"],
+        "bf16": config["bf16"]["enabled"],
+        "wire": config.get("communication_data_type"),
+    } == expected
+    assert (config["gradient_accumulation_steps"], config["train_batch_size"]) == (4, 8)
+    assert config["gradient_clipping"] == 0.0
+
+
+@needs_deepspeed
+def test_what_deepspeed_does_not_compute_is_refused() -> None:
+    with pytest.raises(RecipeError, match="adafactor needs rows and columns"):
+        check_recipe(toy.TOY, resolve_recipe("zero1", ["optimizer=adafactor"]))
+    with pytest.raises(RecipeError, match="adafactor needs rows and columns"):
+        check_recipe(dataclasses.replace(toy.TOY, optimizer="adafactor"), RECIPES["zero2"])
+    with pytest.raises(RecipeError, match="frees gradients by itself"):
+        check_recipe(toy.TOY, resolve_recipe("zero1", ["set_to_none=false"]))
+    check_recipe(
+        dataclasses.replace(toy.TOY, optimizer="adafactor"), resolve_recipe("zero1", ["optimizer=adamw"])
+    )
+
+
+def test_a_state_holds_plain_values_alone() -> None:
+    weight = torch.ones(2)
+    state = plain({"a": [weight, (1, "x")], "b": object(), "c": [object()], "d": {"e": None, 0: 1.5}})
+    assert state == {"a": [state["a"][0], [1, "x"]], "d": {"e": None, 0: 1.5}}
+    weight.zero_()
+    assert state["a"][0].tolist() == [1.0, 1.0]

@@ -1,0 +1,93 @@
+"""The optimizer that a recipe names, and Adafactor against known answers."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import toy
+from torch import nn
+
+from fastlaunch_train.adafactor import Adafactor
+from fastlaunch_train.optimizers import build_optimizer
+from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.workloads import WorkloadError
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2))]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "settings"),
+    [
+        ([], torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": None, "fused": None}),
+        (["learning_rate=0.5", "optimizer_impl=foreach"], torch.optim.SGD, {"lr": 0.5, "foreach": True}),
+        (["optimizer=adamw", "optimizer_impl=for-loop"], torch.optim.AdamW, {"foreach": False}),
+        (["optimizer=adamw", "optimizer_impl=fused"], torch.optim.AdamW, {"fused": True}),
+        (["optimizer=adafactor", "optimizer_impl=for-loop"], Adafactor, {"lr": 0.1}),
+    ],
+)
+def test_the_recipe_chooses(
+    overrides: list[str], kind: type[torch.optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    optimizer = build_optimizer(toy.TOY, resolve_recipe("fp32", overrides), parameters())
+    assert type(optimizer) is kind
+    group = optimizer.param_groups[0]
+    assert {name: group[name] for name in settings} == settings
+
+
+def test_what_there_is_not_is_refused() -> None:
+    unknown = dataclasses.replace(toy.TOY, optimizer="lion")
+    with pytest.raises(WorkloadError, match="asks for optimizer 'lion'"):
+        build_optimizer(unknown, RECIPES["fp32"], parameters())
+    adafactor = dataclasses.replace(toy.TOY, optimizer="adafactor")
+    with pytest.raises(RecipeError, match="parameter by parameter"):
+        build_optimizer(adafactor, resolve_recipe("fp32", ["optimizer_impl=foreach"]), parameters())
+
+
+def test_the_first_step_of_adafactor_by_hand() -> None:
+    # A vector: the second moment is the square of the gradient, so the update is its sign.
+    vector = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    vector.grad = torch.tensor([0.5, -4.0, 1e-3])
+    # A matrix of one row and column's product: rows and columns tell all of it, and it too is the sign.
+    matrix = nn.Parameter(torch.zeros(2, 2))
+    matrix.grad = torch.tensor([[1.0, -2.0], [3.0, 6.0]])
+    Adafactor([vector, matrix], lr=0.1).step()
+    torch.testing.assert_close(vector.detach(), torch.tensor([0.9, -1.9, 2.9]))
+    torch.testing.assert_close(matrix.detach(), torch.tensor([[-0.1, 0.1], [-0.1, -0.1]]))
+
+
+def test_an_update_that_jumps_is_scaled_down() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = Adafactor([weight], lr=1.0)
+    weight.grad = torch.full((4,), 1e-3)
+    optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    # Its root mean square would be 1 / sqrt(1 - (1 - 2 ** -0.8)) = 1.32.
+    torch.testing.assert_close(before - weight.detach(), torch.ones(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adafactor_is_what_the_transformers_trainer_runs(dtype: torch.dtype) -> None:
+    from transformers.optimization import Adafactor as Theirs
+
+    def weights() -> list[nn.Parameter]:
+        torch.manual_seed(0)
+        return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((5, 7), (3,), (2, 3, 4))]
+
+    ours, theirs = weights(), weights()
+    # transformers.Trainer.get_optimizer_cls_and_kwargs, --optim adafactor.
+    other: Any = Theirs(theirs, lr=1e-2, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
+    optimizer = Adafactor(ours, lr=1e-2)
+    for _ in range(5):
+        for one, two in zip(ours, theirs, strict=True):
+            one.grad = (3 * torch.randn(one.shape)).to(dtype)
+            two.grad = one.grad.clone()
+        optimizer.step()
+        other.step()
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)

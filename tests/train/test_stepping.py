@@ -1,0 +1,167 @@
+"""Steppers in a world of one: the same training as plain torch, whatever the recipe does on the way."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+import toy
+from torch import nn
+
+from fastlaunch_train.deterministic import without_deterministic
+from fastlaunch_train.forward_only import ForwardStepper
+from fastlaunch_train.parallel import Process, stop_process
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.preparing import hold_in_bf16
+from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.stepping import build_stepper
+from fastlaunch_train.torch_stepper import TorchStepper
+from fastlaunch_train.workloads import WorkloadError
+
+ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
+STEPS = 6
+
+# The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+    stop_process()
+
+
+# Exact but for fp32's rounding; a bf16 product is right to 1 in 256, a bf16 weight is rounded at each step.
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "tolerance"),
+    [
+        ("fp32", [], 1e-6),
+        ("fp32", ["grad_accumulation=4"], 1e-6),
+        ("fp32", ["activation_checkpointing=block"], 1e-6),
+        ("fp32", ["set_to_none=false", "deterministic=true"], 1e-6),
+        pytest.param(
+            *("fp32", ["compile_mode=default", "compile_backend=aot_eager"], 1e-6), marks=pytest.mark.slow
+        ),
+        ("fsdp2", ["precision=fp32", "grad_accumulation=2"], 1e-6),
+        ("fp16", [], 1e-3),
+        ("bf16", [], 5e-3),
+        ("bf16", ["parameter_dtype=bf16-master"], 1e-2),
+        ("bf16", ["parameter_dtype=bf16"], 5e-2),
+    ],
+)
+def test_losses_and_weights_are_those_of_plain_torch(
+    recipe: str, overrides: list[str], tolerance: float
+) -> None:
+    found = toy.train(resolve_recipe(recipe, overrides), ALONE, steps=STEPS)
+    losses, weights = toy.reference(steps=STEPS)
+    assert 0 < toy.distance(found, losses, weights) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("fp16", []),
+        ("bf16", ["parameter_dtype=bf16-master", "optimizer=adamw"]),
+        ("bf16", ["optimizer=adafactor", "learning_rate=0.01"]),
+        ("fsdp2", ["optimizer=adamw"]),
+    ],
+)
+def test_a_resumed_training_goes_on_with_the_same_bits(recipe: str, overrides: list[str]) -> None:
+    chosen = resolve_recipe(recipe, overrides)
+    whole = toy.train(chosen, ALONE, steps=STEPS)
+    resumed = toy.train(chosen, ALONE, steps=STEPS, resume_after=3)
+    assert resumed["losses"] == whole["losses"]
+    for name, weight in whole["weights"].items():
+        assert torch.equal(resumed["weights"][name], weight), name
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fsdp2"])
+def test_kept_weights_are_put_back(recipe: str) -> None:
+    kept, changed, back = toy.train(RECIPES[recipe], ALONE, steps=1)["scores"]
+    assert kept == back
+    assert kept != changed
+
+
+def test_compiling_ahead_trains_nothing_and_draws_nothing() -> None:
+    recipe = resolve_recipe("fp32", ["compile_mode=default", "compile_backend=eager", "grad_accumulation=2"])
+    stepper, batches = toy.build(recipe, ALONE)
+    before = stepper.weights()
+    generator = torch.get_rng_state()
+    stepper.compile_ahead(next(batches))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(before[name], weight) for name, weight in stepper.weights().items())
+    assert all(parameter.grad is None for parameter in stepper.model.parameters())
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    stepper, batches = toy.build(resolve_recipe("fp32", ["grad_accumulation=3"]), ALONE)
+    with pytest.raises(RecipeError, match="a batch of 8 does not divide into 3"):
+        stepper.step(next(batches))
+
+
+def test_a_loss_that_is_no_scalar_is_named() -> None:
+    workload = dataclasses.replace(toy.TOY, loss=lambda model, batch: model(batch[0]))
+    stepper, batches = toy.build(RECIPES["fp32"], ALONE, workload=workload)
+    with pytest.raises(WorkloadError, match=r"its loss is a tensor of shape \(8, 5\)"):
+        stepper.step(next(batches))
+
+
+class Fills(nn.Module):
+    """Writes to one place several times, of which torch cannot say what is left there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Put at several places at once, which torch says has no deterministic algorithm on any device.
+        y: torch.Tensor = torch.zeros(4).put_(torch.tensor([0, 0]), self.scale * x.flatten()[:2]).sum()
+        return y
+
+
+def test_an_operator_without_a_deterministic_algorithm_is_named() -> None:
+    workload = dataclasses.replace(
+        toy.TOY, build_model=Fills, blocks=None, loss=lambda model, batch: model(batch[0])
+    )
+    stepper, batches = toy.build(resolve_recipe("fp32", ["deterministic=true"]), ALONE, workload=workload)
+    with pytest.raises(RecipeError, match="no deterministic algorithm for put_"):
+        stepper.step(next(batches))
+    assert without_deterministic(RuntimeError("deterministic"), RECIPES["fp32"]) is None
+
+
+def test_a_workload_that_does_not_train_is_only_called() -> None:
+    workload = dataclasses.replace(toy.TOY, trains=False)
+    model = toy.Toy()
+    recipe = resolve_recipe(
+        "fp32", ["compile_mode=default", "compile_backend=eager", "compile_scope=wrapped"]
+    )
+    stepper = build_stepper(workload, recipe, setup_precision(recipe, ALONE.device), ALONE, model)
+    assert isinstance(stepper, ForwardStepper)
+    before = stepper.weights()
+    batch = next(toy.batches(toy.request(ALONE)))
+    stepper.compile_ahead(batch)
+    value = stepper.step(batch)
+    torch.testing.assert_close(value, toy.loss(model, batch).detach())
+    assert not value.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    stepper.load_weights(before)
+    stepper.load_state(stepper.state())
+
+
+def test_bf16_holds_parameters_and_not_buffers() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    hold_in_bf16(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model[1].running_mean.dtype == torch.float32
+
+
+def test_what_is_compiled_with_its_wrapper_is_the_wrapper() -> None:
+    recipe = resolve_recipe(
+        "fp32", ["compile_mode=default", "compile_backend=eager", "compile_scope=wrapped"]
+    )
+    stepper, batches = toy.build(recipe, ALONE)
+    assert isinstance(stepper, TorchStepper)
+    assert stepper.model._compiled_call_impl is not None
+    assert all(block._compiled_call_impl is None for block in toy.TOY.blocks(stepper.model))  # type: ignore[misc]
+    stepper.step(next(batches))
