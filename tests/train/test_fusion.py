@@ -99,7 +99,7 @@ def test_kernels_are_listed_by_number_and_name() -> None:
         (
             "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, "
             "float, at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, "
-            "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >)",
+            "at::native::BinaryFunctor<float, at::native::binary_internal::MulFunctor<float> >)",
             "vectorized_elementwise_kernel(Mul)",
         ),
         (
