@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.base_image_file import BaseImage
-from fastlaunch.code_bundle import code_files, pack, site_files
+from fastlaunch.code_bundle import PROGRAMS, code_files, pack, site_files
 from fastlaunch.errors import UserError
 from fastlaunch.pinned_wheels import wanted_pins
 from fastlaunch.shipped import shipped
@@ -33,9 +33,12 @@ class BaseReference:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild:
-    """One image to build. files: of the context, by path. commit: None if it is not known."""
+    """One image to build. files: of the context, by path. commit: None if it is not known.
 
-    base: BaseImage
+    base: AWS's image; None where the Dockerfile itself says on what it stands, and asks for nothing else.
+    """
+
+    base: BaseImage | None
     reference: BaseReference
     files: Mapping[str, bytes]
     commit: str | None
@@ -43,6 +46,8 @@ class ImageBuild:
     @property
     def build_args(self) -> dict[str, str]:
         """What the Dockerfile asks for; all but the first become labels."""
+        if self.base is None:
+            return {"BASE_IMAGE": self.reference.uri}
         return {
             "BASE_IMAGE": self.reference.uri,
             "BASE_DIGEST": self.reference.digest or "unknown",
@@ -61,7 +66,12 @@ class ImageBuild:
             digest.update(f"{name}={value}\n".encode())
         for name, content in sorted(self.files.items()):
             digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-        return f"{self.base.torch}-{self.base.flavour}-{digest.hexdigest()[:12]}"
+        return f"{self.kind}-{digest.hexdigest()[:12]}"
+
+    @property
+    def kind(self) -> str:
+        """What the tag begins with: `2.13.0-ec2`, or `ort`."""
+        return "ort" if self.base is None else f"{self.base.torch}-{self.base.flavour}"
 
     @property
     def layers(self) -> dict[str, bytes]:
@@ -97,6 +107,27 @@ def context_files(wheels: Path) -> dict[str, bytes] | None:
 def context_without_wheels() -> dict[str, bytes]:
     """The build context without site/, for which nothing has to be fetched."""
     return {"Dockerfile": shipped("containers/Dockerfile").read_bytes(), **code_files()}
+
+
+def ort_context() -> dict[str, bytes]:
+    """The build context of containers/Dockerfile.ort, which is as in a checkout; pip fetches all else."""
+    code = code_files()
+    programs = {f"containers/{name}": code.pop(name) for name in PROGRAMS}
+    requirements = "containers/ort-requirements.txt"
+    return {
+        "Dockerfile": shipped("containers/Dockerfile.ort").read_bytes(),
+        requirements: shipped(requirements).read_bytes(),
+        **programs,
+        **code,
+    }
+
+
+def ort_base() -> BaseReference:
+    """What that Dockerfile stands on unless another is named: by its tag, as it is written there."""
+    text = shipped("containers/Dockerfile.ort").read_text(encoding="utf-8")
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)$", text, re.MULTILINE)
+    assert found is not None, "it names one"
+    return BaseReference(uri=found[1], digest=None)
 
 
 def write_context(files: Mapping[str, bytes], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`fastlaunch build` with a docker that builds nothing and an AWS on loopback."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from wheel_builder import make_wheel
 
 from fastlaunch.aws import Aws
 from fastlaunch.cli import run
+from fastlaunch.image_build import context_without_wheels, ort_context
 from fastlaunch.settings import load_settings
 from fastlaunch_train.recipes import RECIPE_SCHEMA
 
@@ -325,3 +327,42 @@ def test_an_image_past_its_end_is_used_by_name_with_a_warning(
     assert f"warning: {tag}: AWS has not mended it since 2026-01-29\n" in capsys.readouterr().err
     assert build("--dry-run", today="2028-01-01") == 2
     assert "every base image known here is past its end" in capsys.readouterr().err
+
+
+# ORTModule
+
+
+def test_the_image_with_ortmodule_has_a_base_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = install(tmp_path, monkeypatch, "docker")
+    assert build("--ort") == 0
+    (building,) = fake.calls
+    told = capsys.readouterr()
+    assert told.out.startswith("fastlaunch:ort-")
+    assert [word for word in building["argv"] if word.startswith("BASE_")] == [
+        "BASE_IMAGE=pytorch/pytorch:2.3.1-cuda11.8-cudnn8-devel"
+    ]
+    assert {
+        *("Dockerfile", "containers/ort-requirements.txt", "containers/run_train.sh"),
+        *("containers/run_sagemaker.sh", "train/fastlaunch_train/__main__.py"),
+    } <= set(building["context"])
+    assert build("--ort", "--dry-run", "--push") == 0
+    told = capsys.readouterr()
+    assert "/fastlaunch:ort-<content>" in told.out and "site/" not in told.out
+
+
+@pytest.mark.parametrize("more", [("--base", "2.13"), ("--with", "torchao"), ("--flavour", "sagemaker")])
+def test_what_the_image_with_ortmodule_does_not_heed_is_refused(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build("--ort", *more) == 2
+    assert capsys.readouterr().err.startswith("error: --ort is an image of its own\n  leave out --base")
+
+
+def test_the_context_holds_all_that_its_dockerfile_copies() -> None:
+    for files in (ort_context(), context_without_wheels() | {"site/x": b""}):
+        copied = re.findall(r"^COPY (.*) /fastlaunch/\S*$", files["Dockerfile"].decode(), re.MULTILINE)
+        assert copied
+        for source in " ".join(copied).split():
+            assert any(name == source or name.startswith(source.rstrip("/") + "/") for name in files), source

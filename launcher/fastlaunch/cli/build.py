@@ -28,6 +28,8 @@ from fastlaunch.image_build import (
     check_repository,
     context_files,
     context_without_wheels,
+    ort_base,
+    ort_context,
     write_context,
 )
 from fastlaunch.image_extras import wanted_of, with_extras
@@ -49,10 +51,10 @@ _OWN_ACCOUNT = "<account>"
 class Asked:
     """What to build, and where to: `repository` of the account's registry in `region`.
 
-    extras: what pip installs in it.
+    base: None for the image with ORTModule, which has one of its own. extras: what pip installs in it.
     """
 
-    base: BaseImage
+    base: BaseImage | None
     extras: tuple[str, ...]
     push: bool
     region: str
@@ -77,6 +79,7 @@ class Asked:
     metavar="NAME",
     help="What AWS's images lack and some recipes need: transformers, lightning, torchao; may be repeated.",
 )
+@click.option("--ort", is_flag=True, help="Instead: ORTModule with the old versions that it works with.")
 @click.option("--region", metavar="REGION", help="Of the registries.  [default: the config's]")
 @click.option("--repository", metavar="NAME", help="In ECR.  [default: the config's, else fastlaunch]")
 @click.option("--dry-run", is_flag=True, help="Print the commands and the context; build and ask nothing.")
@@ -86,6 +89,7 @@ def build(
     push: bool,
     flavour: str,
     extras: tuple[str, ...],
+    ort: bool,
     region: str | None,
     repository: str | None,
     dry_run: bool,
@@ -102,15 +106,17 @@ def build(
     registry(where)
     name = repository or around.settings.aws.get(where, RegionSettings()).repository or DEFAULT_REPOSITORY
     check_repository(name)
+    if ort and (base or extras or flavour != "ec2"):
+        raise UserError("--ort is an image of its own", "leave out --base, --flavour and --with")
     asked = Asked(
-        base=find_base_image(base, flavour=flavour, today=around.now().date()),
+        base=None if ort else find_base_image(base, flavour=flavour, today=around.now().date()),
         extras=wanted_of([name for given in extras for name in split_names(given)]),
         push=push,
         region=where,
         repository=name,
         yes=yes,
     )
-    for doubt in asked.base.doubts(around.now().date()):
+    for doubt in asked.base.doubts(around.now().date()) if asked.base else ():
         _tell(f"warning: {doubt}")
     click.echo(_dry_run(around, asked) if dry_run else _build(around, asked))
 
@@ -128,20 +134,21 @@ def _with_extras(files: Mapping[str, bytes], asked: Asked) -> dict[str, bytes]:
 
 def _dry_run(around: Surroundings, asked: Asked) -> str:
     """The context with sizes and the commands, with placeholders for what only AWS can tell."""
-    files = context_files(_wheels(around))
+    files = context_files(_wheels(around)) if asked.base else ort_context()
     builder = find_builder()
     if builder is None:
         _tell(f"warning: {no_builder().message}; the commands are docker's with buildx")
-    reference = BaseReference(
-        uri=image_uri(asked.base, asked.region, "<base-digest>"), digest="<base-digest>"
-    )
+    reference = ort_base()
+    if asked.base:
+        uri = image_uri(asked.base, asked.region, "<base-digest>")
+        reference = BaseReference(uri=uri, digest="<base-digest>")
     build = ImageBuild(
         base=asked.base,
         reference=reference,
         files=_with_extras(files or context_without_wheels(), asked),
         commit=around.commit,
     )
-    name = f"{_registry_name(asked, _OWN_ACCOUNT)}:{asked.base.torch}-{asked.base.flavour}-<content>"
+    name = f"{_registry_name(asked, _OWN_ACCOUNT)}:{build.kind}-<content>"
     logins, building, pushing = _commands(builder or "buildx", asked, build, name, "<context>")
     if asked.push and files is not None:
         _tell(_upload(build))
@@ -177,13 +184,10 @@ def _build(around: Surroundings, asked: Asked) -> str:
     builder = find_builder()
     if builder is None:
         raise no_builder()
-    wheels = _wheels(around)
-    fetch_wheels(wanted_pins(), wheels, python=asked.base.python)
-    files = context_files(wheels)
-    assert files is not None, "the wheels have just been fetched"
-    reference = _reference(around, asked)
-    files = _with_extras(files, asked)
-    build = ImageBuild(base=asked.base, reference=reference, files=files, commit=around.commit)
+    reference, files = _starting_point(around, asked)
+    build = ImageBuild(
+        base=asked.base, reference=reference, files=_with_extras(files, asked), commit=around.commit
+    )
     if not asked.push:
         name = f"{asked.repository}:{build.tag}"
         _tell(f"building {name}: {_megabytes(build.size)} over {reference.uri}")
@@ -203,13 +207,25 @@ def _build(around: Surroundings, asked: Asked) -> str:
             raise UserError(f"{repository} has no {build.tag} after the push", "try again")
     else:
         _tell(f"{build.tag} is there already: nothing to build")
-    next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe te-fp8")
+    recipe = "te-fp8" if asked.base else "ort --workload gpt2-xsmall"
+    next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe {recipe}")
     return f"{repository}@{digest}"
 
 
-def _reference(around: Surroundings, asked: Asked) -> BaseReference:
+def _starting_point(around: Surroundings, asked: Asked) -> tuple[BaseReference, dict[str, bytes]]:
+    """The base image and the context, for which wheels are fetched."""
+    if asked.base is None:
+        return ort_base(), ort_context()
+    wheels = _wheels(around)
+    fetch_wheels(wanted_pins(), wheels, python=asked.base.python)
+    files = context_files(wheels)
+    assert files is not None, "the wheels have just been fetched"
+    return _reference(around, asked, asked.base), files
+
+
+def _reference(around: Surroundings, asked: Asked, base: BaseImage) -> BaseReference:
     """The base image by digest; by tag in AWS's gallery, and said so, where AWS cannot be asked."""
-    base, region = asked.base, asked.region
+    region = asked.region
     try:
         digest = around.aws.image_digest(region, registry_account(region), base.repository, base.tag)
     except CloudRefused as error:
