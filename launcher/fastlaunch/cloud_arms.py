@@ -1,10 +1,12 @@
 """What of an arm can be done on AWS: what it needs has to be there, or to travel with the training code."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from fastlaunch.ability import format_in_words, module_of, nearest_that_runs, needed_format, takes
 from fastlaunch.arms import Arm, reads_text
+from fastlaunch.base_image_file import BaseImage, version
 from fastlaunch.cloud_terms import CloudTerms
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import Accelerator, InstanceType
@@ -14,6 +16,8 @@ from fastlaunch_train.recipes import Recipe
 
 #: Modules that AWS's images hold; what is told of them in containers/base_images.yaml.
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
+#: Releases of Transformer Engine that brought FP8's scalings, by its release notes; before 2.0 it knew less.
+TE_RELEASES = {"none": (2, 0), "delayed": (2, 0), "mxfp8": (2, 0), "current": (2, 2), "block": (2, 3)}
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 #: Option of `fastlaunch build` that puts a module into an image.
@@ -56,6 +60,37 @@ def why_not_on(instance: InstanceType, arm: Arm, terms: CloudTerms, catalogue: C
         or _ranks_problem(instance, arm, terms)
         or _image_problem(arm, terms)
     )
+
+
+def check_base(arms: Sequence[Arm], base: BaseImage, others: Sequence[BaseImage]) -> None:
+    """Nothing, if AWS's image holds what the arms' recipes need, in a version that has it; else UserError.
+
+    others: images of its flavour, of which the error names those that do. What is not known is believed.
+    """
+    for arm in arms:
+        problem = _base_problem(arm.recipe, base)
+        if problem is None:
+            continue
+        fitting = [
+            one.torch for one in others if _base_problem(arm.recipe, one) is None and not one.uncertain
+        ]
+        raise UserError(
+            f"recipe {arm.recipe.label} needs {problem}", f"give --base-image {' or '.join(fitting[:3])}"
+        )
+
+
+def _base_problem(recipe: Recipe, base: BaseImage) -> str | None:
+    if recipe.blocks != "native":
+        wanted = TE_RELEASES.get(recipe.fp8_scaling, TE_RELEASES["none"])
+        held = base.transformer_engine
+        # An image inferred from its tag says nothing of what it holds.
+        if held is None and not base.uncertain:
+            return f"Transformer Engine, which {base.name} lacks"
+        if held is not None and version(held) < wanted:
+            return f"Transformer Engine {'.'.join(map(str, wanted))}, and {base.name} holds {held}"
+    if recipe.parallelism.startswith("zero") and base.deepspeed is None and not base.uncertain:
+        return f"DeepSpeed, which {base.name} lacks"
+    return None
 
 
 def _check_hub_name(option: str, name: str, terms: CloudTerms) -> None:

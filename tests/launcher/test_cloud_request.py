@@ -1,5 +1,6 @@
 """A request for AWS: the jobs it makes, and everything that is refused before AWS is asked."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 from ec2_builders import IMAGE, catalogue
 
+from fastlaunch.base_image_file import shipped_base_images
+from fastlaunch.cloud_arms import check_base
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.cloud_terms import CloudTerms, backend_of
 from fastlaunch.errors import UserError
@@ -305,3 +308,37 @@ def test_other_workloads_pass() -> None:
         assert jobs_at(request, request.instances[0], "us-east-1")[0].workload == name
     hub = build({"image": IMAGE}, workload="hf-clm:EleutherAI/gpt-neo-2.7B")
     assert hub.arms[0].workload.batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base", "problem", "hint"),
+    [
+        (
+            "te-fp8-current",
+            "2.6",
+            "Transformer Engine 2.2, and pytorch-training:2.6",
+            "--base-image 2.13.0 or",
+        ),
+        ("te-bf16", "2.1", "Transformer Engine 2.0, and", "--base-image 2.13.0 or"),
+        (
+            "zero2",
+            "2.10",
+            "DeepSpeed, which pytorch-training:2.10",
+            "--base-image 2.13.0 or 2.12.1 or 2.11.0",
+        ),
+    ],
+)
+def test_a_base_image_without_what_a_recipe_needs_is_refused(
+    recipe: str, base: str, problem: str, hint: str
+) -> None:
+    images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
+    old = next(one for one in images if one.torch.startswith(f"{base}."))
+    with pytest.raises(UserError, match=re.escape(f"recipe {recipe} needs {problem}")) as caught:
+        check_base(build({"image": IMAGE}, recipes=("bf16", recipe)).arms, old, images)
+    assert hint in str(caught.value.hint)
+
+
+def test_the_newest_base_image_holds_what_every_recipe_needs_of_it() -> None:
+    images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
+    newest = next(one for one in images if one.uncertain is None)
+    check_base(build({"image": IMAGE}, recipes=("te-fp8", "te-fp8-block", "zero3")).arms, newest, images)

@@ -128,6 +128,8 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
 
 def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]:
     """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
+    from fastlaunch.base_image_file import shipped_base_images
+    from fastlaunch.cloud_arms import check_base
     from fastlaunch.images import image_uri, own_image, training_base
 
     given = request.image
@@ -140,6 +142,8 @@ def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]
         return given_image
 
     base = training_base(request.base_image, today=today)
+    known = shipped_base_images().images
+    check_base(request.arms, base, [one for one in known if one.flavour == base.flavour])
     return lambda region: image_uri(base, region, "<image-digest>")
 
 
