@@ -1,0 +1,258 @@
+"""The training package under torch 1.13, and ORTModule there, whose losses are eager's."""
+
+import ast
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import old_environment
+import pytest
+from old_environment import run_quietly
+
+from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.requirements import Machine, missing_part
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "train" / "fastlaunch_train"
+
+#: What the package takes from torch while it is imported. Each was looked up in torch 1.13.1: look there for
+#: one more too, and take what is newer where it is used, inside a function.
+IN_TORCH_1_13 = {
+    "torch",
+    "torch.Generator",
+    "torch.Tensor",
+    "torch.autograd.Function",
+    "torch.device",
+    "torch.distributed",
+    "torch.distributed.GradBucket",
+    "torch.dtype",
+    "torch.float32",
+    "torch.futures.Future",
+    "torch.library.Library",
+    "torch.nn",
+    "torch.nn.Linear",
+    "torch.nn.Module",
+    "torch.nn.ModuleList",
+    "torch.nn.Parameter",
+    "torch.nn.Sequential",
+    "torch.no_grad",
+    "torch.optim.Optimizer",
+    "torch.profiler.ProfilerActivity",
+    "torch.profiler.profile",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils.checkpoint",
+    "torch.utils.data.DataLoader",
+    "torch.utils.data.Dataset",
+}
+
+
+class _AtImport(ast.NodeVisitor):
+    """Collects the dotted names of torch that are looked up while a module is imported."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._local: dict[str, str] = {}
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.split(".")[0] == "torch":
+                self.names.add(alias.name)
+                self._local[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module and node.module.split(".")[0] == "torch":
+            for alias in node.names:
+                self.names.add(f"{node.module}.{alias.name}")
+                self._local[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        parts: list[str] = []
+        value: ast.expr = node
+        while isinstance(value, ast.Attribute):
+            parts.append(value.attr)
+            value = value.value
+        if isinstance(value, ast.Name) and value.id in self._local:
+            self.names.add(".".join([self._local[value.id], *reversed(parts)]))
+        else:
+            self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        # The body runs later.
+        arguments = node.args
+        every = [
+            *arguments.posonlyargs,
+            *arguments.args,
+            *arguments.kwonlyargs,
+            arguments.vararg,
+            arguments.kwarg,
+        ]
+        annotations = [argument.annotation for argument in every if argument is not None]
+        defaults = [*arguments.defaults, *arguments.kw_defaults]
+        for part in (*node.decorator_list, *annotations, *defaults, node.returns):
+            if part is not None:
+                self.visit(part)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        pass
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) != "TYPE_CHECKING":
+            self.generic_visit(node)
+
+
+def names_at_import(source: str) -> set[str]:
+    collected = _AtImport()
+    collected.visit(ast.parse(source))
+    return collected.names
+
+
+def test_names_taken_while_importing_are_told_from_those_taken_later() -> None:
+    source = """
+import torch
+from typing import TYPE_CHECKING
+from torch import nn
+from torch.utils.data import DataLoader as Loader
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+def later(x: torch.Tensor, scaler: "torch.amp.GradScaler") -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+    return torch.compile(x)
+class Timer:
+    event: torch.cuda.Event
+    def stop(self, at=torch.float8_e4m3fn): return torch.accelerator.now()
+"""
+    assert names_at_import(source) == {
+        *("torch", "torch.nn", "torch.utils.data.DataLoader", "torch.Tensor", "torch.nn.Module"),
+        *("torch.cuda.Event", "torch.float8_e4m3fn"),
+    }
+
+
+def test_nothing_newer_than_torch_1_13_is_needed_to_import() -> None:
+    newer = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in names_at_import(path.read_text())
+        if name not in IN_TORCH_1_13
+    }
+    assert not newer
+
+
+def test_what_an_old_torch_lacks_is_refused_and_the_rest_runs() -> None:
+    def nothing(*asked: str) -> str | None:
+        return None
+
+    old = Machine(
+        device_type="cpu",
+        compute_capability=None,
+        cuda=None,
+        version_of=lambda package: (1, 13, 1),
+        transformer_engine_problem=nothing,
+        scaling_problem=nothing,
+        ort_problem=nothing,
+        inductor_problem=nothing,
+        compile_backends=lambda: ["inductor"],
+    )
+    for name in ("fp32", "bf16", "jit-script", "library"):
+        assert missing_part(RECIPES[name], old) is None
+    assert missing_part(resolve_recipe("ort", ["precision=fp32"]), old) is None
+    assert missing_part(RECIPES["ort"], old) == "fp16 on a CPU needs torch 2.3, and 1.13.1 is installed"
+    for label, words in (
+        ("compile", "torch.compile needs torch 2.2"),
+        ("fsdp2", "fully_shard needs torch 2.6"),
+        ("fp32 optimizer_impl=fused", "optimizer_impl fused needs torch 2.4"),
+    ):
+        name, *overrides = label.split()
+        missing = missing_part(resolve_recipe(name, overrides), old)
+        assert missing is not None and missing.startswith(words)
+
+
+#: Models in the shape of the workloads' own, without dropout: ONNX Runtime draws other numbers for it.
+MAKE_MODELS = """
+import sys, torch, transformers as t
+torch.manual_seed(0)
+none = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+config = t.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=128, vocab_size=int(sys.argv[2]), **none)
+t.GPT2LMHeadModel(config).save_pretrained(sys.argv[1] + "/gpt2-tiny")
+none = dict(dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
+sizes = dict(dim=64, n_layers=2, n_heads=4, hidden_dim=128, max_position_embeddings=128)
+config = t.DistilBertConfig(vocab_size=int(sys.argv[2]), **sizes, **none)
+t.DistilBertForSequenceClassification(config).save_pretrained(sys.argv[1] + "/distilbert-tiny")
+"""
+
+
+@pytest.fixture(scope="module")
+def old_python() -> Path:
+    return old_environment.old_python()
+
+
+@pytest.fixture(scope="module")
+def models(old_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model for each of the small language workloads, without dropout."""
+    from fastlaunch_train.tokens import ByteTokens
+
+    folder = tmp_path_factory.mktemp("models")
+    run_quietly([str(old_python), "-c", MAKE_MODELS, str(folder), str(ByteTokens.vocabulary)])
+    return folder
+
+
+def train(python: Path, output: Path, workload: str, *more: str, steps: int = 12) -> RankRecord:
+    """The record of a run of the entrypoint under `python`, with nothing of this environment in sight."""
+    argv = [
+        *(str(python), "-m", "fastlaunch_train", "--workload", workload, "--output", str(output)),
+        *("--batch-size", "4", "--steps", str(steps), *more),
+    ]
+    run_quietly(argv, PYTHONPATH=str(ROOT / "train"), OMP_NUM_THREADS="1", TRANSFORMERS_OFFLINE="1")
+    return read_record(output / "rank-00000-attempt-1.jsonl")
+
+
+def losses(record: RankRecord) -> list[float]:
+    assert record.end is not None and record.end.status == "completed"
+    # Of the steps, and of the held-out data after step 6 and 12: the model trains on after an evaluation.
+    found = [step.loss for step in record.steps] + [eval.loss for eval in record.evals]
+    assert all(loss is not None and math.isfinite(loss) for loss in found)
+    return [loss for loss in found if loss is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_module_imports_under_torch_1_13(old_python: Path) -> None:
+    modules = [
+        ".".join(path.relative_to(ROOT / "train").with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if path.name not in ("__main__.py", "__init__.py")
+    ]
+    assert "fastlaunch_train.session" in modules
+    script = "import torch, importlib; assert torch.__version__.startswith('1.13')\n" + "\n".join(
+        f"importlib.import_module({module!r})" for module in sorted(modules)
+    )
+    run_quietly([str(old_python), "-c", script], PYTHONPATH=str(ROOT / "train"))
+
+
+@pytest.fixture(scope="module", params=["gpt2-tiny", "distilbert-tiny"])
+def pair(
+    request: pytest.FixtureRequest, old_python: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RankRecord, RankRecord]]:
+    """Records of a run by torch and of one by ORTModule, of the same model on the same data."""
+    folder = tmp_path_factory.mktemp("runs")
+    same = ("--model", str(models / request.param), "--eval-every", "6")
+    by_torch = train(old_python, folder / "torch", request.param, "--recipe", "fp32", *same)
+    by_ort = train(
+        old_python, folder / "ort", request.param, "--recipe", "ort", "--set", "precision=fp32", *same
+    )
+    yield by_torch, by_ort
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ort_trains_as_torch_does(pair: tuple[RankRecord, RankRecord]) -> None:
+    by_torch, by_ort = pair
+    assert by_ort.header["versions"]["torch"].startswith("1.13")
+    assert by_ort.header["recipe"]["engine"] == "ort"
+    expected = losses(by_torch)
+    assert len(expected) == 12 + len(by_torch.evals) > 12
+    assert expected[11] < expected[0]
+    # Sums in another order: 1e-7 in the first step, ten times that after a dozen of them.
+    assert losses(by_ort) == pytest.approx(expected, rel=2e-6)
+    # The export to ONNX is no step.
+    assert "compile" in {phase.name for phase in by_ort.phases}
