@@ -14,8 +14,10 @@ from torch import nn
 
 from fastlaunch_train.attention import attention_backend, transformer_engine_backend
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.precision import Precision, check_runs_here, guard_cudnn_attention, setup_precision
+from fastlaunch_train.cudnn import guard_cudnn_attention
+from fastlaunch_train.precision import Precision, setup_precision
 from fastlaunch_train.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.workload import DataRequest, load_workload
 
 pytestmark = [
@@ -25,15 +27,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-# FP8 products take no batch that is not a multiple of 16.
-WIDTH, NUM_TOKENS, BATCH = 1280, 197, 16
+# FP8 products take no batch that is not a multiple of 16, MXFP8's of 32.
+WIDTH, NUM_TOKENS, BATCH = 1280, 197, 32
 DEVICE = torch.device("cuda")
 
 #: Recipe and overrides: bounds on the errors of output, input gradient, worst weight gradient.
 BOUNDS = {
     "te-bf16": (6.0e-3, 6.0e-3, 1.2e-2),
     "te-fp8": (5.8e-2, 9.6e-2, 2.1e-1),
-    "te-fp8 fp8_scaling=current": (5.8e-2, 9.6e-2, 2.1e-1),
+    "te-fp8-current": (5.8e-2, 9.6e-2, 2.1e-1),
+    # Not measured at this width of weights: as current scaling, which was as exact with others.
+    "te-fp8-block": (5.8e-2, 9.6e-2, 2.1e-1),
+    "te-mxfp8": (5.8e-2, 9.6e-2, 2.1e-1),
 }
 
 
@@ -144,7 +149,7 @@ def probe(label: str) -> str:
         replace_blocks(model, workload.blocks(model))
     request = DataRequest(
         arm="synthetic",
-        batch_size=8,
+        batch_size=32,
         seed=0,
         rank=0,
         world_size=1,

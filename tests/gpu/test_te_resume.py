@@ -10,8 +10,10 @@ from torch import nn
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.model_state import load_model_state, model_state
-from fastlaunch_train.precision import check_runs_here, fp8_recipe, setup_precision
+from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.runs_here import check_runs_here
+from fastlaunch_train.te_fp8 import fp8_recipe
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 
 from fastlaunch_train.nearest import distance, nearest_recipe
 from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
-from fastlaunch_train.requirements import Machine, Version, missing_part
+from fastlaunch_train.requirements import EXTRAS, Machine, Version, missing_part
 from fastlaunch_train.runs_here import (
     check_runs_here,
     check_runs_on,
@@ -303,3 +304,9 @@ def test_transformer_engine_is_asked_in_old_releases_and_new(module: str) -> Non
 
 def test_a_transformer_engine_that_says_nothing_is_tried() -> None:
     assert te_scaling_problem("block", loading("transformer_engine.pytorch.fp8")) is None
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(extras)

@@ -33,11 +33,11 @@ TORCHAO_RELEASE = (0, 9)
 #: Which extra of this package installs what.
 EXTRAS = {
     "transformer_engine": "te",
-    "torchao": "torchao",
+    "torchao": "float8",
     "deepspeed": "deepspeed",
     "lightning": "lightning",
-    "transformers": "transformers",
-    "accelerate": "transformers",
+    "transformers": "train",
+    "accelerate": "train",
 }
 
 
