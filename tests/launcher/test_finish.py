@@ -57,6 +57,12 @@ def pair_of(comparison: Comparison) -> BreakEven:
     return pair
 
 
+def pair_named(comparison: Comparison, *recipes: str) -> BreakEven:
+    (found,) = to_finish(comparison, 1000)
+    (pair,) = (one for one in found.break_evens if {one.one.recipe, one.other.recipe} == set(recipes))
+    return pair
+
+
 def sentences(comparison: Comparison, steps: float = 1000) -> list[str]:
     (workload,) = finish_json(comparison, steps)["workloads"]
     return list(workload["notes"])
@@ -255,6 +261,20 @@ def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
     assert pair.samples is None and pair.steps is None and pair.settled
     assert pair.short is pair.long and pair.short.recipe == "te-bf16"
     assert "te-bf16 is done sooner than bf16 from the first step on" in sentences(comparison)
+
+
+def test_figures_without_an_interval_are_called_so() -> None:
+    def bare(recipe: str, step_time_s: float, **changes: Any) -> RunSummary:
+        return run(recipe, step_time_s, half=None, **changes)
+
+    comparison = compared(bare("bf16", 2.0), bare("compile", 1.0, compile_s=600.0), bare("fp32", 3.0))
+    assert pair_named(comparison, "bf16", "compile").settled is None
+    told = sentences(comparison)
+    assert told[0].endswith("by figures without an interval")
+    assert (
+        "compile is done sooner than bf16 only after about 600 steps, by figures without an interval" in told
+    )
+    assert "bf16 is done sooner than fp32 from the first step on, by figures without an interval" in told
 
 
 def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:

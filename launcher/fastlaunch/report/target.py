@@ -1,7 +1,7 @@
 """What it costs to train to a target, as a table for people and as plain data for programs."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fastlaunch.analysis.accounts import WORDS
@@ -69,8 +69,8 @@ def _cells(one: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
         "batch": str(one.row.global_batch),
         "reached": f"{one.num_reached} of {one.num_seeds}",
         "best": _best(one),
-        "steps": _spanned([float(run.step or 0) for run in reached]),
-        "seconds": _spanned(one.times_s),
+        "steps": _spanned([float(run.step or 0) for run in reached], about),
+        "seconds": _spanned(one.times_s, number),
         "mean s": with_range(one.time_s),
         "mean $": None if usd is None else f"{dollars(usd.value)}{_relative(usd)}",
     }
@@ -85,10 +85,10 @@ def _best(one: RowToTarget) -> str | None:
     return low if low == high else f"{low} to {high}"
 
 
-def _spanned(values: Sequence[float]) -> str | None:
+def _spanned(values: Sequence[float], say: Callable[[float], str]) -> str | None:
     if not values:
         return None
-    low, high = number(min(values)), number(max(values))
+    low, high = say(min(values)), say(max(values))
     return low if low == high else f"{low} to {high}"
 
 
