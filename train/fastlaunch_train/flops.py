@@ -41,7 +41,8 @@ def _count(build_model: Callable[[], nn.Module], *inputs: torch.Tensor) -> int |
     except ImportError:  # torch before 2.1
         return None
     model = build_on_meta(build_model).train()
-    with FlopCounterMode(display=False) as counter:
+    # What a model makes on its way, such as a mask, is to be there too.
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
         model(*inputs).sum().backward()
     return int(counter.get_total_flops()) // 2
 
