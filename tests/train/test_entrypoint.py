@@ -339,6 +339,34 @@ def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(tmp_pa
     assert end.status == "failed"
 
 
+def test_a_failed_check_is_recorded_and_warned_of_and_ends_nothing(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, workload=f"{TINY}:mixing"))
+    assert code == 0, output
+    read = record(tmp_path)
+    passed = {check.name: check.passed for check in read.checks}
+    assert passed == {"equivalence": True, "isolation": False, "permutation": True}
+    (warning,) = [text for text in read.header["warnings"] if "check" in text]
+    assert "isolation" in warning and f"warning: {warning}" in output
+
+
+def test_a_workload_is_asked_for_batches_in_what_the_recipe_computes_in(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--eval-every", "10", workload=f"{TINY}:in_bf16", recipe="bf16")
+    code, output = run(argv)
+    assert code == 0, output
+
+
+def test_a_batch_that_does_not_divide_into_micro_batches_is_refused(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--batch-size", "6", "--set", "grad_accumulation=4"))
+    assert code == 2
+    assert "give --batch-size 8" in output
+
+
+def test_what_a_workload_does_not_take_is_refused(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, "--sequence-length", "8"))
+    assert code == 2
+    assert "--sequence-length" in output
+
+
 def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("in the way")

@@ -7,7 +7,7 @@ import torch
 
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
-from fastlaunch_train.build import build_native, largest_batch_that_fits, probe_request
+from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
 from fastlaunch_train.checkpoint import Identity, check_space
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.conversion import convert_model
@@ -29,7 +29,7 @@ from fastlaunch_train.workloads import WorkloadError
 log = logging.getLogger("fastlaunch_train")
 
 #: Samples in the forward passes before training that find out which attention kernel runs, and whether the
-#: recipe computes what the model does: as few as every recipe takes.
+#: recipe computes what the model does: as few as most recipes take.
 PROBE_BATCH = 16
 
 
@@ -105,8 +105,9 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepper:
     options, process, recipe = session.options, session.process, session.options.recipe
     model = build_native(workload, options.seed, process)
-    probe_of = probe_request(process, seed=options.seed, batch_size=PROBE_BATCH)
-    probe_of = dataclasses.replace(probe_of, dtype=_computed_in(session))
+    size = max(PROBE_BATCH, precision.batch_multiple(recipe))
+    probe_of = probe_request(process, seed=options.seed, batch_size=size)
+    probe_of = dataclasses.replace(probe_of, dtype=computed_in(options.recipe))
     probe = next_batch(workload, workload.batches(probe_of))
     reference = checks.reference(workload, model, probe)
     convert_model(model, workload, recipe)
@@ -160,11 +161,6 @@ def _num_steps(session: Session, workload: Workload) -> int:
     return -(-num_samples // global_batch) * options.epochs
 
 
-def _computed_in(session: Session) -> torch.dtype:
-    by_precision = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
-    return by_precision.get(session.options.recipe.precision, torch.float32)
-
-
 def _data_request(session: Session) -> DataRequest:
     options, process = session.options, session.process
     assert session.batch_size is not None
@@ -177,7 +173,7 @@ def _data_request(session: Session) -> DataRequest:
         device=process.device,
         num_workers=options.num_workers,
         first_step=session.first_step,
-        dtype=_computed_in(session),
+        dtype=computed_in(options.recipe),
     )
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import gc
 import logging
 import os
 import shutil
@@ -66,6 +67,9 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     session.writer.close()
     session.traceback.close()
     if exit_code == 0:
+        # What holds on to the process group goes before it; a Trainer keeps its DDP model in a cycle.
+        gc.unfreeze()
+        gc.collect()
         stop_process()
     elif process.world_size > 1:
         # Tearing down a process group whose peers are gone can hang: leave without it.

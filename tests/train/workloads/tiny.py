@@ -152,6 +152,26 @@ def no_held_out_batch() -> Workload:
     return evaluated(held_out=lambda request, split: iter(()))
 
 
+def mixing() -> Workload:
+    """What it says of a sample depends on the others of its batch."""
+
+    def outputs(model: nn.Module, batch: Batch) -> torch.Tensor:
+        answers = model(batch[0])
+        return answers + answers.mean(0)  # type: ignore[no-any-return]
+
+    return workload(outputs=outputs)
+
+
+def in_bf16() -> Workload:
+    """Its batches are in the dtype that the recipe computes in, which has to be bf16."""
+
+    def asked_for_bf16(request: DataRequest) -> Iterator[Batch]:
+        assert request.dtype == torch.bfloat16, request.dtype
+        return batches(request)
+
+    return evaluated(batches=asked_for_bf16)
+
+
 def slow() -> Workload:
     """About 20 ms a step, so that a test can interrupt it."""
     return workload(loss=_after(lambda step: time.sleep(0.02)))
