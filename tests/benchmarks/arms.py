@@ -26,7 +26,7 @@ from pathlib import Path
 from fastlaunch_train.records import read_record
 
 _ARM = re.compile(
-    r"(?P<workload>[^/]+)/(?P<recipe>[^,:]+)(?P<sets>(,[^,:]+)*):(?P<batch>\d+)(@(?P<steps>\d+))?"
+    r"(?P<workload>[^/]+)/(?P<recipe>[^,:]+)(?P<sets>(,[^,]+?)*):(?P<batch>\d+)(@(?P<steps>\d+))?"
 )
 
 
