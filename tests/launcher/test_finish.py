@@ -490,3 +490,19 @@ def test_more_compiling_puts_the_break_even_later(compile_s: float, more_s: floa
         return pair.steps.value
 
     assert steps(compile_s) < steps(compile_s + more_s)
+
+
+ABSURD = st.sampled_from([1e-300, 1e-12, 1.0, 1e12, 1e300])
+
+
+@given(st.lists(st.tuples(ABSURD, ABSURD, ABSURD), min_size=2, max_size=3), ABSURD, st.booleans())
+def test_absurd_records_are_no_bug_of_ours(
+    times: list[tuple[float, float, float]], steps: float, priced: bool
+) -> None:
+    summaries = [
+        run(f"recipe-{n}", step_time_s, build_s=build_s, compile_s=compile_s, warmup_s=build_s)
+        for n, (step_time_s, build_s, compile_s) in enumerate(times)
+    ]
+    comparison = compared(*summaries, usd_per_hour=1e12 if priced else None)
+    json.dumps(finish_json(comparison, steps), allow_nan=False)
+    assert "to the end of" in finish_table(comparison, steps)

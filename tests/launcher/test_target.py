@@ -346,3 +346,17 @@ def test_a_harder_target_is_reached_by_no_more_seeds_and_no_sooner(
         assert sooner.num_reached == sooner.num_seeds >= 3
         assert sooner.time_s.low is not None and sooner.time_s.high is not None
         assert sooner.time_s.low <= sooner.time_s.value <= sooner.time_s.high
+
+
+ABSURD = st.sampled_from([1e-300, 1e-12, 1.0, 1e12, 1e300])
+
+
+@given(st.lists(ABSURD, min_size=6, max_size=6), st.integers(1, 10**12), st.booleans())
+def test_absurd_records_are_no_bug_of_ours(times: list[float], step: int, priced: bool) -> None:
+    summaries = [
+        run("bf16" if n < 3 else "compile", n, {step: 0.95}, step_time_s=time_s, build_s=time_s)
+        for n, time_s in enumerate(times)
+    ]
+    comparison = compared(*summaries, usd_per_hour=1e12 if priced else None)
+    json.dumps(target_json(comparison, "accuracy=0.9"), allow_nan=False)
+    assert "accuracy >= 0.9" in target_table(comparison, "accuracy=0.9")

@@ -206,7 +206,8 @@ def _run(candidate: Candidate, row: Row, target: Target) -> RunToTarget:
         if parts["warmup"] is not None and summary.num_warmup_steps:
             # A run that was there before it was warm had but a part of the warm-up.
             parts["warmup"] *= min(1.0, step / summary.num_warmup_steps)
-        time_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
+        total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
+        time_s = total_s if math.isfinite(total_s) else None
     return RunToTarget(
         run_id=candidate.run_id,
         seed=summary.seed,

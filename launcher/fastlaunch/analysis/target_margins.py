@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
+from fastlaunch.analysis.judgement import exp
 from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_value
 from fastlaunch.analysis.target import RowToTarget
 from fastlaunch.metrics import Interval
@@ -45,9 +46,7 @@ def margins(rows: Sequence[RowToTarget]) -> tuple[Margin, ...]:
 
 
 def _ratio(log_ratio: float, half_width: float) -> Interval:
-    return Interval(
-        value=math.exp(log_ratio), low=math.exp(log_ratio - half_width), high=math.exp(log_ratio + half_width)
-    )
+    return Interval(value=exp(log_ratio), low=exp(log_ratio - half_width), high=exp(log_ratio + half_width))
 
 
 def _log_mean(row: RowToTarget, priced: bool) -> float:

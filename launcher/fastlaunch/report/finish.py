@@ -12,7 +12,7 @@ from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval
 from fastlaunch.report.table import WIDTH, dollars, number
-from fastlaunch.report.words import about, grid, name_of, place_to_json, quantity_to_json, with_range
+from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
 
 
 def finish_table(comparison: Comparison, steps: float) -> str:
@@ -174,7 +174,7 @@ def _to_json(found: ToFinish) -> dict[str, Any]:
     return {
         "workload": found.workload,
         "steps": found.steps,
-        "samples": found.samples,
+        "samples": product(found.samples),
         "sample_unit": rows[0].sample_unit,
         "rows": [_row_to_json(finish) for finish in found.rows],
         "break_evens": [_pair_to_json(pair, rows) for pair in found.break_evens],
@@ -201,7 +201,7 @@ def _row_to_json(finish: Finish) -> dict[str, Any]:
 def _part(seconds: float | None, usd_per_s: float | None) -> dict[str, float | None] | None:
     if seconds is None or not math.isfinite(seconds):
         return None
-    return {"seconds": seconds, "usd": None if usd_per_s is None else seconds * usd_per_s}
+    return {"seconds": seconds, "usd": product(seconds, usd_per_s)}
 
 
 def _pair_to_json(pair: BreakEven, rows: Sequence[Row]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fastlaunch.analysis.target import (
 from fastlaunch.analysis.target_margins import Margin, margins
 from fastlaunch.metrics import Interval
 from fastlaunch.report.table import WIDTH, dollars, number
-from fastlaunch.report.words import about, grid, name_of, place_to_json, quantity_to_json, with_range
+from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
 
 
 def target_table(comparison: Comparison, target: str) -> str:
@@ -181,7 +181,6 @@ def _row_to_json(one: RowToTarget) -> dict[str, Any]:
 
 
 def _run_to_json(run: RunToTarget, usd_per_s: float | None) -> dict[str, Any]:
-    usd = None if run.time_s is None or usd_per_s is None else run.time_s * usd_per_s
     return {
         "run_id": run.run_id,
         "seed": run.seed,
@@ -190,6 +189,6 @@ def _run_to_json(run: RunToTarget, usd_per_s: float | None) -> dict[str, Any]:
         "last_evaluated_step": run.last_step,
         "step": run.step,
         "time_s": run.time_s,
-        "usd": usd,
+        "usd": product(run.time_s, usd_per_s),
         "unknown": list(run.unknown),
     }

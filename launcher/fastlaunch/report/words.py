@@ -43,6 +43,13 @@ def with_range(quantity: Interval | None) -> str | None:
     return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
 
 
+def product(*factors: float | None) -> float | None:
+    """The factors' product; None where one is unknown, or where it is beyond numbers."""
+    known = [factor for factor in factors if factor is not None]
+    value = math.prod(known)
+    return value if len(known) == len(factors) and math.isfinite(value) else None
+
+
 def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
     """A quantity as plain data, null where it is unknown or beyond numbers; a bound may be open."""
     if quantity is None or not math.isfinite(quantity.value):
