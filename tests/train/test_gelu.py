@@ -7,11 +7,17 @@ import torch
 from entrypoint import arguments, record, run
 from torch import nn
 
+from fastlaunch_train.checks import reference
+from fastlaunch_train.forward_only import ForwardStepper
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.workload import DataRequest, Workload, load_workload
 from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.gelu import COLUMNS, COMPARED, ROWS, shape_of
 
 CPU = torch.device("cpu")
+ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 
 
 def request(**changed: object) -> DataRequest:
@@ -88,6 +94,26 @@ def test_autocast_leaves_the_tensors_dtype_alone(workload: Workload, kind: str) 
             assert workload.loss(model, (x,)).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         assert workload.loss(model, (x.float(),)).dtype == torch.float32
+
+
+def test_what_was_scripted_before_is_not_taken_again(workload: Workload) -> None:
+    # Else what the checks compiled would not be compiled in the phase of that name.
+    model, other = workload.build_model(), workload.build_model()
+    assert workload.pointwise is not None
+    workload.pointwise(model, "scripted")
+    first = model.functions[0].function
+    workload.pointwise(other, "scripted")
+    recipe = resolve_recipe("jit-script")
+    ForwardStepper(workload, recipe, setup_precision(recipe, CPU), ALONE, model)
+    assert len({id(f) for f in (first, model.functions[0].function, other.functions[0].function)}) == 3
+
+
+def test_the_reference_is_computed_in_fp32(workload: Workload) -> None:
+    model = workload.build_model()
+    (x,) = probe = (batch_of(workload, dtype=torch.bfloat16),)
+    outputs = reference(workload, model, probe).outputs
+    assert outputs is not None
+    torch.testing.assert_close(outputs, nn.functional.gelu(x.float()).flatten(1), rtol=0, atol=1e-5)
 
 
 def test_the_values_compared_are_of_the_whole_tensor() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.precision import Precision
+from fastlaunch_train.precision import Precision, full_fp32
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import Check
 from fastlaunch_train.undisturbed import left_as_it_was
@@ -46,9 +46,9 @@ def reference(workload: Workload, model: nn.Module, probe: Batch) -> Reference:
     """
     if workload.outputs is None:
         return Reference(outputs=None)
-    with left_as_it_was(model), torch.no_grad():
+    with left_as_it_was(model), full_fp32(), torch.no_grad():
         model.eval()
-        return Reference(outputs=workload.outputs(model, probe).float())
+        return Reference(outputs=workload.outputs(model, _in_fp32(probe)).float())
 
 
 def run_checks(
@@ -88,6 +88,15 @@ def run_checks(
         if num_samples >= 3:
             checks += [_isolation(outputs, num_samples, still), _permutation(outputs, num_samples, still)]
     return checks
+
+
+def _in_fp32(value: Any) -> Any:
+    """A batch with its floating-point tensors in fp32: some workloads' have the dtype of the recipe."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_in_fp32(item) for item in value)
+    return value
 
 
 def take(value: Any, samples: Sequence[int]) -> Any:

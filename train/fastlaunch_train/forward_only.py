@@ -28,6 +28,9 @@ class ForwardStepper:
         if recipe.compile_scope == "wrapped":
             # Nothing is wrapped where nothing is trained.
             recipe = replace(recipe, compile_scope="model")
+        if recipe.pointwise == "scripted" and workload.pointwise is not None:
+            # Anew: checks have called the model, and so compiled what they called.
+            workload.pointwise(model, recipe.pointwise)
         self.model = prepare_model(workload, recipe, model)
 
     def step(self, batch: Batch) -> torch.Tensor:

@@ -9,6 +9,7 @@ phase of their own before the steps.
 
 import itertools
 import re
+import types
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -60,11 +61,14 @@ def written_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def function_of(kind: str) -> Function:
-    """The GELU that a recipe's `pointwise` names: `written`, `scripted` or `library`."""
+    """The GELU that a recipe's `pointwise` names: `written`, `library`, or `scripted`, new each time."""
     if kind == "scripted":
+        # torch.jit.script remembers the functions that it has seen, and what it has compiled them to.
+        unseen = types.FunctionType(written_gelu.__code__, globals(), written_gelu.__name__)
+        unseen.__annotations__ = written_gelu.__annotations__
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", SCRIPT_WARNING, DeprecationWarning)
-            scripted: Function = torch.jit.script(written_gelu)
+            scripted: Function = torch.jit.script(unseen)
         return scripted
     plain: dict[str, Function] = {"written": written_gelu, "library": nn.functional.gelu}
     return plain[kind]
