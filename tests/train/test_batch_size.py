@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -13,6 +14,10 @@ from fastlaunch_train.batch_size import (
     largest_batch,
     step_bytes,
 )
+from fastlaunch_train.build import largest_batch_that_fits
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.workloads import WorkloadError
 
 
@@ -158,3 +163,23 @@ def test_another_error_ends_the_search() -> None:
         find_batch_size(
             broken, device=torch.device("cpu"), model=layer(), budget_bytes=10**9, agree=lambda fits: fits
         )
+
+
+def searched(recipe_name: str, overrides: list[str]) -> int:
+    recipe = resolve_recipe(recipe_name, overrides)
+    alone = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
+    arithmetic = setup_precision(recipe, alone.device)
+    return largest_batch_that_fits(toy.TOY, recipe, arithmetic, alone, seed=0, budget_bytes=2**20)
+
+
+def test_every_recipe_finds_a_batch() -> None:
+    plain = searched("bf16", [])
+    assert plain >= 16
+    # Tried unsharded, and without a compiler; of each of four micro-batches as much fits as of one.
+    assert searched("fsdp2", ["compile_mode=default", "compile_scope=wrapped"]) == plain
+    assert searched("zero3", []) == plain
+    assert searched("bf16", ["grad_accumulation=4"]) == 4 * plain
+    # Recomputed, it needs less; with masters, more.
+    assert searched("bf16", ["activation_checkpointing=block"]) > plain
+    masters = searched("bf16", ["parameter_dtype=bf16-master"])
+    assert masters != plain

@@ -1,0 +1,174 @@
+"""Every way to train on one GPU and on two: losses and weights of plain fp64 torch, also after a resume.
+
+On two, gradients and shards travel through NCCL.
+"""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+
+from fastlaunch_train.build import build_native, largest_batch_that_fits
+from fastlaunch_train.conversion import convert_model
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.precision import setup_precision
+from fastlaunch_train.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.runs_here import check_runs_here
+from fastlaunch_train.stepping import build_stepper
+from fastlaunch_train.workload import load_workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+DEVICE = torch.device("cuda", 0)
+ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
+STEPS = 6
+#: Against plain fp64 on the CPU, of losses and weights; None where the optimizer is another.
+TORCH_ARMS: dict[str, float | None] = {
+    "fp32": 1e-5,
+    "fp32,grad_accumulation=2": 1e-5,
+    "fp32,activation_checkpointing=block": 1e-5,
+    "fp32,deterministic=true,set_to_none=false": 1e-5,
+    "fp32,wire_dtype=bf16": 5e-3,
+    "fp16": 2e-3,
+    "bf16": 1e-2,
+    "bf16,parameter_dtype=bf16": 5e-2,
+    "bf16,parameter_dtype=bf16-master": 2e-2,
+    "bf16,optimizer=adamw,optimizer_impl=fused,learning_rate=0.01": None,
+    "fp32,optimizer=adafactor,learning_rate=0.01": None,
+    "fsdp2,precision=fp32": 1e-5,
+    "fsdp2,precision=fp32,grad_accumulation=4,activation_checkpointing=block": 1e-5,
+    "fsdp2,precision=fp16": 2e-3,
+    "fsdp2": 1e-2,
+    "fsdp2,wire_dtype=bf16": 1e-2,
+    "fsdp2,parameter_dtype=bf16-master,optimizer_impl=fused": 2e-2,
+    "fsdp2,optimizer=adafactor,learning_rate=0.01": None,
+}
+COMPILED_ARMS: dict[str, float | None] = {
+    "compile,precision=fp32": 1e-5,
+    "compile-model,precision=fp32": 1e-5,
+    "compile,precision=fp32,compile_scope=wrapped": 1e-5,
+    "compile,grad_accumulation=2,activation_checkpointing=block": 1e-2,
+    "compile-reduce-overhead,grad_accumulation=2": 1e-2,
+    "fsdp2,precision=fp32,compile_mode=default": 1e-5,
+    "fsdp2,compile_mode=default,compile_scope=wrapped": 1e-2,
+}
+DEEPSPEED_ARMS: dict[str, float | None] = {
+    "zero1,precision=fp32": 1e-5,
+    "zero2,precision=fp32,grad_accumulation=2": 1e-5,
+    "zero3,precision=fp32": 1e-5,
+    "zero1": 1e-2,
+    "zero3": 1e-2,
+    "zero2,wire_dtype=bf16": 1e-2,
+    "zero1,parameter_dtype=bf16-master": 2e-2,
+    "zero3,parameter_dtype=bf16-master,optimizer=adamw,optimizer_impl=fused,learning_rate=0.01": None,
+    # Its first scale, 2 ** 16, is too large for none of the toy's gradients.
+    "zero2,precision=fp16": 2e-2,
+    "zero3,precision=fp16": 2e-2,
+}
+
+
+def world(num_gpus: int) -> int:
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs")
+    return num_gpus
+
+
+def hold(tmp_path: Path, arms: dict[str, float | None], num_gpus: int) -> None:
+    """Train each arm, and again with a stop after half of the steps."""
+    found = toy.run_ranks(tmp_path / "whole", list(arms), steps=STEPS, world_size=num_gpus, gpus=True)
+    losses, weights = toy.reference(steps=STEPS)
+    far = {
+        arm: toy.distance(found[arm], losses, weights)
+        for arm, tolerance in arms.items()
+        if tolerance is not None and not toy.distance(found[arm], losses, weights) < tolerance
+    }
+    assert not far
+    for arm in arms:
+        kept, changed, back = found[arm]["scores"]
+        assert kept == pytest.approx(back, rel=1e-6), arm
+        assert kept != pytest.approx(changed, rel=1e-6), arm
+    resumed = toy.run_ranks(
+        tmp_path / "resumed", list(arms), steps=STEPS, resume_after=3, world_size=num_gpus, gpus=True
+    )
+    # Not to the bit: NCCL and atomic additions may add in another order.
+    for arm in arms:
+        assert toy.distance(resumed[arm], found[arm]["losses"], found[arm]["weights"]) < 1e-5, arm
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_torch(tmp_path: Path, num_gpus: int) -> None:
+    hold(tmp_path, TORCH_ARMS, world(num_gpus))
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_compiled(tmp_path: Path, num_gpus: int) -> None:
+    hold(tmp_path, COMPILED_ARMS, world(num_gpus))
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_deepspeed(tmp_path: Path, num_gpus: int) -> None:
+    hold(tmp_path, DEEPSPEED_ARMS, world(num_gpus))
+
+
+def losses_and_peak(recipe_name: str, overrides: list[str], *, batch_size: int) -> tuple[list[float], int]:
+    """Losses of five steps of vit-tiny, and the memory that they took at most, in bytes."""
+    recipe = resolve_recipe(recipe_name, overrides)
+    try:
+        check_runs_here(recipe, DEVICE)
+    except RecipeError as error:
+        pytest.skip(error.message)
+    workload = load_workload("vit-tiny")
+    model = build_native(workload, 0, ALONE)
+    convert_model(model, workload, recipe)
+    stepper = build_stepper(workload, recipe, setup_precision(recipe, DEVICE), ALONE, model)
+    request = dataclasses.replace(toy.request(ALONE), batch_size=batch_size)
+    batches = workload.batches(request)
+    losses = [float(stepper.step(next(batches)))]
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    losses += [float(stepper.step(next(batches))) for _ in range(4)]
+    return losses, torch.cuda.max_memory_allocated(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-3), ("te-bf16", 1e-3), ("te-fp8", 1e-2)]
+)
+def test_blocks_computed_again_train_alike_in_less_memory(recipe: str, tolerance: float) -> None:
+    plain, plain_bytes = losses_and_peak(recipe, [], batch_size=256)
+    again, again_bytes = losses_and_peak(recipe, ["activation_checkpointing=block"], batch_size=256)
+    assert again == pytest.approx(plain, rel=tolerance)
+    assert again_bytes < 0.8 * plain_bytes
+
+
+def test_deterministic_gives_the_same_bits() -> None:
+    first, _ = losses_and_peak("bf16", ["deterministic=true"], batch_size=64)
+    second, _ = losses_and_peak("bf16", ["deterministic=true"], batch_size=64)
+    torch.use_deterministic_algorithms(False)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"), [("fsdp2", []), ("bf16", ["grad_accumulation=4"]), ("fp16", [])]
+)
+def test_the_largest_batch_is_found_and_fits(recipe: str, overrides: list[str]) -> None:
+    chosen = resolve_recipe(recipe, overrides)
+    workload = dataclasses.replace(load_workload("vit-tiny"))
+    # A share of the GPU's memory, so that the search ends soon.
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    hog = torch.empty(int(0.97 * total) - 2**30 * 3, dtype=torch.uint8, device=DEVICE)
+    try:
+        found = largest_batch_that_fits(
+            workload, chosen, setup_precision(chosen, DEVICE), ALONE, seed=0, budget_bytes=0
+        )
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+    assert found >= 64
+    assert found % (8 * chosen.grad_accumulation) == 0
