@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.precision import runnable_recipes
 from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.runs_here import runnable_recipes
 
 pytestmark = [
     pytest.mark.gpu,

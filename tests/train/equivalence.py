@@ -62,8 +62,8 @@ class Errors:
 #: Limits on the errors of outputs, of all gradients, and of the worst weight's. About three times what was
 #: measured on a CPU (torch 2.13, ViTs of width 64 and 1280): bf16 8.9e-3, 8.4e-3, 9.2e-3; fp16 5.5e-4,
 #: 5.5e-4, 1.1e-3; FP8 by torchao, emulated, 0.091, 0.12, 0.19; fp32 2.8e-7, 2.9e-7, and 2.7e-5 of a weight of
-#: 1 that a small gradient is read off. TF32 rounds as fp16 does. Transformer Engine's are expected to be off by 3.2
-#: times as much in bf16, and 1.6 times in FP8, as in `fastlaunch_train.checks`.
+#: 1 that a small gradient is read off. TF32 rounds as fp16 does. Transformer Engine's are expected to be off
+#: by 3.2 times as much in bf16, and 1.6 times in FP8, as in `fastlaunch_train.checks`.
 LIMITS = {
     "fp32": (1e-5, 1e-5, 1e-3),
     "tf32": (2e-3, 2e-3, 5e-3),

@@ -8,12 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from equivalence import TINY, WIDE, Errors, alone, gelu_error, images, judge, measure, vit
+from entrypoint import arguments, record, run
+from equivalence import (
+    TINY,
+    WIDE,
+    Errors,
+    alone,
+    exactly,
+    gelu_error,
+    images,
+    judge,
+    limits,
+    measure,
+    vit,
+)
 
+from fastlaunch_train.build import build_native, probe_request
+from fastlaunch_train.checkpoint import checkpoint_path
 from fastlaunch_train.checks import relative_error
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.runs_here import runnable_recipes
+from fastlaunch_train.workload import load_workload
 
 CPU = torch.device("cpu")
 PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
@@ -42,19 +58,16 @@ ON_A_GPU = (
     "tf32",
     *("te-bf16", "te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8", "te-article", "te-article-fp8"),
 )
-#: Where losses and weights are held to those of our loop or of the eager model, in other files.
-ELSEWHERE = {
-    "lightning": "train/test_trainer_loops.py",
-    "transformers": "train/test_trainer_loops.py",
-    "ort": "train/test_ort_environment.py",
-    "ort-zero1": "train/test_ort_environment.py",
-}
+#: Whose steps the code of another package makes, which only a whole run has.
+TRAINERS = ("lightning", "transformers")
+#: In ORTModule's own environment, with losses that are eager's: test_ort_trains_as_torch_does.
+UNDER_OLD_TORCH = ("ort", "ort-zero1")
 
 
 def test_every_recipe_is_tried_somewhere() -> None:
-    places = [*HERE, *ALONE, *POINTWISE, *ON_A_GPU, *ELSEWHERE]
-    assert sorted(places) == sorted(RECIPES)
-    assert set(runnable_recipes(CPU)) <= {*HERE, *ALONE, *POINTWISE, *ELSEWHERE}
+    on_a_cpu = [*HERE, *ALONE, *POINTWISE, *TRAINERS, *UNDER_OLD_TORCH]
+    assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
+    assert torch.cuda.is_available() or set(runnable_recipes(CPU)) <= set(on_a_cpu)
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -78,6 +91,30 @@ def test_pointwise_functions_compute_gelu(name: str) -> None:
     # In bf16 each of five operations rounds by up to 2^-9; 1.41421 is the root of two but for 2.5e-6.
     assert 1e-4 < gelu_error(RECIPES[name], CPU) < 1e-2
     assert 0 < gelu_error(resolve_recipe(name, ["precision=fp32"]), CPU) < 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainers_step_subtracts_the_float64_models_gradients(name: str, tmp_path: Path) -> None:
+    if name not in runnable_recipes(CPU):
+        pytest.skip("its package is not installed")
+    sgd = ("--set", "optimizer=sgd", "--set", "learning_rate=1", "--steps", "1", "--checkpoint-every", "1")
+    code, printed = run(arguments(tmp_path, *sgd, "--batch-size", "8", workload="vit-tiny", recipe=name))
+    assert code == 0, printed
+    workload = load_workload("vit-tiny")
+    model = build_native(workload, 0, PROCESS)
+    before = {name: value.detach().double() for name, value in copy.deepcopy(model).named_parameters()}
+    batch = next(workload.batches(probe_request(PROCESS, seed=0, batch_size=8)))
+    loss = workload.loss(copy.deepcopy(model).double(), (batch[0].double(), batch[1])).item()
+    _, gradients = exactly(workload, model, batch)
+    (told,) = record(tmp_path).steps
+    assert told.loss == pytest.approx(loss, rel=1e-2)
+    saved = torch.load(checkpoint_path(tmp_path / "checkpoints", 1), weights_only=True)["model"]
+    errors = {
+        name: relative_error(before[name] - saved[name].double(), exact) for name, exact in gradients.items()
+    }
+    print(name, loss, told.loss, errors)
+    assert max(errors.values()) < limits(RECIPES[name])[2]
 
 
 def test_a_gradient_that_is_off_is_seen() -> None:

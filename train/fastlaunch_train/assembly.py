@@ -3,14 +3,13 @@
 import dataclasses
 import logging
 
-import torch
-
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
 from fastlaunch_train.checkpoint import Identity, check_space
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.conversion import convert_model
+from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.deterministic import set_deterministic
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
@@ -19,6 +18,7 @@ from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.records import Check
+from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.session import Session
 from fastlaunch_train.stepping import Stepper, build_stepper
 from fastlaunch_train.trainers import check_trainer
@@ -37,8 +37,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     """Build what the session's options ask for, and train it; returns the last step done."""
     options, process, recipe = session.options, session.process, session.options.recipe
     phase = PhaseClock(session.writer, process.device)
-    precision.check_runs_here(recipe, process.device)
-    session.cudnn, warning = precision.guard_cudnn_attention()
+    check_runs_here(recipe, process.device)
+    session.cudnn, warning = guard_cudnn_attention()
     session.warnings += [warning] if warning else []
     asked = Asked(model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length)
     workload = session.workload = load_workload(options.workload, asked)

@@ -3,19 +3,15 @@
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlaunch_train.cudnn import guard_cudnn_attention as guard_cudnn_attention
 from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.runs_here import check_runs_here as check_runs_here
-from fastlaunch_train.runs_here import runnable_recipes as runnable_recipes
-from fastlaunch_train.te_fp8 import fp8_recipe as fp8_recipe
-from fastlaunch_train.te_fp8 import nested, te_autocast
+from fastlaunch_train.te_fp8 import fp8_recipe, nested, te_autocast
 
 if TYPE_CHECKING:
     # Of torch 2.3 and newer; recipes without FP8 and compilation run with older ones.
@@ -71,6 +67,22 @@ def set_fp32_products(*, allow_tf32: bool) -> None:
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
+@contextlib.contextmanager
+def full_fp32() -> Iterator[None]:
+    """A context in which products of fp32 tensors are computed in fp32, whatever the recipe allows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    set_fp32_products(allow_tf32=False)
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def _scaler(device: torch.device) -> "GradScaler":

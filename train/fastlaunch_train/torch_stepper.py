@@ -15,10 +15,11 @@ from fastlaunch_train.master_weights import MasterWeights
 from fastlaunch_train.model_state import load_model_state, model_state
 from fastlaunch_train.optimizers import build_optimizer
 from fastlaunch_train.parallel import Process, wrap_ddp
-from fastlaunch_train.precision import Precision, fp8_recipe
+from fastlaunch_train.precision import Precision
 from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipe_rules import TE_SCALINGS
 from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.te_fp8 import fp8_recipe
 from fastlaunch_train.workload import Batch, Workload
 from fastlaunch_train.workloads import WorkloadError
 
