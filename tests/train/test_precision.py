@@ -11,7 +11,7 @@ from fastlaunch_train.cudnn import (
     guard_cudnn_attention,
     loaded_cudnn_versions,
 )
-from fastlaunch_train.precision import batch_multiple, set_fp32_products, setup_precision
+from fastlaunch_train.precision import batch_multiple, full_fp32, set_fp32_products, setup_precision
 from fastlaunch_train.recipes import RECIPES
 
 CPU = torch.device("cpu")
@@ -52,6 +52,19 @@ def test_tf32_is_on_for_tf32_alone() -> None:
         assert not torch.backends.cudnn.allow_tf32
         # The compiler reads it through this one, which fails if torch's two interfaces were mixed.
         assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+
+
+def test_full_fp32_ends_with_its_context() -> None:
+    try:
+        set_fp32_products(allow_tf32=True)
+        with full_fp32():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = True
