@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastlaunch_train.recipes import RECIPES
 from fastlaunch_train.records import RankRecord, read_record
 from fastlaunch_train.runs_here import runnable_recipes
 
@@ -36,9 +37,11 @@ def run(*argv: str, nproc: int = 1, module: str = "fastlaunch_train", home: Path
     return done.stdout
 
 
-def train(output: Path, recipe: str, *more: str, nproc: int = 1, steps: int = 24) -> list[RankRecord]:
+def train(
+    output: Path, recipe: str, *more: str, nproc: int = 1, steps: int = 24, workload: str = "vit-tiny"
+) -> list[RankRecord]:
     run(
-        *("--workload", "vit-tiny", "--recipe", recipe, "--batch-size", "16", "--steps", str(steps)),
+        *("--workload", workload, "--recipe", recipe, "--batch-size", "16", "--steps", str(steps)),
         *("--output", str(output), *more),
         nproc=nproc,
     )
@@ -49,18 +52,58 @@ def losses(record: RankRecord) -> list[float | None]:
     return [step.loss for step in record.steps]
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "tf32", "bf16", "fp16", "compile", "te-bf16", "te-fp8"])
+#: Long to compile, of the published article alone, or of another environment.
+LEFT_OUT = (
+    "compile-max-autotune",
+    "te-article",
+    "te-article-fp8",
+    "ort",
+    "ort-zero1",
+    "jit-script",
+    "library",
+)
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in LEFT_OUT])
 def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recipe: str) -> None:
     if recipe not in runnable_recipes(torch.device("cuda")):
         pytest.skip(f"{recipe} cannot run here")
-    (record,) = train(tmp_path, recipe, steps=60)
+    (record,) = train(tmp_path, recipe, "--eval-every", "30", steps=60)
     assert record.header["machine"]["device_type"] == "cuda"
     assert record.header["attention_backend"] not in (None, "none", "te:unfused")
+    assert all(check.passed for check in record.checks), record.checks
+    assert [(score.step, score.split) for score in record.evals] == [(30, "validation"), (60, "validation")]
+    # What evaluation compiles is not taken for the steps'.
+    assert record.blocks[-1].num_compiles == record.blocks[1].num_compiles
     found = [loss for loss in losses(record) if loss is not None]
     assert sum(found[-10:]) < sum(found[:10])
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "te-fp8"])
+@pytest.mark.parametrize("recipe", ["bf16", "te-bf16", "te-fp8", "lightning", "transformers"])
+def test_evaluating_changes_nothing_of_the_training(tmp_path: Path, recipe: str) -> None:
+    if recipe not in runnable_recipes(torch.device("cuda")):
+        pytest.skip(f"{recipe} cannot run here")
+    same_bits = ("--set", "deterministic=true", "--set", "optimizer_impl=for-loop")
+    (plain,) = train(tmp_path / "plain", recipe, *same_bits)
+    (evaluated,) = train(tmp_path / "evaluated", recipe, *same_bits, "--eval-every", "5")
+    assert losses(evaluated) == losses(plain)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("recipe", ["lightning", "transformers"])
+def test_trainers_train_as_our_loop_does(tmp_path: Path, recipe: str, precision: str) -> None:
+    if recipe not in runnable_recipes(torch.device("cuda")):
+        pytest.skip(f"{recipe} cannot run here")
+    more = ("--set", "grad_accumulation=2", "--set", "optimizer_impl=for-loop")
+    (ours,) = train(tmp_path / "ours", precision, *more)
+    (theirs,) = train(tmp_path / "theirs", recipe, *more, "--set", f"precision={precision}")
+    for expected, found in zip(losses(ours), losses(theirs), strict=True):
+        assert expected is not None and found is not None
+        assert abs(found - expected) < (1e-4 if precision == "fp32" else 0.02) * expected
+    assert [path.suffix for path in (tmp_path / "theirs").iterdir()] == [".jsonl"], "nothing else is left"
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "te-fp8", "lightning", "transformers"])
 def test_resuming_goes_on_as_if_it_had_not_stopped(tmp_path: Path, recipe: str) -> None:
     if recipe not in runnable_recipes(torch.device("cuda")):
         pytest.skip(f"{recipe} cannot run here")
@@ -77,20 +120,32 @@ def test_resuming_goes_on_as_if_it_had_not_stopped(tmp_path: Path, recipe: str) 
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("recipe", ["bf16", "compile", "te-fp8"])
+@pytest.mark.parametrize("recipe", ["bf16", "compile", "te-fp8", "lightning", "transformers"])
 def test_two_ranks_train_as_one_over_nccl(tmp_path: Path, recipe: str) -> None:
     if recipe not in runnable_recipes(torch.device("cuda")):
         pytest.skip(f"{recipe} cannot run here")
-    first, second = train(tmp_path, recipe, nproc=2, steps=60)
+    first, second = train(tmp_path, recipe, "--eval-every", "30", nproc=2, steps=60)
     assert first.header["world_size"] == second.header["world_size"] == 2
     assert first.header["versions"]["nccl"]
     assert [(b.first_step, b.last_step) for b in first.blocks] == [
         (b.first_step, b.last_step) for b in second.blocks
     ]
     assert losses(first) != losses(second), "each rank has its own data"
+    assert [score.loss for score in first.evals] == [score.loss for score in second.evals]
+    assert [score.step for score in first.evals] == [30, 60]
     for record in (first, second):
         found = [loss for loss in losses(record) if loss is not None]
         assert sum(found[-10:]) < sum(found[:10])
+
+
+def test_padding_is_counted_and_the_best_weights_are_tested(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (record,) = train(tmp_path, "bf16", "--eval-every", "10", workload="distilbert-tiny")
+    assert all(0 < step.num_padding < step.num_tokens for step in record.steps)
+    assert [(score.split, score.weights) for score in record.evals[-2:]] == [
+        ("test", "current"),
+        ("test", "best"),
+    ]
 
 
 def test_submit_trains_on_every_gpu_and_compare_reads_it(tmp_path: Path) -> None:
