@@ -31,6 +31,8 @@ from fastlaunch_train.workloads.vit import _vision_transformer
 
 #: Sizes of the ViTs that recipes are tried on.
 TINY = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4, "num_classes": 10}
+#: For what is compiled as a whole, which takes as long as it is deep.
+SHALLOW = {**TINY, "depth": 2}
 #: As wide as ViT-Huge, so that torchao's rowwise FP8 takes a layer, and on five tokens.
 WIDE = {"img_size": 32, "patch_size": 16, "embed_dim": 1280, "depth": 1, "num_heads": 16, "num_classes": 10}
 #: As ViT-Huge but for its depth.
@@ -42,6 +44,9 @@ HUGE = {
     "num_heads": 16,
     "num_classes": 1000,
 }
+
+
+SIZES = {"tiny": TINY, "shallow": SHALLOW, "wide": WIDE, "huge": HUGE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,7 @@ def main() -> None:
     errors, checks = measure(
         resolve_recipe(name, overrides),
         process,
-        {"tiny": TINY, "wide": WIDE, "huge": HUGE}[sizes],
+        SIZES[sizes],
         int(batch_size),
     )
     told = {"errors": dataclasses.asdict(errors), "checks": [dataclasses.asdict(check) for check in checks]}

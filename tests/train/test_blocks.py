@@ -183,6 +183,49 @@ def test_a_whole_models_weights_there_and_back() -> None:
     assert all(torch.equal(value, native[name] + 1) for name, value in fresh.state_dict().items())
 
 
+#: TransformerLayer's arguments as of release 2.0; later ones have more, and take each of these.
+RELEASE_2_0 = frozenset(
+    [
+        *("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_gqa_groups", "layernorm_epsilon"),
+        *("hidden_dropout", "attention_dropout", "init_method", "output_layer_init_method", "layer_number"),
+        *(
+            "kv_channels",
+            "self_attn_mask_type",
+            "window_size",
+            "enc_dec_attn_mask_type",
+            "tp_group",
+            "tp_size",
+        ),
+        *("enc_dec_window_size", "params_dtype", "get_rng_state_tracker", "fuse_wgrad_accumulation"),
+        *(
+            "seq_length",
+            "micro_batch_size",
+            "sequence_parallel",
+            "output_layernorm",
+            "parallel_attention_mlp",
+        ),
+        *("apply_residual_connection_post_layernorm", "layer_type", "drop_path_rate", "set_parallel_mode"),
+        *("fuse_qkv_params", "zero_centered_gamma", "qkv_weight_interleaved"),
+        *("ub_tp_comm_overlap", "ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs"),
+        *("ub_overlap_rs_dgrad", "bias", "activation", "normalization", "device", "attn_input_format"),
+    ]
+)
+
+
+def layer_of_release_2_0(**arguments: Any) -> nn.Module:
+    unknown = arguments.keys() - RELEASE_2_0
+    if unknown:
+        raise TypeError(f"TransformerLayer got unexpected arguments {unknown}")
+    return FakeLayer(**arguments)
+
+
+def test_the_oldest_release_takes_every_argument() -> None:
+    model = load_workload("vit-tiny").build_model()
+    replace_blocks(model, model.blocks, layer_factory=layer_of_release_2_0)
+    model = load_workload("vit-tiny").build_model()
+    replace_with_article_blocks(model.blocks, layer_factory=layer_of_release_2_0)
+
+
 def test_the_articles_layer_is_given_sizes_alone() -> None:
     assert article_arguments(timm_block(drop_path=0.1)) == {
         "hidden_size": WIDTH,

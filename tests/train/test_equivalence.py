@@ -40,16 +40,16 @@ HERE = ("fp32", "bf16", "fp16")
 #: Tried in a process of its own, for its compiler or process group: sizes of the ViT, its batch, overrides.
 ALONE = {
     "compile": ("tiny", 8, ""),
-    "compile-model": ("tiny", 8, ""),
-    "compile-reduce-overhead": ("tiny", 8, ""),
-    "compile-max-autotune": ("tiny", 8, ""),
+    "compile-model": ("shallow", 8, ""),
+    "compile-reduce-overhead": ("shallow", 8, ""),
+    "compile-max-autotune": ("shallow", 8, ""),
     # Inductor has nothing to do with where FP8 rounds, and takes a minute of a CPU's time.
     "ao-fp8": ("tiny", 16, ",compile_backend=eager"),
     "ao-fp8-rowwise": ("wide", 16, ",compile_backend=eager"),
-    "fsdp2": ("tiny", 8, ""),
-    "zero1": ("tiny", 8, ""),
-    "zero2": ("tiny", 8, ""),
-    "zero3": ("tiny", 8, ""),
+    "fsdp2": ("shallow", 8, ""),
+    "zero1": ("shallow", 8, ""),
+    "zero2": ("shallow", 8, ""),
+    "zero3": ("shallow", 8, ""),
 }
 #: Of pointwise functions, which the workload gelu has.
 POINTWISE = ("jit-script", "library")
