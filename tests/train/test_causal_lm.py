@@ -73,7 +73,9 @@ def test_gpt2_xsmall_is_the_published_model() -> None:
     model = workload.build_model()
     # Embeddings of 32,000 tokens and 1024 positions, six blocks of width 512 and 2304 within, one norm.
     block = 512 * 1536 + 1536 + 512 * 512 + 512 + 2 * 512 * 2304 + 2304 + 512 + 4 * 512
-    assert sum(p.numel() for p in model.parameters()) == (32000 + 1024) * 512 + 6 * block + 1024
+    num_parameters = sum(p.numel() for p in model.parameters())
+    assert num_parameters == (32000 + 1024) * 512 + 6 * block + 1024
+    assert num_parameters == WORKLOADS["gpt2-xsmall"].num_parameters
     assert workload.blocks is not None
     assert len(workload.blocks(model)) == 6
     assert (workload.optimizer, workload.learning_rate) == ("adafactor", 1e-3)

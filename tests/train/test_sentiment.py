@@ -53,6 +53,8 @@ def test_distilbert_imdb_is_the_published_model(transformers: Any) -> None:
     own = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig())
     sizes = {name: weight.shape for name, weight in own.state_dict().items()}
     assert {name.removeprefix("model."): weight.shape for name, weight in model.state_dict().items()} == sizes
+    num_parameters = sum(p.numel() for p in model.parameters())
+    assert num_parameters == WORKLOADS["distilbert-imdb"].num_parameters
     assert workload.blocks is not None
     assert len(workload.blocks(model)) == 6
     assert (workload.optimizer, workload.learning_rate) == ("adamw", 5e-5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch_train.workload import load_workload
+from fastlaunch_train.workload import Asked, load_workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError, workload_info
 
 OWN = """
@@ -32,7 +32,7 @@ def own(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_built_in_workloads_are_known() -> None:
-    assert {"vit-huge", "vit-tiny"} <= set(WORKLOADS)
+    assert {"vit-huge", "vit-tiny", "gpt2-xsmall", "distilbert-imdb", "gelu"} <= set(WORKLOADS)
     for name, info in WORKLOADS.items():
         assert info.name == name
         assert info is workload_info(name)
@@ -52,12 +52,31 @@ def test_any_timm_model_has_a_name() -> None:
     assert (info.name, info.flops_per_sample, info.small) == ("timm:vit_base_patch16_224", None, "vit-tiny")
 
 
+def test_any_causal_language_model_has_a_name() -> None:
+    for model in ("EleutherAI/gpt-neo-2.7B", "./folder"):
+        info = workload_info(f"hf-clm:{model}")
+        assert (info.name, info.module) == (f"hf-clm:{model}", "fastlaunch_train.workloads.causal_lm")
+        assert (info.batch_size, info.small, info.num_parameters) == (4, "gpt2-tiny", None)
+        assert info.takes == ("model", "tokenizer", "sequence_length")
+
+
+def test_what_a_workload_does_not_heed_is_refused() -> None:
+    for asked, option in (
+        (Asked(model="org/name"), "--model"),
+        (Asked(tokenizer="folder"), "--tokenizer"),
+        (Asked(sequence_length=7), "--sequence-length"),
+    ):
+        with pytest.raises(WorkloadError, match=f"'vit-tiny' takes no {option}$") as caught:
+            load_workload("vit-tiny", asked)
+        assert caught.value.hint == f"leave out {option}"
+
+
 def test_a_file_of_the_users_has_a_name() -> None:
     info = workload_info("./my.py:build")
     assert (info.name, info.small) == ("./my.py:build", "./my.py:build")
 
 
-@pytest.mark.parametrize("name", ["", "vit-hug", "timm:", "my.py", "VIT-HUGE"])
+@pytest.mark.parametrize("name", ["", "vit-hug", "timm:", "hf-clm:", "my.py", "VIT-HUGE"])
 def test_an_unknown_workload_names_what_exists(name: str) -> None:
     with pytest.raises(WorkloadError, match="unknown workload") as caught:
         workload_info(name)

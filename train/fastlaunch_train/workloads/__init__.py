@@ -65,7 +65,7 @@ WORKLOADS: Mapping[str, WorkloadInfo] = {
             module="fastlaunch_train.workloads.causal_lm",
             sample_unit="sequences",
             flops_per_sample=None,
-            num_parameters=None,
+            num_parameters=37_398_016,
             batch_size=4,
             small="gpt2-tiny",
             takes=_OF_TEXT,
@@ -87,7 +87,7 @@ WORKLOADS: Mapping[str, WorkloadInfo] = {
             module="fastlaunch_train.workloads.sentiment",
             sample_unit="reviews",
             flops_per_sample=None,
-            num_parameters=None,
+            num_parameters=66_955_010,
             batch_size=12,
             small="distilbert-tiny",
             takes=_OF_TEXT,
@@ -142,7 +142,9 @@ def workload_info(name: str) -> WorkloadInfo:
             small="vit-tiny",
         )
     if name.startswith("hf-clm:") and len(name) > len("hf-clm:"):
-        return replace(WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model")
+        return replace(
+            WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model", num_parameters=None
+        )
     if re.fullmatch(r"gelu:[1-9]\d{0,8}x[1-9]\d{0,8}", name):
         return replace(WORKLOADS["gelu"], name=name, small=name)
     if ".py:" in name:
