@@ -152,8 +152,11 @@ def test_a_workload_that_does_not_train_is_only_called() -> None:
 def test_bf16_holds_parameters_and_not_buffers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     hold_in_bf16(model)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model[1].running_mean.dtype == torch.float32
+    assert {parameter.dtype for parameter in model[0].parameters()} == {torch.bfloat16}
+    # Which takes no bf16 parameters beside its statistics.
+    assert {value.dtype for value in (*model[1].parameters(), model[1].running_mean)} == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.ones(3, 2)).sum().backward()
 
 
 def test_what_is_compiled_with_its_wrapper_is_the_wrapper() -> None:

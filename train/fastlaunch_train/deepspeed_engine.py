@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +145,10 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recip
     join_group(process)
     import deepspeed
 
+    for handler in deepspeed.utils.logger.handlers:
+        # It writes to standard output, where nothing but data belongs.
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
     try:
         engine, *_ = deepspeed.initialize(
             model=model,

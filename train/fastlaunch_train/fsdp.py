@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastlaunch_train.parallel import Process, join_group
 from fastlaunch_train.recipes import Recipe
@@ -19,20 +20,25 @@ def shard(
 
     In bf16 and fp16 the shards stay in the parameters' dtype and are gathered in the autocast's, which halves
     what travels and gives the products the same operands as autocast; layer norms, biases and embeddings
-    are rounded too, which autocast alone leaves in fp32. Gradients are reduced in the recipe's wire_dtype.
+    are rounded too, which autocast alone leaves in fp32. Batch norms are not: their running statistics are
+    fp32. Gradients are reduced in the recipe's wire_dtype.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     join_group(process)
     computed = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    reduced = torch.bfloat16 if recipe.wire_dtype == "bf16" else torch.float32
     policy = MixedPrecisionPolicy(
         param_dtype=computed.get(recipe.precision),
-        reduce_dtype=torch.bfloat16 if recipe.wire_dtype == "bf16" else torch.float32,
+        reduce_dtype=reduced,
         # Autocast casts the inputs of what it computes in bf16, and of nothing else.
         cast_forward_inputs=False,
     )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
+    as_it_is = MixedPrecisionPolicy(reduce_dtype=reduced, cast_forward_inputs=False)
+    for module in [module for module in model.modules() if isinstance(module, _BatchNorm)]:
+        fully_shard(module, mesh=mesh, mp_policy=as_it_is)
     for block in blocks or ():
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastlaunch_train.activation_checkpointing import checkpoint_blocks
 from fastlaunch_train.compile import compile_model
@@ -33,7 +34,11 @@ def prepare_model(workload: Workload, recipe: Recipe, model: nn.Module) -> nn.Mo
 
 
 def hold_in_bf16(model: nn.Module) -> None:
-    """Make the floating-point parameters of `model` bf16, in place. Buffers, such as statistics, stay."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.bfloat16)
+    """Make the floating-point parameters of `model` bf16, in place, but for those of batch norms.
+
+    Buffers stay as they are, and a batch norm takes no parameters in bf16 beside fp32 statistics.
+    """
+    for module in model.modules():
+        for parameter in () if isinstance(module, _BatchNorm) else module.parameters(recurse=False):
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(torch.bfloat16)

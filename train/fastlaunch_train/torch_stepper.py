@@ -23,6 +23,9 @@ from fastlaunch_train.te_fp8 import fp8_recipe
 from fastlaunch_train.workload import Batch, Workload
 from fastlaunch_train.workloads import WorkloadError
 
+#: Modes in which torch.compile records CUDA graphs.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
 
 class TorchStepper:
     """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or masters of them."""
@@ -56,7 +59,7 @@ class TorchStepper:
 
     def step(self, batch: Batch) -> torch.Tensor:
         """The detached loss of `batch`, not waited for, after one optimizer step on it."""
-        self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none)
+        self._zero_grad()
         micro_batches = split_batch(batch, self._recipe.grad_accumulation)
         try:
             losses = [
@@ -77,9 +80,18 @@ class TorchStepper:
             raise told from error
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
+    def _zero_grad(self) -> None:
+        # Gradients that a CUDA graph returned are overwritten when it runs for the next micro-batch: there must
+        # be others to add them to.
+        kept = self._recipe.grad_accumulation > 1 and self._recipe.compile_mode in CUDA_GRAPH_MODES
+        self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
+        for parameter in self._native.parameters() if kept else ():
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
     def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
         """The detached loss of a micro-batch, its gradients added; ranks exchange them at the `last`."""
-        if self._recipe.compile_mode in ("reduce-overhead", "max-autotune"):
+        if self._recipe.compile_mode in CUDA_GRAPH_MODES:
             # The CUDA graphs' outputs of the step before may be overwritten from here on.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._exchange(last):
@@ -109,7 +121,7 @@ class TorchStepper:
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
-        self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none)
+        self._zero_grad()
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(buffers[name])

@@ -1,0 +1,44 @@
+"""The entrypoint over two ranks with shards: one checkpoint file, and the losses of a run without a stop."""
+
+import importlib.util
+from pathlib import Path
+
+import entrypoint
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+STEPS = 6
+
+
+def losses(output: Path, attempt: int, rank: int = 0) -> list[float | None]:
+    return [step.loss for step in entrypoint.record(output, rank=rank, attempt=attempt).steps]
+
+
+@pytest.mark.parametrize("recipe", ["fsdp2", "zero2"])
+def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, recipe: str) -> None:
+    if recipe == "zero2" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+
+    def train(output: Path, steps: int, *more: str) -> None:
+        argv = entrypoint.arguments(
+            *(output, "--steps", str(steps), "--set", "grad_accumulation=2", *more), recipe=recipe
+        )
+        code, said = entrypoint.run_command(argv, nproc=2)
+        assert code == 0, said
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, STEPS)
+    train(stopped, 4, "--checkpoint-every", "2")
+    assert [path.name for path in sorted((stopped / "checkpoints").iterdir())] == [
+        "step-00000002.pt",
+        "step-00000004.pt",
+    ]
+    # Tensors and plain values alone: nothing of a file is ever run.
+    content = torch.load(stopped / "checkpoints" / "step-00000004.pt", weights_only=True)
+    assert (content["step"], len(content["random_states"])) == (4, 2)
+    train(stopped, STEPS, "--checkpoint-every", "2", "--resume")
+    for rank in (0, 1):
+        both = losses(stopped, 1, rank) + losses(stopped, 2, rank)
+        assert len(both) == STEPS
+        assert both == losses(whole, 1, rank)
