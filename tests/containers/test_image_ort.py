@@ -53,7 +53,7 @@ def daemon() -> Iterator[DockerDaemon]:
 
 
 def context() -> bytes:
-    """As `git archive --format tar.gz` makes it, of the checkout as it is; docker takes no plain tar of it."""
+    """As `git archive --format tar.gz` makes it, of the checkout as it is; docker takes no plain one."""
     with io.BytesIO() as buffer:
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for folder in ("train/fastlaunch_train", "containers"):

@@ -21,7 +21,7 @@ DEBIANS = ("python3-torch", "libtorch-dev", "pybind11-dev", "python3.11-dev", "p
 
 def run_quietly(argv: list[str], **env: str) -> None:
     done = subprocess.run(
-        argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=540, check=False
+        argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=1000, check=False
     )
     assert done.returncode == 0, f"{argv}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
