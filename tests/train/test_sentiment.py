@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from entrypoint import arguments, record, run
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastlaunch_train.attention import attention_backend
 from fastlaunch_train.language_models import transformer_blocks, transformers_for
@@ -19,6 +20,18 @@ from fastlaunch_train.workloads import WORKLOADS, WorkloadError
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
+
+
+class _Operators(TorchDispatchMode):
+    """Collects the names of the operators that run inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def request(arm: str = "synthetic", **changes: int) -> DataRequest:
@@ -101,6 +114,19 @@ def test_padding_means_nothing(tiny: Workload) -> None:
     assert count.num_tokens == 12 * 64
     assert int(count.num_padding) == int((batch["mask"] == 0).sum())
     assert 0.2 < int(count.num_padding) / count.num_tokens < 0.8
+
+
+@pytest.mark.parametrize("name", ["distilbert-tiny", "gpt2-tiny"])
+def test_a_step_reads_no_value_that_the_device_computes(name: str) -> None:
+    """On a GPU each such read would wait until all that is queued is done."""
+    workload = load_workload(name)
+    model = workload.build_model()
+    batch = next(workload.batches(request()))
+    with _Operators() as operators:
+        workload.loss(model, batch).backward()
+        assert workload.count is None or workload.count(batch).num_tokens
+    assert "_log_softmax_backward_data" in operators.names
+    assert "_local_scalar_dense" not in operators.names
 
 
 def test_attention_is_torchs(tiny: Workload) -> None:
