@@ -55,11 +55,31 @@ def test_submit_trains_and_summarises() -> None:
 
 @pytest.mark.slow
 def test_recipe_that_cannot_run_here_is_refused_by_the_entrypoint() -> None:
-    code, out, err = told("submit", "--local", "--recipe", "te-fp8", "--steps", "3")
+    # What the launcher cannot know: it does not import torch.
+    code, out, err = told("submit", "--local", "--recipe", "compile", "--set", "compile_backend=nope")
     assert code == 1
-    assert "recipe te-fp8 cannot run here" in out and "these recipes run here: fp32" in err
-    assert "torch/distributed/elastic" not in err
-    assert runs()[0].state is RunState.FAILED
+    assert "recipe compile compile_backend=nope cannot run here" in out
+    assert "fp32" in err and "traceback" not in (out + err).lower()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs fastlaunch[train]")
+def test_text_is_read_for_an_epoch_and_evaluated(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one two three four five six seven.\n" * 60)
+    language = ("--workload", "gpt2-tiny", "--data", f"file:{corpus}", "--sequence-length", "32")
+    length = ("--epochs", "1", "--eval-every", "5", "--num-workers", "0")
+    code, _, err = told("submit", "--local", "--recipe", "fp32", *language, *length)
+    assert code == 0, err
+    (run,) = runs()
+    assert run.state is RunState.COMPLETED, run.reason
+    assert run.spec is not None and (run.spec["steps"], run.spec["epochs"]) == (None, 1)
+    assert run.directory is not None
+    record = read_record(run.directory / "rank-00000-attempt-1.jsonl")
+    assert record.header["steps"] == record.steps[-1].step > 5
+    assert record.header["workload"]["sequence_length"] == 32
+    assert [line.step for line in record.evals][-1] == record.header["steps"]
+    assert "fp32: started\n" in err
 
 
 @pytest.mark.slow
