@@ -77,6 +77,25 @@ def test_vit_tiny_builds_the_same_weights_from_the_same_seed(tiny: Workload) -> 
     assert all(value.dtype == torch.float32 for value in first.values())
 
 
+def test_scores_of_what_is_held_out_leave_out_what_fills_up_a_batch(tiny: Workload) -> None:
+    assert tiny.held_out is not None
+    assert tiny.score is not None
+    assert tiny.metric == "accuracy"
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+    with torch.no_grad():
+        found = list(tiny.held_out(request(batch_size=600), "validation"))
+        scores = [tiny.score(model, batch) for batch in found]
+        images, labels = (torch.cat(parts)[:1024] for parts in zip(*found, strict=True))
+        logits = model(images)
+    assert len(found) == 2
+    assert sum(float(score.weight) for score in scores) == 1024
+    assert [int(score.num_samples) for score in scores if score.num_samples is not None] == [600, 424]
+    loss = sum(float(score.loss_sum) for score in scores) / 1024
+    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-4)
+    right = sum(int(score.metric_sum) for score in scores if score.metric_sum is not None)
+    assert right == int((logits.argmax(1) == labels).sum())
+
+
 @pytest.mark.slow
 def test_vit_tiny_learns_within_200_steps(tiny: Workload) -> None:
     assert tiny.optimizer == "adamw"
