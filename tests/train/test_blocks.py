@@ -235,6 +235,8 @@ def test_the_articles_layer_is_given_sizes_alone() -> None:
     }
     with pytest.raises(RecipeError, match="take the place of timm's, not of a Linear"):
         article_arguments(nn.Linear(3, 3))
+    with pytest.raises(RecipeError, match="not of a Linear"):  # before Transformer Engine is imported
+        replace_with_article_blocks(nn.ModuleList([nn.Linear(3, 3)]))
 
 
 def test_the_articles_blocks_have_transformer_engines_defaults_and_their_own_weights() -> None:

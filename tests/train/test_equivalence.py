@@ -107,7 +107,11 @@ def test_a_trainers_step_subtracts_the_float64_models_gradients(name: str, tmp_p
     batch = next(workload.batches(probe_request(PROCESS, seed=0, batch_size=8)))
     loss = workload.loss(copy.deepcopy(model).double(), (batch[0].double(), batch[1])).item()
     _, gradients = exactly(workload, model, batch)
-    (told,) = record(tmp_path).steps
+    written = record(tmp_path)
+    assert [(check.name, check.passed) for check in written.checks] == [
+        (name, True) for name in ("equivalence", "isolation", "permutation")
+    ]
+    (told,) = written.steps
     assert told.loss == pytest.approx(loss, rel=1e-2)
     saved = torch.load(checkpoint_path(tmp_path / "checkpoints", 1), weights_only=True)["model"]
     errors = {

@@ -64,11 +64,12 @@ def replace_with_article_blocks(
 
     contexts: of each block's forward pass; none change nothing.
     """
+    arguments = [article_arguments(block) for block in blocks]
     if layer_factory is None:
         import transformer_engine.pytorch as te
 
         layer_factory = te.TransformerLayer
     for index, block in enumerate(blocks):
-        layer = layer_factory(**article_arguments(block))
+        layer = layer_factory(**arguments[index])
         context = contexts[index] if contexts else contextlib.nullcontext
         blocks[index] = ArticleBlock(layer, context=context).train(block.training)
