@@ -83,10 +83,28 @@ def test_kept_weights_are_put_back(recipe: str) -> None:
     assert kept != changed
 
 
+def test_the_loss_scale_goes_on_from_where_it_was() -> None:
+    stepper, batches = toy.build(RECIPES["fp16"], ALONE)
+    for _ in range(2):
+        stepper.step(next(batches))
+    saved = stepper.state()
+    assert saved["scaler"]["_growth_tracker"] == 2
+    again, _ = toy.build(RECIPES["fp16"], ALONE)
+    again.load_state(saved)
+    assert again.state()["scaler"] == saved["scaler"]
+
+
+def with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, toy.CLASSES))
+
+
 def test_compiling_ahead_trains_nothing_and_draws_nothing() -> None:
-    recipe = resolve_recipe("fp32", ["compile_mode=default", "compile_backend=eager", "grad_accumulation=2"])
-    stepper, batches = toy.build(recipe, ALONE)
+    overrides = ["compile_mode=default", "compile_backend=eager", "grad_accumulation=2"]
+    recipe = resolve_recipe("fp32", [*overrides, "compile_scope=model"])
+    workload = dataclasses.replace(toy.TOY, build_model=with_statistics, blocks=None)
+    stepper, batches = toy.build(recipe, ALONE, workload=workload)
     before = stepper.weights()
+    assert "1.running_mean" in before
     generator = torch.get_rng_state()
     stepper.compile_ahead(next(batches))
     assert torch.equal(torch.get_rng_state(), generator)
@@ -147,6 +165,12 @@ def test_a_workload_that_does_not_train_is_only_called() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     stepper.load_weights(before)
     stepper.load_state(stepper.state())
+
+
+def test_each_block_is_recomputed_where_the_recipe_says_so() -> None:
+    stepper, _ = toy.build(resolve_recipe("fp32", ["activation_checkpointing=block"]), ALONE)
+    blocks = stepper.model.get_submodule("blocks")
+    assert all(block.forward.__wrapped__.__func__ is toy.Block.forward for block in blocks.children())
 
 
 def test_bf16_holds_parameters_and_not_buffers() -> None:

@@ -81,8 +81,8 @@ class TorchStepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _zero_grad(self) -> None:
-        # Gradients that a CUDA graph returned are overwritten when it runs for the next micro-batch: there must
-        # be others to add them to.
+        # Gradients that a CUDA graph returned are overwritten when it runs for the next micro-batch, so there
+        # have to be others to add them to.
         kept = self._recipe.grad_accumulation > 1 and self._recipe.compile_mode in CUDA_GRAPH_MODES
         self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
         for parameter in self._native.parameters() if kept else ():
