@@ -1,4 +1,4 @@
-"""A checkpoint of a Transformer Engine block in FP8, on a GPU: its scales, if any, come back through the file."""
+"""A checkpoint of a Transformer Engine block in FP8, on a GPU: scales, if any, come back through the file."""
 
 import copy
 from pathlib import Path
