@@ -1,6 +1,6 @@
 """Parameters sharded over the ranks by torch's fully_shard (FSDP2), and states gathered from the shards."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -8,6 +8,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastlaunch_train.parallel import Process, join_group
 from fastlaunch_train.recipes import Recipe
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: Under which a gathered tensor is saved, beside the dimension that each dimension of the mesh shards.
 _FULL, _SHARDS = "full", "shards"
@@ -65,18 +68,22 @@ def gathered(value: Any, *, keep: bool) -> Any:
 
 def sharded(value: Any, process: Process) -> Any:
     """What was `gathered`, sharded as it was; every rank has to call it with the same."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return _sharded(value, init_device_mesh(process.device.type, (process.world_size,)), process.device)
+
+
+def _sharded(value: Any, mesh: "DeviceMesh", device: torch.device) -> Any:
     if isinstance(value, list):
-        return [sharded(item, process) for item in value]
+        return [_sharded(item, mesh, device) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {_FULL, _SHARDS}:
-        return {key: sharded(item, process) for key, item in value.items()}
-    from torch.distributed.device_mesh import init_device_mesh
+        return {key: _sharded(item, mesh, device) for key, item in value.items()}
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh(process.device.type, (process.world_size,))
     placements = [Replicate() if dim is None else Shard(dim) for dim in value[_SHARDS]]
-    return distribute_tensor(value[_FULL].to(process.device), mesh, placements)
+    return distribute_tensor(value[_FULL].to(device), mesh, placements)
 
 
 def reshard(model: nn.Module) -> None:

@@ -194,4 +194,4 @@ def _parameters(recipe: "Recipe") -> Iterator[Problem]:
     if recipe.parameter_dtype == "bf16-master" and recipe.loop != "ours":
         yield "fp32 masters are kept by our own loop", "add --set loop=ours"
     if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
-        yield "adafactor has no fused implementation in torch", "add --set optimizer_impl=foreach"
+        yield "adafactor has no fused implementation in torch", "leave out optimizer_impl"
