@@ -238,6 +238,18 @@ def test_weights_are_random_unless_a_model_is_asked_for(transformers: Any, neo: 
     assert not torch.equal(random[name], loaded[name])
 
 
+def test_a_model_of_another_kind_is_refused(transformers: Any, tmp_path: Path) -> None:
+    for kind, message in (
+        ("DistilBert", "a distilbert model is none of its kind"),
+        ("ViT", "a vit model has no vocabulary"),
+    ):
+        folder = tmp_path / kind
+        getattr(transformers, f"{kind}Config")().save_pretrained(folder)
+        with pytest.raises(WorkloadError, match=message) as caught:
+            load_workload(f"hf-clm:{folder}")
+        assert caught.value.hint
+
+
 def test_requests_that_cannot_be_met_are_refused_when_the_workload_is_built(
     neo: Path, tmp_path: Path
 ) -> None:

@@ -121,6 +121,16 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
     return blocks
 
 
+def vocabulary(config: Any, workload: str) -> int:
+    """How many tokens a model of `config` knows. Raises WorkloadError if it is none of language."""
+    size = getattr(config, "vocab_size", None)
+    if not isinstance(size, int):
+        raise WorkloadError(
+            f"workload {workload!r}: a {config.model_type} model has no vocabulary", "give a language model"
+        )
+    return size
+
+
 def positions(config: Any) -> int | None:
     """The longest sequence that a model of `config` takes; None where it does not say."""
     value = getattr(config, "max_position_embeddings", None)
@@ -142,7 +152,13 @@ def sequence_length(asked: int | None, own: int, config: Any, workload: str) -> 
 
 def _build(auto: Any, workload: str, config: Any, weights: str | None, options: dict[str, Any]) -> Any:
     if weights is None:
-        model = auto.from_config(config, **options)
+        try:
+            model = auto.from_config(config, **options)
+        except ValueError:
+            raise WorkloadError(
+                f"workload {workload!r}: a {config.model_type} model is none of its kind",
+                "give a model that transformers' " + auto.__name__ + " knows",
+            ) from None
     else:
         model = of_the_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
     # Weights may have been published in another type.

@@ -15,6 +15,7 @@ from fastlaunch_train.language_models import (
     sequence_length,
     transformer_blocks,
     transformers_for,
+    vocabulary,
 )
 from fastlaunch_train.order import NO_LABEL
 from fastlaunch_train.text import Splits, TextSource
@@ -71,8 +72,8 @@ def build(name: str, asked: Asked) -> Workload:
     own_length = _SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH)
     length = sequence_length(asked.sequence_length, own_length, config, name)
     build_random = partial(causal_model, name, config, None)
-    vocabulary = int(config.vocab_size)
-    source = _source(name, asked, vocabulary, length)
+    num_tokens = vocabulary(config, name)
+    source = _source(name, asked, num_tokens, length)
     return Workload(
         name=name,
         sample_unit="sequences",
@@ -86,7 +87,7 @@ def build(name: str, asked: Asked) -> Workload:
         # stands in for it where there is no GPU: AdamW teaches it more in few steps.
         optimizer="adamw" if name == "gpt2-tiny" else "adafactor",
         learning_rate=1e-3,
-        outputs=partial(_outputs, every=max(1, vocabulary // _OUTPUT_COLUMNS)),
+        outputs=partial(_outputs, every=max(1, num_tokens // _OUTPUT_COLUMNS)),
         held_out=source.held_out,
         score=next_token_score,
         samples_per_epoch=source.samples_per_epoch,
@@ -129,18 +130,18 @@ def _config(name: str, asked: Asked) -> Any:
     return published_config(name.removeprefix("hf-clm:"), name)
 
 
-def _source(name: str, asked: Asked, vocabulary: int, length: int) -> TextSource:
+def _source(name: str, asked: Asked, num_tokens: int, length: int) -> TextSource:
     given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
 
     def read(path: str) -> Splits:
         tokenizer: HubTokens | ByteTokens | None = given or tokenizer_of_model(asked.model, name)
         tokenizer = tokenizer or ByteTokens()
-        check_vocabulary(tokenizer, vocabulary, name)
+        check_vocabulary(tokenizer, num_tokens, name)
         return corpus.read_splits(path, tokenizer, length)
 
     return TextSource(
         workload=name,
-        write=partial(corpus.written_batches, vocabulary, length),
-        written=partial(corpus.written_splits, vocabulary, length),
+        write=partial(corpus.written_batches, num_tokens, length),
+        written=partial(corpus.written_splits, num_tokens, length),
         read={"file": read},
     )

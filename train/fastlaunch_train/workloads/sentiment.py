@@ -15,6 +15,7 @@ from fastlaunch_train.language_models import (
     sequence_length,
     transformer_blocks,
     transformers_for,
+    vocabulary,
 )
 from fastlaunch_train.order import NO_LABEL
 from fastlaunch_train.text import Splits, TextSource
@@ -121,20 +122,20 @@ def _count(batch: Batch) -> BatchCount:
 
 
 def _source(name: str, asked: Asked, config: Any, length: int) -> TextSource:
-    vocabulary = int(config.vocab_size)
+    num_tokens = vocabulary(config, name)
     given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
 
     def splits_of(all_reviews: reviews.Reviews) -> Splits:
         split = reviews.split_reviews(all_reviews)
         tokenizer: Tokenizer | None = given or tokenizer_of_model(asked.model, name)
-        tokenizer = tokenizer or WordTokens(split["train"].texts, vocabulary)
-        check_vocabulary(tokenizer, vocabulary, name)
+        tokenizer = tokenizer or WordTokens(split["train"].texts, num_tokens)
+        check_vocabulary(tokenizer, num_tokens, name)
         return {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
 
     return TextSource(
         workload=name,
-        write=partial(made_up_reviews.written_batches, vocabulary, length),
-        written=partial(made_up_reviews.written_splits, vocabulary, length),
+        write=partial(made_up_reviews.written_batches, num_tokens, length),
+        written=partial(made_up_reviews.written_splits, num_tokens, length),
         read={
             "folder": lambda path: splits_of(reviews.read_folder(path)),
             "file": lambda path: splits_of(reviews.read_csv(path)),
