@@ -127,6 +127,13 @@ def test_the_values_compared_are_of_the_whole_tensor() -> None:
     assert outputs[0, 0] == 0 and outputs[0, -1] > 2.9
 
 
+def test_no_batch_is_the_largest(tmp_path: Path) -> None:
+    argv = arguments(tmp_path / "out", "--batch-size", "auto", workload="gelu:64x32")
+    code, output = run(argv)
+    assert code == 2
+    assert "trains nothing: any batch measures the same" in output
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "jit-script"])
 def test_a_run_records_forward_passes_and_what_they_ran(tmp_path: Path, recipe: str) -> None:
     argv = arguments(tmp_path / "out", workload="gelu:64x32", recipe=recipe)

@@ -40,8 +40,12 @@ def largest_batch_that_fits(
 ) -> int:
     """Samples per rank that the rank with the least memory can take, found on a model that is then let go.
 
-    budget_bytes: what may be used on a machine without a GPU.
+    budget_bytes: what may be used on a machine without a GPU. Raises WorkloadError if nothing is trained.
     """
+    if not workload.trains:
+        raise WorkloadError(
+            f"workload {workload.name!r} trains nothing: any batch measures the same", "give --batch-size 8"
+        )
     found = _try_batches(workload, recipe, precision, process, seed=seed, budget_bytes=budget_bytes)
     gc.collect()
     if process.device.type == "cuda":
