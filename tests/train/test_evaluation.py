@@ -60,15 +60,21 @@ def test_an_evaluation_is_a_phase_of_its_own(whole: RankRecord) -> None:
     assert (phases[0].detail or "").startswith("validation: loss ")
 
 
-def test_the_best_weights_are_tested_at_the_end(whole: RankRecord) -> None:
+def test_the_weights_that_were_best_are_tested_at_the_end(whole: RankRecord, tmp_path: Path) -> None:
     validated = [e for e in whole.evals if e.split == "validation"]
     best = max(validated, key=lambda e: (e.metric_value or 0.0, -e.step))
     last = whole.evals[-1]
     assert (last.split, last.weights, last.step) == ("test", "best", best.step)
-    if best.step == 24:
-        assert last.loss == whole.evals[-2].loss
-    else:
-        assert last.loss != whole.evals[-2].loss
+
+    scores = {}
+    for steps in (7, 21):
+        output = tmp_path / str(steps)
+        argv = arguments(output, "--steps", str(steps), "--eval-every", "7", workload=f"{TINY}:best_at_first")
+        code, printed = run(argv)
+        assert code == 0, printed
+        scores[steps] = {e.weights: (e.step, e.loss) for e in record(output).evals if e.split == "test"}
+    assert scores[21]["best"] == scores[7]["best"] == scores[7]["current"]
+    assert scores[21]["current"] != scores[21]["best"]
 
 
 def test_tokens_and_padding_are_counted(whole: RankRecord, tmp_path: Path) -> None:
@@ -219,3 +225,21 @@ def test_two_ranks_score_their_shares_of_the_same_data(tmp_path: Path) -> None:
         ], "five batches for two ranks: each keeps the other company"
         assert [e.loss for e in found] == pytest.approx([e.loss for e in expected], rel=1e-6)
         assert [e.metric_value for e in found] == [e.metric_value for e in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_each_ranks_share_of_the_best_weights_comes_back(tmp_path: Path) -> None:
+    argv = arguments(
+        tmp_path,
+        *("--eval-every", "5", "--checkpoint-every", "7", "--set", "parallelism=fsdp2"),
+        workload=f"{TINY}:compiled",
+    )
+    code, printed = run_command([*argv, "--steps", "14"], nproc=2)
+    assert code == 0, printed
+    code, printed = run_command([*argv, "--steps", "20", "--resume"], nproc=2)
+    assert code == 0, printed
+    first, second = record(tmp_path).evals[-1], record(tmp_path, attempt=2).evals[-1]
+    assert (first.split, first.weights) == (second.split, second.weights) == ("test", "best")
+    assert second.step == first.step, "none of the second attempt's is better, in this task"
+    assert second.loss == first.loss

@@ -46,6 +46,10 @@ class Evaluations:
         """Whether the model after `step` is to be evaluated, and was not."""
         return step > self._evaluated and (step % self.every == 0 or step == self._last_step)
 
+    def owed(self, last_step: int) -> bool:
+        """Whether there is something to evaluate after the last step is done, and recorded."""
+        return self.keep_best or self.due(last_step)
+
     def validate(self, training: Training, step: int) -> Eval:
         """What the model after `step` scores on `validation`, recorded. Raises what `evaluate` does."""
         found = _record(training, "validation", step)

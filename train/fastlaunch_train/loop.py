@@ -175,7 +175,8 @@ class Progress:
         saved = bool(every) and (asked or self.last_done % every == 0)
         if saved:
             asked = self._save() or asked
-        if asked and (not self.finished or training.evaluations is not None):
+        owed = training.evaluations is not None and training.evaluations.owed(self.last_done)
+        if asked and (owed or not self.finished):
             raise InterruptedRun(training.interrupts.message)
         if self.finished:
             self._finish(saved=saved)

@@ -89,6 +89,16 @@ def untrained() -> Workload:
     return evaluated(learning_rate=0.0, build_model=lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES))
 
 
+def best_at_first() -> Workload:
+    """As `evaluated`, by a metric that falls each time."""
+    count = itertools.count(1)
+
+    def falling_score(model: nn.Module, batch: Batch) -> Score:
+        return replace(score(model, batch), metric_sum=torch.tensor(1 / next(count)))
+
+    return evaluated(score=falling_score)
+
+
 def stopped_at_17() -> Workload:
     """As `evaluated`; asked to stop in step 17."""
     return evaluated(loss=_after(lambda step: step == 17 and os.kill(os.getpid(), signal.SIGTERM)))
