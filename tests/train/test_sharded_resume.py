@@ -21,9 +21,8 @@ def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, 
         pytest.skip("DeepSpeed is not installed")
 
     def train(output: Path, steps: int, *more: str) -> None:
-        argv = entrypoint.arguments(
-            *(output, "--steps", str(steps), "--set", "grad_accumulation=2", *more), recipe=recipe
-        )
+        asked = ["--steps", str(steps), "--set", "grad_accumulation=2", *more]
+        argv = entrypoint.arguments(output, *asked, recipe=recipe)
         code, said = entrypoint.run_command(argv, nproc=2)
         assert code == 0, said
 
@@ -42,3 +41,12 @@ def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, 
         both = losses(stopped, 1, rank) + losses(stopped, 2, rank)
         assert len(both) == STEPS
         assert both == losses(whole, 1, rank)
+
+
+@pytest.mark.parametrize("recipe", ["fsdp2", "zero3"])
+def test_alone_without_torchrun(tmp_path: Path, recipe: str) -> None:
+    if recipe == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    code, said = entrypoint.run_command(entrypoint.arguments(tmp_path, "--steps", "3", recipe=recipe))
+    assert code == 0, said
+    assert len(losses(tmp_path, 1)) == 3

@@ -142,6 +142,8 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
 def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, process: Process) -> Any:
     """DeepSpeed's engine around `model`, which updates it by `optimizer`."""
     os.environ.setdefault("DS_ACCELERATOR", process.device.type)
+    # Of a process that torchrun did not start, too, DeepSpeed wants to read it there.
+    os.environ.setdefault("LOCAL_RANK", str(process.local_rank))
     join_group(process)
     import deepspeed
 
