@@ -106,6 +106,9 @@ def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepp
     options, process, recipe = session.options, session.process, session.options.recipe
     model = build_native(workload, options.seed, process)
     size = max(PROBE_BATCH, precision.batch_multiple(recipe))
+    if not workload.trains:
+        # Its samples may be large: a quarter of a gigabyte each in `gelu`.
+        size = min(size, session.batch_size or size)
     probe_of = probe_request(process, seed=options.seed, batch_size=size)
     probe_of = dataclasses.replace(probe_of, dtype=computed_in(options.recipe))
     probe = next_batch(workload, workload.batches(probe_of))
