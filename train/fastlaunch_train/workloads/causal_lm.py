@@ -112,8 +112,10 @@ def next_token_score(model: nn.Module, batch: Batch) -> Score:
 
 
 def _predictions(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model(batch["tokens"])[:, :-1]
-    return logits.flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
+    """Logits (tokens, vocabulary) and the token that follows each, if one does."""
+    # The labels are moved, not the logits: those are the largest tensor of all, and would be copied.
+    following = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NO_LABEL)
+    return model(batch["tokens"]).flatten(0, 1).float(), following.flatten()
 
 
 def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
