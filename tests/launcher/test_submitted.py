@@ -7,8 +7,10 @@ import pytest
 
 from fastlaunch.backends import RunState
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
+from fastlaunch.job import JobSpec
 from fastlaunch.log_file import LOG
 from fastlaunch.run_rows import Run
+from fastlaunch_train.recipes import RECIPES
 
 
 def a_run(state: RunState, directory: Path | None = None) -> Run:
@@ -64,3 +66,16 @@ def test_the_end_of_a_failed_runs_log_is_told(tmp_path: Path, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert "20261121-090312-k3f9" in out
     assert f"the end of {tmp_path / LOG}:\nValueError: no such thing\n" in err
+
+
+def test_runs_of_one_recipe_are_told_apart_in_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=64, steps=9, num_gpus=8)
+    of_64, of_128 = (
+        replace(a_run(RunState.COMPLETED), spec=one.to_json()) for one in (job, replace(job, batch_size=128))
+    )
+    tell_runs([of_64, of_128], output="table")
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert ["bf16 at batch 64 " in rows[0], "bf16 at batch 128 " in rows[1]] == [True, True]
+    # Imported runs, of which no request is known, have their recipe's name.
+    tell_runs([of_64, replace(of_128, spec=None)], output="table")
+    assert "at batch" not in capsys.readouterr().out

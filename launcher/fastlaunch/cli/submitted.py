@@ -28,14 +28,19 @@ def tell_runs(runs: "Sequence[Run]", *, output: str) -> None:
             json.dumps({"submission": runs[0].submission_id, "runs": [to_json(r) for r in runs]}, indent=2)
         )
     else:
-        names = names_apart([JobSpec.from_json(run.spec or {}) for run in runs])
-        rows = [{**row(run), "recipe": name} for run, name in zip(runs, names, strict=True)]
+        rows = [{**row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
         click.echo(f"{table(rows, HEADERS)}\n\n{answer(runs)}")
     failed = next((run for run in runs if run.state in _FAILED and run.directory), None)
     if failed is not None and failed.directory is not None:
         lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
         click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
     next_command(_next(runs, failed))
+
+
+def _names(runs: "Sequence[Run]") -> list[str]:
+    """The runs' recipes, with what sets runs apart that share one."""
+    specs = [JobSpec.from_json(run.spec) for run in runs if run.spec]
+    return names_apart(specs) if len(specs) == len(runs) else [run.recipe for run in runs]
 
 
 def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
