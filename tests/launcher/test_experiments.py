@@ -66,6 +66,17 @@ def test_the_published_rows_are_among_the_arms() -> None:
     assert {(arm.num_gpus, arm.eval_every) for arm in EXPERIMENTS["distilbert"].arms} == {(1, 2917), (4, 730)}
 
 
+def test_deepspeed_is_given_no_adafactor_which_it_cannot_shard() -> None:
+    for experiment in EXPERIMENTS.values():
+        for arm in experiment.arms:
+            recipe = resolve_recipe(arm.recipe, arm.overrides)
+            if recipe.parallelism.startswith("zero"):
+                # gpt2-xsmall's own optimizer is adafactor.
+                assert recipe.optimizer == "adamw" or arm.workload != "gpt2-xsmall"
+    ort = {resolve_recipe(arm.recipe, arm.overrides).optimizer for arm in EXPERIMENTS["ort"].arms[:4]}
+    assert ort == {"adamw"}
+
+
 def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     found = here("distilbert", repeats=2)
     assert {job.workload for job in found.specs} == {"distilbert-tiny"}
