@@ -10,6 +10,8 @@ from torch import nn
 from fastlaunch_train.checkpoint import (
     KEPT,
     Identity,
+    floats_as_text,
+    floats_from_text,
     latest_checkpoint,
     random_state,
     read_checkpoint,
@@ -132,3 +134,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(RecipeError, match=r"step-00000001\.pt is not a checkpoint"):
         Job().load(path)
+
+
+def test_floats_go_through_text_to_the_bit() -> None:
+    weight = torch.ones(2)
+    state = {"lr": 0.1, 3: [1, (-1e-300, True), None], "w": weight, "inner": {"betas": (0.9, 0.999)}}
+    as_text = floats_as_text(state)
+    assert as_text["lr"] == {"float": (0.1).hex()}
+    assert as_text["w"] is weight
+    assert floats_from_text(as_text) == state
+    assert floats_from_text(state) == state

@@ -19,6 +19,9 @@ from fastlaunch_train.recipes import RecipeError
 
 KEPT = 2
 
+#: Of a mapping that stands for a float.
+_FLOAT = "float"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
@@ -91,6 +94,8 @@ def write_checkpoint(
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
     content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
+    if torch.__version__.startswith("1."):
+        content = floats_as_text(content)
     try:
         with partial.open("wb") as file:
             torch.save(content, file)
@@ -109,7 +114,7 @@ def write_checkpoint(
 def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
     """What `path` holds, on the CPU. Raises RecipeError if it is of another job, or no checkpoint."""
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = floats_from_text(torch.load(path, map_location="cpu", weights_only=True))
         saved = Identity(**content.pop("identity"))
         step: int = content.pop("step")
         random_states: list[dict[str, torch.Tensor]] = content.pop("random_states")
@@ -128,6 +133,29 @@ def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
             f"resume with {as_saved}, or start without --resume",
         )
     return Saved(step=step, state=content, random_states=random_states)
+
+
+def floats_as_text(value: Any) -> Any:
+    """`value`, a nest of mappings and lists, for `torch.load` of torch 1, which reads no float safely."""
+    if isinstance(value, dict):
+        return {key: floats_as_text(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(floats_as_text(item) for item in value)
+    return {_FLOAT: value.hex()} if isinstance(value, float) else value
+
+
+def floats_from_text(value: Any) -> Any:
+    """What `floats_as_text` was given; anything else as it is."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT}:
+            return float.fromhex(value[_FLOAT])
+        # Of its own kind: a state dict is an OrderedDict, with what its modules say of their versions.
+        for key, item in value.items():
+            value[key] = floats_from_text(item)
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(floats_from_text(item) for item in value)
+    return value
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
