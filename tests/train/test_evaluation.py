@@ -155,6 +155,24 @@ def test_a_run_killed_before_its_tests_makes_up_for_them(whole: RankRecord, tmp_
     assert again.end is not None and again.end.status == "completed"
 
 
+def test_a_stop_while_the_best_weights_are_tested_saves_the_last_ones(tmp_path: Path) -> None:
+    found = []
+    for function in ("best_at_first", "stopped_in_the_last_test"):
+        output = tmp_path / function
+        more = ("--steps", "24", "--eval-every", "7", "--checkpoint-every", "100")
+        argv = arguments(output, *more, workload=f"{TINY}:{function}")
+        code, printed = run(argv)
+        evals = record(output).evals
+        if code == 130:
+            code, printed = run([*argv, "--resume"], RESUMED="1")
+            assert record(output, attempt=2).steps == ()
+            evals = (*evals[:-1], *record(output, attempt=2).evals)
+        assert code == 0, printed
+        found.append([(e.step, e.split, e.weights, e.loss) for e in evals])
+    assert found[0] == found[1]
+    assert found[0][-1][0] == 7, "the best weights are others than the last"
+
+
 @pytest.mark.parametrize("function", ["build", "no_held_out_batch"])
 def test_a_workload_without_held_out_data_is_refused(tmp_path: Path, function: str) -> None:
     code, printed = run(arguments(tmp_path, "--eval-every", "7", workload=f"{TINY}:{function}"))

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,20 +52,28 @@ class Evaluations:
 
     def validate(self, training: Training, step: int) -> Eval:
         """What the model after `step` scores on `validation`, recorded. Raises what `evaluate` does."""
-        found = _record(training, "validation", step)
-        if self.keep_best and (self.best is None or is_better(found, self.best.score)):
-            self.best = Best(score=found, weights=training.stepper.weights())
+        found = _record(training, "validation", step, then=lambda found: self._keep(training, found))
         self._evaluated = step
         return found
 
+    def _keep(self, training: Training, found: Eval) -> None:
+        if self.keep_best and (self.best is None or is_better(found, self.best.score)):
+            self.best = Best(score=found, weights=training.stepper.weights())
+
     def test(self, training: Training, step: int) -> None:
-        """Record what the weights after `step` and the best score on `test`; the best stay in the model."""
+        """Record what the weights after `step` and the best score on `test`. Raises what `evaluate` does."""
         if not self.keep_best:
             return
         _record(training, "test", step)
-        assert self.best is not None, "validation came first"
-        training.stepper.load_weights(self.best.weights)
-        _record(training, "test", self.best.score.step, weights="best", after=step)
+        best, stepper = self.best, training.stepper
+        assert best is not None, "validation came first"
+        current = stepper.weights()
+        try:
+            stepper.load_weights(best.weights)
+            _record(training, "test", best.score.step, weights="best", after=step)
+        finally:
+            # Who is asked to stop meanwhile saves a checkpoint, which is of the last step.
+            stepper.load_weights(current)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors."""
@@ -240,12 +248,21 @@ def _share_buffers(training: Training, model: nn.Module) -> None:
 
 
 def _record(
-    training: Training, split: str, step: int, *, weights: str = "current", after: int | None = None
+    training: Training,
+    split: str,
+    step: int,
+    *,
+    weights: str = "current",
+    after: int | None = None,
+    then: Callable[[Eval], None] | None = None,
 ) -> Eval:
+    """Evaluate, and record it and its phase, in which `then` is done after it."""
     found: list[Eval] = []
 
     def work() -> str:
         found.append(evaluate(training, split, step, weights))
+        if then is not None:
+            then(found[0])
         return _told(found[0])
 
     training.phase("eval", work, step=step if after is None else after)

@@ -91,12 +91,7 @@ def untrained() -> Workload:
 
 def best_at_first() -> Workload:
     """As `evaluated`, by a metric that falls each time."""
-    count = itertools.count(1)
-
-    def falling_score(model: nn.Module, batch: Batch) -> Score:
-        return replace(score(model, batch), metric_sum=torch.tensor(1 / next(count)))
-
-    return evaluated(score=falling_score)
+    return evaluated(score=_falling(score))
 
 
 def stopped_at_17() -> Workload:
@@ -119,9 +114,20 @@ def stopped_in_evaluation() -> Workload:
     return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=2))
 
 
+def stopped_in_the_last_test() -> Workload:
+    """As `best_at_first`; asked to stop in the first attempt's second batch of test with the best weights."""
+    return evaluated(score=_falling(_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=25)))
+
+
 def killed_in_test() -> Workload:
     """As `evaluated`; killed in the first attempt's first batch of test, after four times five others."""
     return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGKILL), at=21))
+
+
+def _falling(of):  # type: ignore[no-untyped-def]
+    """The score `of` gives, with a metric that falls each time."""
+    count = itertools.count(1)
+    return lambda model, batch: replace(of(model, batch), metric_sum=torch.tensor(1 / next(count)))
 
 
 def _once(effect, at):  # type: ignore[no-untyped-def]
