@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.ort import WORKING, is_installed, ort_module, problem_of
+from fastlaunch_train.ort import WORKING, inside_ort, is_installed, ort_module, problem_of
 from fastlaunch_train.recipes import RecipeError
 
 
@@ -76,3 +76,18 @@ def test_a_model_is_not_wrapped_without_it() -> None:
     with pytest.raises(RecipeError, match="ORTModule needs") as error:
         ort_module(nn.Linear(2, 2))
     assert error.value.hint == "or use --set engine=torch"
+
+
+def test_evaluations_ask_the_module_inside() -> None:
+    class ORTModule(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    class DeepSpeedEngine(ORTModule):
+        pass
+
+    inner = nn.Linear(2, 2)
+    assert inside_ort(DeepSpeedEngine(ORTModule(inner))) is inner
+    assert inside_ort(ORTModule(inner)) is inner
+    assert inside_ort(inner) is inner

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.failures import InterruptedRun
+from fastlaunch_train.ort import inside_ort
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.records import Eval
 from fastlaunch_train.training import Training
@@ -183,8 +184,6 @@ def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
             yield
     finally:
         random.setstate(drawn)
-        # ORTModule hides a module from `modules` that heeds this call alone.
-        model.train(modes[0][1])
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():
@@ -236,8 +235,10 @@ def _model_to_ask(training: Training) -> nn.Module:
     model = training.stepper.model
     if isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
-        return inner
-    return model
+        model = inner
+    # Exported for evaluation, parameters of equal values, as biases have at first, are one for good (ONNX
+    # Runtime 1.19.2): the graph that trains is ONNX Runtime's, its parameters are the module's.
+    return inside_ort(model) if training.recipe.engine == "ort" else model
 
 
 def _share_buffers(training: Training, model: nn.Module) -> None:

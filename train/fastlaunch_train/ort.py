@@ -77,6 +77,13 @@ def ort_module(model: nn.Module) -> nn.Module:
     return wrapped
 
 
+def inside_ort(model: nn.Module) -> nn.Module:
+    """The module that ORTModule was made of, whatever else is around that; `model` itself without one."""
+    while type(model).__name__ in ("ORTModule", "DeepSpeedEngine"):
+        model = model.module  # type: ignore[assignment]
+    return model
+
+
 def load_ort() -> Any:
     """The package `onnxruntime.training.ortmodule`. Raises whatever its import does."""
     if torch.version.cuda is None:
