@@ -1,7 +1,7 @@
 """`JobSpec`: one run, asked for. A spec is a request; what really happened is a `Run`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fastlaunch.errors import UserError
@@ -119,6 +119,11 @@ class JobSpec:
         """`200 steps`, or `3 epochs`."""
         number, unit = (self.steps, "step") if self.steps is not None else (self.epochs, "epoch")
         return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+    @property
+    def without_seed(self) -> Self:
+        """The same job with seed 0: equal for runs that repeat each other."""
+        return replace(self, seed=0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` turns back into an equal spec; the recipe with all it resolved to."""

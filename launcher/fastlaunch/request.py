@@ -111,9 +111,15 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
 
 
 def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
-    """The jobs as often as asked: A B, then B A, and so on, so that what drifts with time meets all alike."""
+    """The jobs as often as asked: A B, then B A, and so on, so that what drifts with time meets all alike.
+
+    Each round has the next seed: the runs of a round start from the same weights and see the same data, and
+    make a pair for the convergence guard.
+    """
     rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(repeats))
-    return tuple(spec for round_ in rounds for spec in round_)
+    return tuple(
+        replace(spec, seed=spec.seed + number) for number, round_ in enumerate(rounds) for spec in round_
+    )
 
 
 def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | None:

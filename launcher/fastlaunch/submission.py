@@ -69,13 +69,13 @@ class Launcher:
             if not self.ledger.existing([run_id]):
                 # Cancelled and removed by another command while its turn was to come.
                 continue
-            if job in failed:
+            if job.without_seed in failed:
                 self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
                 continue
             place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             state = self._run(run_id, place + names[number - 1])
             if state in (RunState.FAILED, RunState.LOST):
-                failed.add(job)
+                failed.add(job.without_seed)
 
     def _add_rows(self, submission_id: str, jobs: Sequence[JobSpec]) -> list[str]:
         run_ids = []

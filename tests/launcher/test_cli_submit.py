@@ -94,7 +94,12 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
     ]
     assert (plan["backend"], plan["operation"], plan["placeholders"]) == ("local", "exec", ["run-id"])
     assert fastlaunch("submit", "--local", "--dry-run", "--output", "json", "--repeats", "3") == 0
-    assert json.loads(capsys.readouterr().out) == {"plans": [plan] * 3}
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    argvs = [one["request"].pop("argv") for one in plans]
+    argv = plan["request"].pop("argv")
+    assert plans == [plan] * 3
+    at = argv.index("--seed") + 1
+    assert argvs == [[*argv[:at], str(seed), *argv[at + 1 :]] for seed in range(3)]
 
 
 @pytest.mark.parametrize(

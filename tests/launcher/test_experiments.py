@@ -88,7 +88,8 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
         ("lightning precision=fp16", 2),
     ]
     # A B, then B A.
-    assert found.specs[:7] == found.specs[:6:-1]
+    there, back = found.specs[:7], found.specs[:6:-1]
+    assert [replace(job, seed=1) for job in there] == list(back)
     assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(None, 3, 8)}
     assert found.left_out == (
         ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),

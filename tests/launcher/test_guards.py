@@ -159,7 +159,7 @@ def test_what_is_not_known_is_ranked_and_said() -> None:
     once = [replace(run, summary=replace(run.summary, seed=0)) for run in COMPILE]
     row = rows_of(compared(BF16, once))["compile"]
     assert row.reasons[1] == (
-        "convergence unknown: 1 of 3 pairs: both need runs of other seeds (--seed); 4 more would make 5"
+        "convergence unknown: 1 of 3 pairs: both need runs of more seeds (--repeats); 4 more would make 5"
     )
 
 

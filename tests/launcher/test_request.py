@@ -83,7 +83,9 @@ def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> Non
     names = {"fp32": "A", "bf16": "B", "compile": "C"}
     specs = jobs(recipes=tuple(names), repeats=repeats).specs
     assert "".join(names[spec.recipe.name] for spec in specs) == order
-    assert len(set(specs)) == 3
+    assert len({spec.without_seed for spec in specs}) == 3
+    # The runs of a round have a seed of their own, and make pairs.
+    assert [spec.seed for spec in specs] == [number for number in range(repeats) for _ in names]
 
 
 def test_overrides_hold_for_every_recipe() -> None:

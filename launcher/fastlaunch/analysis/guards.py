@@ -144,7 +144,7 @@ def _unknown(found: Convergence) -> str:
         return found.missing[0]
     num_pairs = found.num_pairs + len(found.diverged)
     if num_pairs < FEWEST_PAIRS:
-        why = ", ".join(found.missing) or "both need runs of other seeds (--seed)"
+        why = ", ".join(found.missing) or "both need runs of more seeds (--repeats)"
         return (
             f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {found.more_pairs} more would make {PAIRS_WANTED}"
         )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,7 @@ def in_words(jobs: Sequence[JobSpec], site: "Place") -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     # The recipes that share all else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
-    for job in dict.fromkeys(jobs):
-        times = jobs.count(job)
+    for job, times in Counter(job.without_seed for job in jobs).items():
         named = f"{job.recipe.label}, {times} times" if times > 1 else job.recipe.label
         shared.setdefault(_what(job, jobs), []).append(named)
     told = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
