@@ -19,7 +19,7 @@ from fastlaunch.recorded_headers import (
     recipe_schema,
     sequence_length_of,
 )
-from fastlaunch_train.records import Check, Eval, RankRecord
+from fastlaunch_train.records import FROM_CACHE, Check, Eval, RankRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class RunSummary:
     boot_s, pull_s: of a machine that was started for the run, until it ran its script, and in fetching code
     and image after that; None where no machine was started for it, or it did not say.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the num_warmup_steps cut.
+    compile_cached: whether compiling found work of an earlier run on the disk, which a first run does not.
     checkpoint_s: what the longest checkpoint took to write; None if there was none. checkpoints_s: all
     num_checkpoints together, the last after last_checkpoint_step.
     evals: on held-out data, by step, eval_s all of them together; checks: of the recipe, before the steps.
@@ -88,6 +89,7 @@ class RunSummary:
     pull_s: float | None = None
     build_s: float | None = None
     compile_s: float | None = None
+    compile_cached: bool = False
     warmup_s: float | None = None
     num_warmup_steps: int | None = None
     checkpoint_s: float | None = None
@@ -241,6 +243,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         num_steps=len({step.step for record in records for step in record.steps}),
         build_s=_phase_s(timed, "build"),
         compile_s=_phase_s(timed, "compile"),
+        compile_cached=any(
+            phase.name == "compile" and phase.detail == FROM_CACHE for r in timed for phase in r.phases
+        ),
         checkpoint_s=_longest_checkpoint_s(records),
         checkpoints_s=checkpoints.total_s if checkpoints else None,
         num_checkpoints=checkpoints.number if checkpoints else 0,

@@ -24,7 +24,7 @@ from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch.report.finish import finish_json, finish_table
 from fastlaunch.report.words import about
-from fastlaunch_train.records import Check, Eval, Phase
+from fastlaunch_train.records import FROM_CACHE, Check, Eval, Phase
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)
@@ -162,6 +162,23 @@ def test_without_a_price_there_are_seconds_and_no_dollars() -> None:
 def test_repeats_are_averaged() -> None:
     runs = [replace(FULL, compile_s=seconds, seed=seed) for seed, seconds in enumerate((500.0, 700.0))]
     ((finish,),) = (found.rows for found in to_finish(compared(*runs), 1000))
+    assert finish.parts_s["compile"] == 600
+
+
+def test_compiling_counts_as_a_first_run_does_where_one_is_known(tmp_path: Path) -> None:
+    def recorded(seed: int, seconds: float, detail: str | None) -> RunSummary:
+        phases = [Phase(name="build", seconds=3.0, step=0)]
+        phases += [Phase(name="compile", seconds=seconds, step=0, detail=detail)]
+        directory = tmp_path / f"{seconds:g}"
+        return replace(summarize(read_all(write_run(directory, phases=phases))), recipe="compile", seed=seed)
+
+    cold, warm = recorded(0, 600.0, None), recorded(1, 20.0, FROM_CACHE)
+    assert (cold.compile_cached, warm.compile_cached) == (False, True)
+    told = "compiled from a cache: a first run takes longer to compile"
+    both, alone = compared(cold, warm), compared(warm)
+    assert [row.compile_s for row in (*both.rows, *alone.rows)] == [600, 20]
+    assert [told in row.reasons for row in (*both.rows, *alone.rows)] == [False, True]
+    ((finish,),) = (found.rows for found in to_finish(both, 1000))
     assert finish.parts_s["compile"] == 600
 
 

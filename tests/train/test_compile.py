@@ -1,10 +1,15 @@
 """torch.compile as recipes ask for it, with a backend that compiles nothing."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.compile import compile_model, num_compiles
+from fastlaunch_train.compile import compile_model, num_cached, num_compiles
 from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
@@ -82,3 +87,38 @@ def test_inductor_computes_what_eager_does() -> None:
     expected = model(torch.ones(2, 4))
     compile_model(model, model, resolve_recipe("compile"))
     torch.testing.assert_close(model(torch.ones(2, 4)), expected)
+
+
+@pytest.mark.slow
+def test_what_a_process_before_has_compiled_is_counted_as_cached(tmp_path: Path) -> None:
+    program = (
+        "import torch; from torch import nn\n"
+        "from fastlaunch_train.compile import compile_model, num_cached\n"
+        "from fastlaunch_train.recipes import resolve_recipe\n"
+        "class Twice(nn.Linear):\n"
+        "    def forward(self, x): return 2 * super().forward(x)\n"
+        "model = nn.Sequential(Twice(4, 4))\n"
+        "compile_model(model, model, resolve_recipe('compile'))\n"
+        "model(torch.ones(2, 4)).sum().backward(); print(num_cached())\n"
+    )
+    # The compiler reads the source of what it compiles.
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    counts = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", str(path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert counts[0] == "0" and int(counts[1]) > 0
+
+
+def test_without_a_compiler_nothing_is_cached() -> None:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    assert num_cached() == 0

@@ -50,6 +50,14 @@ def num_compiles() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def num_cached() -> int:
+    """How many graphs this process has found compiled in torch's cache on the disk so far."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    counters = torch._dynamo.utils.counters
+    return int(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+
+
 def _allow_graphs(number: int) -> None:
     config = torch._dynamo.config
     # Called cache_size_limit before torch 2.7.

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
+from fastlaunch_train.compile import num_cached
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
 from fastlaunch_train.evaluation import rehearse
 from fastlaunch_train.failures import InterruptedRun, NanLossError
 from fastlaunch_train.fusion import describe_kernels
 from fastlaunch_train.parallel import agree, barrier
 from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.records import Block, Step
+from fastlaunch_train.records import FROM_CACHE, Block, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch, BatchCount, next_batch
@@ -114,7 +115,7 @@ class Progress:
         first = next_batch(training.workload, self._batches)
         self._batches = itertools.chain([first], self._batches)
         if compiled:
-            training.phase("compile", lambda: compile_ahead(first))
+            training.phase("compile", lambda: _compile(compile_ahead, first))
             if training.evaluations is not None:
                 training.phase("compile", lambda: rehearse(training))
         if not training.workload.trains:
@@ -311,3 +312,10 @@ def train(training: Training) -> int:
 
         train_with_transformers(progress)
     return progress.last_done
+
+
+def _compile(compile_ahead: Callable[[Batch], None], first: Batch) -> str | None:
+    """Compile; the phase's detail says where a run before this one has left its work."""
+    before = num_cached()
+    compile_ahead(first)
+    return FROM_CACHE if num_cached() > before else None

@@ -9,6 +9,8 @@ from typing import Any
 #: 2 added eval and check lines, and num_padding to step lines; files of 1 are read as they are.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
+#: Detail of a phase `compile` that found work of an earlier run on the disk: a first run takes longer.
+FROM_CACHE = "from the compiler's cache"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch_train.record_lines import (
+    FROM_CACHE,
     HEADER_TYPES,
     KIND_OF,
     KINDS,
@@ -49,6 +50,7 @@ from fastlaunch_train.record_lines import (
 )
 
 __all__ = [
+    "FROM_CACHE",
     "HEADER_TYPES",
     "RECORD_SCHEMA",
     "STATUSES",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastlaunch.analysis.compiling import first_runs
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval, RunSummary
 
@@ -114,7 +115,7 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
             "pull": _mean([run.pull_s for run in recorded]),
             "build": _mean([run.build_s for run in recorded]),
             # A run without a phase of compiling did not compile before its steps.
-            "compile": _mean([run.compile_s or 0.0 for run in recorded]),
+            "compile": _mean([run.compile_s or 0.0 for run in first_runs(recorded)]),
             "warmup": _mean([_warmup_excess_s(run) for run in recorded]),
         },
         evaluations=_mean_repeated([_evaluations(run) for run in recorded]),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import cost
+from fastlaunch.analysis.compiling import first_runs
 from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.judgement import BASELINE, Judgement, PricedPool, exp
 from fastlaunch.analysis.pooling import SAMPLE, STEP, Candidate, Pool, arm_of, log_time, samples_per_step
@@ -23,8 +24,9 @@ class Row:
     num_runs: those used. num_unsteady: those whose step time did not settle, left out; where there are no
     others they are shown, without intervals. Quantities are None where unknown. percent_of_peak: of the
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
-    out. ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are
-    at Holm's level, all others at 95%. comparable_as: `throughput` where the global batch or the sequence
+    out; compile_s over those that compiled without a cache, where there are any. ratio_to_baseline: of
+    samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are at Holm's level, all others
+    at 95%. comparable_as: `throughput` where the global batch or the sequence
     length is another than the baseline's, else `training`. guard: of numerics and convergence; is_barred: by
     what that holds against the row, which then has no verdict. runs: those used, and after them those whose
     step time did not settle.
@@ -123,7 +125,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         fingerprint=tuple(sorted(first.fingerprint.items())),
         price=item.price,
         build_s=_mean([summary.build_s for summary in summaries]),
-        compile_s=_mean([summary.compile_s for summary in summaries]),
+        compile_s=_mean([summary.compile_s for summary in first_runs(summaries)]),
         warmup_s=_mean([summary.warmup_s for summary in summaries]),
         peak_memory_gib=max(
             (s.peak_memory_gib for s in summaries if s.peak_memory_gib is not None), default=None
