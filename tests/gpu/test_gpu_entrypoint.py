@@ -89,6 +89,13 @@ def test_evaluating_changes_nothing_of_the_training(tmp_path: Path, recipe: str)
     assert losses(evaluated) == losses(plain)
 
 
+def test_deterministic_gives_the_same_bits(tmp_path: Path) -> None:
+    # Processes of their own: torch reads how cuBLAS is set up at the first product.
+    (first,) = train(tmp_path / "first", "bf16", "--set", "deterministic=true")
+    (second,) = train(tmp_path / "second", "bf16", "--set", "deterministic=true")
+    assert losses(first) == losses(second)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("recipe", ["lightning", "transformers"])
 def test_trainers_train_as_our_loop_does(tmp_path: Path, recipe: str, precision: str) -> None:

@@ -47,6 +47,7 @@ def test_attention_is_fused(workload: Workload) -> None:
         assert found in ("flash", "cudnn")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_steps_do_not_wait_for_the_device(workload: Workload) -> None:
     model = workload.build_model().to(GPU).train()
     batches = workload.batches(request())

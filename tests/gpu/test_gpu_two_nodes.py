@@ -6,6 +6,7 @@ on the loopback interface) and not over NVLink or shared memory.
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,9 @@ def code(tmp_path: Path) -> Path:
 def train(code: Path, output: Path, fabric: str) -> list[int]:
     """Exit codes of two nodes that train together, each with a GPU of its own."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     nodes = []
     for node in range(2):
         command = [
@@ -49,7 +53,7 @@ def train(code: Path, output: Path, fabric: str) -> list[int]:
             "FASTLAUNCH_NUM_NODES": "2",
             "FASTLAUNCH_NODE_RANK": str(node),
             "FASTLAUNCH_MASTER_ADDR": "127.0.0.1",
-            "FASTLAUNCH_MASTER_PORT": "29613",
+            "FASTLAUNCH_MASTER_PORT": str(port),
             "FASTLAUNCH_FABRIC": fabric,
             "NCCL_HOSTID": f"node-{node}",
         }

@@ -220,7 +220,8 @@ def run_ranks(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+        # Torch reads it at a process's first product: the arm that needs it may come after others.
+        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     command = [sys.executable, __file__, str(out), str(steps), str(resume_after), *arms]
     ranks = [
@@ -263,6 +264,7 @@ def main() -> None:
     for arm in sys.argv[4:]:
         name, *overrides = arm.split(",")
         results[arm] = train(resolve_recipe(name, overrides), process, steps=steps, resume_after=resume_after)
+        torch.use_deterministic_algorithms(False)
     torch.save(results, out / f"rank{process.rank}.pt")
     stop_process()
 
