@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fastlaunch.request import Request
 
 DATA_ARMS = ("synthetic", "loader", "folder:PATH", "file:PATH")
+#: Those that are made up as they are read, and so have no end.
+MADE_UP = ("synthetic", "loader")
 DEFAULT_STEPS = 200
 #: Fields of an arm that hold for workloads of text alone.
 _OF_TEXT = ("model", "tokenizer", "sequence_length")
@@ -54,6 +56,8 @@ def arms_of(request: "Request", default_workload: str) -> tuple[Arm, ...]:
     """The arms of `request`, in order. Raises UserError for what does not exist or means nothing together."""
     arms = _experiment_arms(request) if request.experiment else _asked_arms(request, default_workload)
     _check_text(request, arms)
+    for arm in arms:
+        _check_made_up(arm)
     return arms
 
 
@@ -92,7 +96,7 @@ def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Reci
 def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     """Nothing, if the data arm is one and what it names is here. Raises UserError otherwise."""
     kind, _, path = data.partition(":")
-    if data in ("synthetic", "loader"):
+    if data in MADE_UP:
         return
     if kind not in ("folder", "file") or not path:
         raise UserError(f"unknown data arm {data!r}", f"known: {', '.join(DATA_ARMS)}")
@@ -151,7 +155,14 @@ def _experiment_arms(request: "Request") -> tuple[Arm, ...]:
                 f"--experiment {experiment.name} is a list of runs that says its own {option}",
                 f"leave out {option}, or --experiment; `fastlaunch experiments {experiment.name}` shows it",
             )
-    steps, epochs = _length(request, experiment.steps, experiment.epochs)
+    data = request.data or experiment.data
+    # Epochs are of the published data; those that are made up for want of it have none.
+    usual = (
+        (experiment.steps or DEFAULT_STEPS, None)
+        if data in MADE_UP
+        else (experiment.steps, experiment.epochs)
+    )
+    steps, epochs = _length(request, *usual)
     found = []
     for arm in experiment.arms:
         workload = known_workload(arm.workload)
@@ -163,7 +174,7 @@ def _experiment_arms(request: "Request") -> tuple[Arm, ...]:
                 steps=steps,
                 epochs=epochs,
                 eval_every=arm.eval_every if request.eval_every is None else request.eval_every,
-                data=request.data or experiment.data,
+                data=data,
                 model=request.model,
                 tokenizer=request.tokenizer,
                 sequence_length=request.sequence_length,
@@ -192,6 +203,22 @@ def _check_text(request: "Request", arms: Sequence[Arm]) -> None:
             if field not in arm.workload.takes:
                 option = f"--{field.replace('_', '-')}"
                 raise UserError(f"workload {arm.workload.name!r} takes no {option}", f"leave out {option}")
+
+
+def _check_made_up(arm: Arm) -> None:
+    """Nothing, if what is asked of made-up data is there. A workload of the user's own may have its own."""
+    if arm.data not in MADE_UP or ".py:" in arm.workload.name:
+        return
+    if arm.epochs:
+        raise UserError(
+            f"--epochs are passes over the data, and {arm.data} data have no end",
+            "give --steps, or data of your own by --data folder:PATH or file:PATH",
+        )
+    if arm.data == "loader" and arm.workload.sample_unit != "images":
+        raise UserError(
+            f"--data loader makes images, and workload {arm.workload.name!r} takes none",
+            "give --data synthetic",
+        )
 
 
 def without_model(arm: Arm) -> Arm:

@@ -26,6 +26,7 @@ class ExperimentArm:
 class Experiment:
     """source: who published it, and how it was done there. steps or epochs: of every arm, the other None.
 
+    Epochs are of data of one's own: made-up data have no end, and a run on them is of the usual steps.
     data: the arm that its runs read, unless another is asked for.
     """
 

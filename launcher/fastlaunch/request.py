@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fastlaunch.ability import command_words, nearest_that_runs, why_not
 from fastlaunch.arms import Arm, arms_of, check_data, without_model
 from fastlaunch.errors import UserError
+from fastlaunch.experiments import EXPERIMENTS
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import DEFAULT_REGION, JobSpec
 from fastlaunch.machine import Machine
@@ -101,6 +102,7 @@ def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | Non
     if instance:
         assert catalogue is not None
         left_out += _not_here(instance, catalogue, machine, num_ranks=max(one.num_ranks for one in here))
+    left_out = [*_not_as_long(request, arms), *left_out]
     # Two arms may have the same stand-in; it is run once.
     specs = list(dict.fromkeys(_spec(one, request) for one in here))
     return Jobs(
@@ -127,6 +129,13 @@ def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | N
         return None
     assert catalogue is not None
     return catalogue.instance(request.instance)
+
+
+def _not_as_long(request: Request, arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
+    """That the runs of an experiment have no epochs, as a row of `left_out`: their data are made up."""
+    published = EXPERIMENTS[request.experiment].epochs if request.experiment else None
+    if published is not None and request.steps is None and arms[0].steps is not None:
+        yield "length", f"{published} epochs; of made-up data, which have no end: {arms[0].steps} steps"
 
 
 def _here(

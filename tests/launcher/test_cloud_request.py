@@ -178,6 +178,8 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
             "p5, p5e, p5en; or recipe te-fp8-current",
         ),
         ({}, {"data": "real"}, "unknown data arm", "loader"),
+        ({}, {"epochs": 2}, "synthetic data have no end", "give --steps"),
+        ({}, {"workload": "gelu", "data": "loader"}, "workload 'gelu' takes none", "--data synthetic"),
         ({}, {"workload": "./none.py:build"}, "there is no file ./none.py here", "./my.py:build"),
         ({}, {"workload": f"{__file__}:build"}, "is not below this folder", "./my.py:build"),
     ],
@@ -283,12 +285,12 @@ def test_an_image_by_its_digest_is_taken(image: str) -> None:
     assert build({"image": image}).image == image
 
 
-def test_text_and_epochs_reach_the_job_with_an_image_of_ones_own() -> None:
+def test_text_reaches_the_job_with_an_image_of_ones_own() -> None:
     text = {**TEXT, "model": "/models/gpt2", "tokenizer": "rinna/japanese-gpt2-xsmall"}
-    request = build({"image": IMAGE}, **text, epochs=5, eval_every=9, sequence_length=64)
+    request = build({"image": IMAGE}, **text, steps=5, eval_every=9, sequence_length=64)
     (job,) = jobs_at(request, request.instances[0], "us-east-1", image=IMAGE)
     assert (job.workload, job.batch_size, job.steps, job.epochs, job.eval_every) == (
-        *("gpt2-xsmall", 4, None, 5, 9),
+        *("gpt2-xsmall", 4, 5, None, 9),
     )
     # An absolute path is the image's own.
     assert (job.model, job.tokenizer, job.sequence_length) == (

@@ -90,8 +90,9 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     # A B, then B A.
     there, back = found.specs[:7], found.specs[:6:-1]
     assert [replace(job, seed=1) for job in there] == list(back)
-    assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(None, 3, 8)}
+    assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(200, None, 8)}
     assert found.left_out == (
+        ("length", "3 epochs; of made-up data, which have no end: 200 steps"),
         ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
         ("ranks", "4; here: 2"),
     )
@@ -110,12 +111,12 @@ def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     assert len(found.left_out) == len(EXPERIMENTS["fp8"].arms) - 1
     on_one = here("distilbert", ONE_H200)
     assert {job.num_gpus for job in on_one.specs} == {1}
-    assert on_one.left_out[0] == (
+    assert on_one.left_out[1] == (
         "arm",
         "lightning precision=fp16 on distilbert-imdb at batch 12: it is for 4 GPUs, and here is 1 x "
         "NVIDIA H200, left out",
     )
-    assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).left_out) == 0
+    assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).left_out) == 1
 
 
 def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> None:
@@ -129,6 +130,18 @@ def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> Non
     assert {job.data for job in here("fp8", ONE_H200).specs} == {"loader"}
 
 
+def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": f"folder:{tmp_path}"}
+    found = here("distilbert", ONE_H200, **options)
+    assert {(job.steps, job.epochs, job.eval_every) for job in found.specs} == {(None, 3, 2917)}
+    assert not [what for what, _ in found.left_out if what == "length"]
+    # Made-up data have none: asked for, the entrypoint would refuse every run on a machine that is paid.
+    made_up = there("distilbert", {"image": IMAGE})
+    jobs = jobs_at(made_up, made_up.instances[0], "us-east-1")
+    assert {(job.steps, job.epochs) for job in jobs} == {(200, None)}
+    assert {job.steps for job in here("distilbert", ONE_H200, steps=9).specs} == {9}
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
@@ -138,6 +151,12 @@ def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> Non
         ({"batch_size": 8}, "says its own --batch-size", "leave out --batch-size"),
         ({"nproc": 2}, "says its own --nproc", "leave out --nproc"),
         ({"steps": 3, "epochs": 3}, "--steps and --epochs both", "one of them"),
+        ({"epochs": 3}, "--epochs are passes over the data, and loader data have no end", "give --steps"),
+        (
+            {"experiment": "distilbert", "data": "loader"},
+            "--data loader makes images, and workload 'distilbert-imdb' takes none",
+            "--data synthetic",
+        ),
         ({"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
         ({"experiment": "fp9"}, "unknown experiment 'fp9'", "did you mean fp8"),
     ],

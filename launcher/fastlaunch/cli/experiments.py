@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.arms import experiment_named
+from fastlaunch.arms import DEFAULT_STEPS, MADE_UP, experiment_named
 from fastlaunch.cli.listing import print_rows
 from fastlaunch.cli.options import next_command, output_option
 from fastlaunch.experiments import EXPERIMENTS, Experiment, ExperimentArm
@@ -39,6 +39,8 @@ def experiments(name: str | None, output: str) -> None:
         rows = [_arm_row(experiment, arm) for arm in experiment.arms]
         print_rows(rows, output=output, headers=_ARM_HEADERS)
         sentence = f"{name}, {experiment.description}. By the {experiment.source}"
+        if experiment.epochs is not None and experiment.data in MADE_UP:
+            sentence += f". Epochs are of your own --data; of made-up data it is {DEFAULT_STEPS} steps"
         command = f"fastlaunch submit --local --experiment {name} --dry-run"
     if output == "table":
         click.echo(f"{sentence}.")
