@@ -84,6 +84,7 @@ def test_the_configuration_follows_the_recipe(
     } == expected
     assert (config["gradient_accumulation_steps"], config["train_batch_size"]) == (4, 8)
     assert config["gradient_clipping"] == 0.0
+    assert config["timers"] == {"throughput": {"enabled": False}}
 
 
 @needs_deepspeed
