@@ -111,7 +111,7 @@ def test_what_was_scripted_before_is_not_taken_again(workload: Workload) -> None
 def test_the_reference_is_computed_in_fp32(workload: Workload) -> None:
     model = workload.build_model()
     (x,) = probe = (batch_of(workload, dtype=torch.bfloat16),)
-    outputs = reference(workload, model, probe).outputs
+    outputs = reference(workload, resolve_recipe("bf16"), model, probe).outputs
     assert outputs is not None
     torch.testing.assert_close(outputs, nn.functional.gelu(x.float()).flatten(1), rtol=0, atol=1e-5)
 

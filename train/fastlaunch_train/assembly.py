@@ -112,7 +112,7 @@ def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepp
     probe_of = probe_request(process, seed=options.seed, batch_size=size)
     probe_of = dataclasses.replace(probe_of, dtype=computed_in(options.recipe))
     probe = next_batch(workload, workload.batches(probe_of))
-    reference = checks.reference(workload, model, probe)
+    reference = checks.reference(workload, recipe, model, probe)
     convert_model(model, workload, recipe)
     session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
     session.attention_backend = attention.attention_backend(model, probe, arithmetic, workload.loss)
