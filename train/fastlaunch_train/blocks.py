@@ -115,9 +115,7 @@ def te_state_from_native(
 
     block_names: of the blocks in the model, such as `blocks.0`.
     """
-    names = {
-        f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
-    }
+    names = _whole_model_names(block_names)
     return {names.get(name, name): weight for name, weight in weights.items()}
 
 
@@ -126,9 +124,7 @@ def native_state_from_te(weights: Mapping[str, Any], block_names: Sequence[str])
 
     So weights trained in FP8 are evaluated, published or trained on without Transformer Engine.
     """
-    names = {
-        f"{block}.layer.{new}": f"{block}.{old}" for block in block_names for old, new in TE_NAMES.items()
-    }
+    names = {te_name: name for name, te_name in _whole_model_names(block_names).items()}
     return {
         names.get(name, name): weight
         for name, weight in weights.items()
