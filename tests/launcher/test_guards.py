@@ -142,6 +142,19 @@ def test_blocks_that_are_known_to_compute_something_else() -> None:
         assert (row.verdict, row.guard.numerics) == ("better", "not checked")
 
 
+def test_bf16_is_what_others_are_held_against_with_overrides_too() -> None:
+    reference = arm("bf16 optimizer=adamw", 0.1, EQUAL)
+    wrong = arm("te-fp8 optimizer=adamw", 0.04, WORSE)
+    for arms in ((wrong, reference), (reference, wrong)):
+        comparison = compared(*arms)
+        assert comparison.baselines == {"vit-huge": "bf16 optimizer=adamw"}
+        rows = rows_of(comparison)
+        assert rows["te-fp8 optimizer=adamw"].verdict == "not ranked"
+        assert rows["bf16 optimizer=adamw"].guard.convergence.verdict == "reference"
+    plain = rows_of(compared(reference, BF16))
+    assert plain["bf16"].guard.convergence.verdict == "reference" and plain["bf16"].is_baseline
+
+
 def test_what_is_not_known_is_ranked_and_said() -> None:
     two = arm("compile", 0.08, EQUAL, checks=())
     row = rows_of(compared([run for run in BF16 if run.summary.seed != 1], two))["compile"]

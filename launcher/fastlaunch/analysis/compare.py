@@ -112,9 +112,10 @@ def _is_named(row: Pool, name: str) -> bool:
 
 
 def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
-    """The named row, else the first of recipe bf16, else the first; one with a speed before one without.
+    """The named row, else the first of recipe bf16, as it is or with overrides, else the first of all.
 
-    A row that is barred is none unless all are, and then has no verdict either; named, it is a UserError.
+    A row with a speed comes before one without. A row that is barred is none unless all are, and then has no
+    verdict either; named, it is a UserError.
     """
 
     def preference(item: PricedPool) -> tuple[bool, ...]:
@@ -126,6 +127,7 @@ def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
             not item.is_barred,
             log_time(item.pool) is not None,
             recipe == DEFAULT_BASELINE,
+            recipe.partition(" ")[0] == DEFAULT_BASELINE,
             item.pool.is_steady,
         )
 

@@ -26,7 +26,8 @@ from fastlaunch_train.recipes import RECIPES
 from fastlaunch_train.records import Check
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-#: Recipes that others' loss is compared with, the first that has any; else a row that nothing bars.
+#: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else a
+#: row that nothing bars.
 REFERENCES = ("bf16", "fp32", "tf32")
 #: What the value of a check is, which is relative to the outputs that it changed or missed.
 _CHECKED = {
@@ -74,7 +75,8 @@ def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
 def _reference(arms: Sequence[Sequence[RunSummary]]) -> str | None:
     """The recipe whose loss the others' is compared with; None where nothing was evaluated."""
     evaluated = [runs[0].recipe for runs in arms if any(at_end(run) or diverged(run) for run in runs)]
-    return next((name for name in (*REFERENCES, *evaluated) if name in evaluated), None)
+    overridden = (label for name in REFERENCES for label in evaluated if label.partition(" ")[0] == name)
+    return next((label for label in (*REFERENCES, *overridden, *evaluated) if label in evaluated), None)
 
 
 def _guard(runs: Sequence[RunSummary], references: Sequence[RunSummary], reference: str | None) -> Guard:
