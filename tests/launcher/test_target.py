@@ -152,6 +152,15 @@ def test_the_time_has_all_parts() -> None:
     assert row.runs[0].time_s == pytest.approx(40 + 60 + 8 + 30 + 5 + 200 + 2 * 4 + 2)
 
 
+def test_a_run_that_found_things_compiled_is_taken_to_compile_as_the_first_did() -> None:
+    first, *others = reaching("compile", (200, 200, 200), compile_s=600.0)
+    cached = [replace(one, compile_s=5.0, compile_cached=True) for one in others]
+    (row,) = rows(first, *cached)
+    assert row.times_s == pytest.approx([8 + 600 + 200 + 2 * 2] * 3)
+    (row,) = rows(*cached)
+    assert row.times_s == pytest.approx([8 + 5 + 200 + 2 * 2] * 2)
+
+
 def test_a_run_that_is_there_before_it_is_warm_has_but_a_part_of_the_warm_up() -> None:
     (row,) = rows(run("bf16", 1, {5: 0.95}, warmup_s=2.0))
     # Ten steps of warm-up took 2 s in all, though a step takes 1 s later on.

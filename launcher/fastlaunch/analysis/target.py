@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.accounts import account_of_run, evaluations_until
+from fastlaunch.analysis.accounts import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.judgement import NOT_STEADY
@@ -206,6 +206,9 @@ def _run(candidate: Candidate, row: Row, target: Target) -> RunToTarget:
         if parts["warmup"] is not None and summary.num_warmup_steps:
             # A run that was there before it was warm had but a part of the warm-up.
             parts["warmup"] *= min(1.0, step / summary.num_warmup_steps)
+        if summary.compile_cached and (of_row := account_of_row(row)) is not None:
+            # A job on a machine of its own compiles as the first of the runs did.
+            parts["compile"] = of_row.once_s["compile"]
         total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
         time_s = total_s if math.isfinite(total_s) else None
     return RunToTarget(
