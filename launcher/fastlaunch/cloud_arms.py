@@ -20,7 +20,7 @@ IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 TE_RELEASES = {"none": (2, 0), "delayed": (2, 0), "mxfp8": (2, 0), "current": (2, 2), "block": (2, 3)}
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-#: Option of `fastlaunch build` that puts a module into an image.
+#: Option of `fastlaunch build` for an image with a module, and with all else that runs beside it.
 _BUILT_BY = {"torch_ort": "--ort"}
 
 
@@ -52,13 +52,18 @@ def check_travels(arm: Arm, terms: CloudTerms) -> None:
         )
 
 
-def why_not_on(instance: InstanceType, arm: Arm, terms: CloudTerms, catalogue: Catalogue) -> UserError | None:
-    """Why the arm cannot run on the instance type, or in the image that it would get; None if it can."""
+def why_not_on(
+    instance: InstanceType, arm: Arm, terms: CloudTerms, catalogue: Catalogue, *, arms: Sequence[Arm]
+) -> UserError | None:
+    """Why the arm cannot run on the instance type, or in the image that it would get; None if it can.
+
+    arms: all that are asked for, which one image serves.
+    """
     accelerator = catalogue.accelerators[instance.accelerator]
     return (
         _gpu_problem(instance, accelerator, arm, catalogue)
         or _ranks_problem(instance, arm, terms)
-        or _image_problem(arm, terms)
+        or _image_problem(arm, arms, terms)
     )
 
 
@@ -151,24 +156,28 @@ def _ranks_problem(instance: InstanceType, arm: Arm, terms: CloudTerms) -> UserE
     return UserError(f"it is for {arm.num_gpus} GPU{'' if arm.num_gpus == 1 else 's'}, {why}", hint)
 
 
-def _image_problem(arm: Arm, terms: CloudTerms) -> UserError | None:
-    """What AWS's images lack; an image of the user's is believed."""
-    if terms.image:
+def _image_problem(arm: Arm, arms: Sequence[Arm], terms: CloudTerms) -> UserError | None:
+    """What AWS's images lack for `arm`; an image of the user's is believed, which `arms` all get."""
+    lacking = {} if terms.image else _lacking(arm)
+    if not lacking:
         return None
-    needed = [(module, name) for module, name, _ in module_of(arm.recipe)]
+    is_of_text = reads_text(arm.workload)
+    who = f"workload {arm.workload.name}" if is_of_text else f"recipe {arm.recipe.label}"
+    modules = dict.fromkeys(module for one in arms for module in _lacking(one))
+    by_itself = [option for module, option in _BUILT_BY.items() if module in modules]
+    options = " ".join(by_itself or [f"--with {module}" for module in modules])
+    return UserError(
+        f"{who} needs {' and '.join(lacking.values())}, which AWS's images lack",
+        f"fastlaunch build {options} --push makes an image that has it; then give that as --image",
+    )
+
+
+def _lacking(arm: Arm) -> dict[str, str]:
+    """Module -> its name in words, of what the arm needs and AWS's images lack."""
+    needed = {module: name for module, name, _ in module_of(arm.recipe)}
     if reads_text(arm.workload):
-        needed.append(("transformers", "Transformers"))
-    for module, name in needed:
-        if module not in IN_BASE_IMAGES:
-            who = (
-                f"workload {arm.workload.name}" if reads_text(arm.workload) else f"recipe {arm.recipe.label}"
-            )
-            option = _BUILT_BY.get(module, f"--with {module}")
-            return UserError(
-                f"{who} needs {name}, which AWS's images lack",
-                f"fastlaunch build {option} --push makes an image that has it; then give that as --image",
-            )
-    return None
+        needed["transformers"] = "Transformers"
+    return {module: name for module, name in needed.items() if module not in IN_BASE_IMAGES}
 
 
 def _families(wanted: str, catalogue: Catalogue) -> str:

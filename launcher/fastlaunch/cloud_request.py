@@ -77,7 +77,7 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     left_out: list[tuple[str, UserError]] = []
     for arm in arms:
         # As many jobs for every instance type: what one of them cannot run, none does.
-        found = (why_not_on(instance, arm, terms, catalogue) for instance in instances)
+        found = (why_not_on(instance, arm, terms, catalogue, arms=arms) for instance in instances)
         refused = next(filter(None, found), None)
         if refused is None:
             kept.append(arm)

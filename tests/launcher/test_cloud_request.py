@@ -169,6 +169,12 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({}, TEXT, "gpt2-xsmall needs Transformers, which AWS's images lack", "--with transformers"),
         ({}, {"recipes": ("ao-fp8",)}, "recipe ao-fp8 needs torchao, which AWS's", "--with torchao"),
         ({}, {"recipes": ("ort",)}, "recipe ort needs ORTModule, which AWS's", "fastlaunch build --ort"),
+        (
+            {},
+            {**TEXT, "recipes": ("bf16", "lightning")},
+            "gpt2-xsmall needs Transformers, which AWS's",
+            "fastlaunch build --with transformers --with lightning --push",
+        ),
         ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8, and H100 of p5.48xlarge has none", "p6-b300; or"),
         ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8", "or recipe te-fp8-current"),
         (

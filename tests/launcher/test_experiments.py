@@ -222,6 +222,11 @@ def test_aws_images_lack_what_language_models_need_and_it_is_said_how_to_get_it(
     with pytest.raises(UserError, match="gpt2-xsmall needs Transformers, which AWS's images lack") as caught:
         there("compile-modes")
     assert "fastlaunch build --with transformers --push" in str(caught.value.hint)
+    # One image serves all the arms.
+    for name, options in (("distilbert", "--with transformers --with lightning"), ("ort", "--ort")):
+        with pytest.raises(UserError, match="needs Transformers") as caught:
+            there(name)
+        assert f"fastlaunch build {options} --push" in str(caught.value.hint)
     assert len(there("compile-modes", {"image": IMAGE}).arms) == len(EXPERIMENTS["compile-modes"].arms)
 
 
