@@ -355,6 +355,18 @@ def test_a_workload_is_asked_for_batches_in_what_the_recipe_computes_in(tmp_path
     assert code == 0, output
 
 
+@pytest.mark.parametrize(("batch_size", "parts", "probed"), [(2, 1, 4), (12, 2, 6), (64, 1, 16)])
+def test_no_more_samples_are_probed_than_a_step_has(
+    tmp_path: Path, batch_size: int, parts: int, probed: int
+) -> None:
+    argv = arguments(tmp_path / "out", "--batch-size", str(batch_size), workload=f"{TINY}:told_of_batches")
+    asked_for = tmp_path / "asked-for"
+    code, output = run([*argv, "--set", f"grad_accumulation={parts}"], ASKED_FOR=str(asked_for))
+    assert code == 0, output
+    assert asked_for.read_text().split() == [str(probed), str(batch_size)]
+    assert len(record(tmp_path / "out").checks) == 3
+
+
 def test_a_batch_that_does_not_divide_into_micro_batches_is_refused(tmp_path: Path) -> None:
     code, output = run(arguments(tmp_path, "--batch-size", "6", "--set", "grad_accumulation=4"))
     assert code == 2

@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 
+import torch
+
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
@@ -29,8 +31,8 @@ from fastlaunch_train.workloads import WorkloadError
 log = logging.getLogger("fastlaunch_train")
 
 #: Samples in the forward passes before training that find out which attention kernel runs, and whether the
-#: recipe computes what the model does: as few as most recipes take.
-PROBE_BATCH = 16
+#: recipe computes what the model does: no more than a step has, where that is enough to tell samples apart.
+PROBE_BATCH, LEAST_PROBE_BATCH = 16, 4
 
 
 def train_session(session: Session, interrupts: Interrupts) -> int:
@@ -105,11 +107,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepper:
     options, process, recipe = session.options, session.process, session.options.recipe
     model = build_native(workload, options.seed, process)
-    size = max(PROBE_BATCH, precision.batch_multiple(recipe))
-    if not workload.trains:
-        # Its samples may be large: a quarter of a gigabyte each in `gelu`.
-        size = min(size, session.batch_size or size)
-    probe_of = probe_request(process, seed=options.seed, batch_size=size)
+    probe_of = probe_request(process, seed=options.seed, batch_size=_probe_size(session, workload))
     probe_of = dataclasses.replace(probe_of, dtype=computed_in(options.recipe))
     probe = next_batch(workload, workload.batches(probe_of))
     reference = checks.reference(workload, recipe, model, probe)
@@ -121,11 +119,26 @@ def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepp
     for check in checks.run_checks(workload, recipe, arithmetic, model, probe, reference):
         session.writer.add(check)
         session.warnings += [] if check.passed else [_told(check)]
+    if process.device.type == "cuda":
+        # The most memory that is recorded is the training's.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
     if options.checkpoint_every:
         check_space(options.output / "checkpoints", model)
     # Lightning and Transformers join the ranks themselves.
     joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
     return build_stepper(workload, recipe, arithmetic, joined, model)
+
+
+def _probe_size(session: Session, workload: Workload) -> int:
+    """Samples to probe: they may be large, logits of long sequences or tensors of `gelu`."""
+    recipe, batch_size = session.options.recipe, session.batch_size
+    assert batch_size is not None
+    if not workload.trains:
+        return min(PROBE_BATCH, batch_size)
+    if recipe.precision == "fp8":
+        return max(PROBE_BATCH, precision.batch_multiple(recipe))
+    return min(PROBE_BATCH, max(LEAST_PROBE_BATCH, batch_size // recipe.grad_accumulation))
 
 
 def _told(check: Check) -> str:

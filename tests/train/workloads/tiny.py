@@ -188,6 +188,17 @@ def in_bf16() -> Workload:
     return evaluated(batches=asked_for_bf16)
 
 
+def told_of_batches() -> Workload:
+    """Writes the size of each batches that it is asked for to the file that the environment names."""
+
+    def told(request: DataRequest) -> Iterator[Batch]:
+        with Path(os.environ["ASKED_FOR"]).open("a") as file:
+            file.write(f"{request.batch_size}\n")
+        return batches(request)
+
+    return workload(batches=told, outputs=lambda model, batch: model(batch[0]))
+
+
 def slow() -> Workload:
     """About 20 ms a step, so that a test can interrupt it."""
     return workload(loss=_after(lambda step: time.sleep(0.02)))
