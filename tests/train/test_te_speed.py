@@ -60,8 +60,8 @@ def test_slices_are_views_and_their_gradients_those_of_select(dim):
 class _Core(nn.Module):
     """Takes what Transformer Engine's attention takes, and remembers it."""
 
-    def forward(self, query=None, key=None, value=None, *, qkv_layer=None, qkv_interleave_dim=-3):
-        self.seen = (query, key, value, qkv_layer, qkv_interleave_dim)
+    def forward(self, query=None, key=None, value=None, mask=None, *, qkv_layer=None, qkv_interleave_dim=-3):
+        self.seen = (query, key, value, qkv_layer, qkv_interleave_dim, mask)
         return query
 
 
@@ -78,8 +78,9 @@ def test_attention_gets_slices_instead_of_what_is_packed_and_names_stay():
     unpack_without_copies(layer)
     core = layer.self_attention.core_attention
     packed = torch.randn(SHAPE[-3])
-    core(None, None, None, qkv_layer=packed, qkv_interleave_dim=-3)
-    assert core.seen[3] is None
+    mask = torch.ones(TOKENS)
+    core(None, None, None, mask, qkv_layer=packed, qkv_interleave_dim=-3)
+    assert core.seen[3] is None and core.seen[5] is mask
     for part, expected in zip(core.seen[:3], packed.unbind(-3), strict=True):
         assert torch.equal(part, expected)
     assert [name for name, _ in layer.named_modules()] == names

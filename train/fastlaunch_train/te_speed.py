@@ -46,7 +46,7 @@ def _unpack_packed(
     if not isinstance(packed, torch.Tensor):
         return None
     slices: tuple[Any, ...] = UnpackQKV.apply(packed, kwargs["qkv_interleave_dim"])  # type: ignore[no-untyped-call]
-    return slices, {**kwargs, "qkv_layer": None}
+    return (*slices, *args[len(slices) :]), {**kwargs, "qkv_layer": None}
 
 
 class UnpackQKV(torch.autograd.Function):
