@@ -12,6 +12,9 @@ FP8_CAPABILITY = (8, 9)
 TF32_CAPABILITY = (8, 0)
 #: What triton, which inductor writes its GPU kernels in, supports.
 TRITON_CAPABILITY = (7, 0)
+#: What inductor compiles bf16 for. On less it warns, and runs eagerly what it was to compile (torch 2.13, in
+#: `_inductor.compile_fx._check_triton_bf16_support`).
+COMPILED_BF16_CAPABILITY = (8, 0)
 #: Of products scaled in blocks of 128 values, and by rows: Hopper. (Transformer Engine's support matrix.)
 SCALED_CAPABILITY = (9, 0)
 BLOCK_SCALING_CUDA = (12, 9)
@@ -148,6 +151,8 @@ def _compile(recipe: Recipe, machine: Machine) -> Iterator[str]:
     if recipe.compile_backend == "inductor":
         if machine.compute_capability is not None:
             yield from _capability("torch.compile", TRITON_CAPABILITY, machine, "Volta")
+            if recipe.precision in ("bf16", "fp8"):
+                yield from _capability("torch.compile of bf16", COMPILED_BF16_CAPABILITY, machine, "Ampere")
         problem = machine.inductor_problem()
         if problem is not None:
             yield problem
