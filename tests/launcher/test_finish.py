@@ -182,6 +182,15 @@ def test_compiling_counts_as_a_first_run_does_where_one_is_known(tmp_path: Path)
     assert finish.parts_s["compile"] == 600
 
 
+@pytest.mark.parametrize("number", [2, 3, 6])
+def test_what_the_first_evaluation_compiles_comes_once(number: int) -> None:
+    evals = tuple(evaluation(100 * one, 62.0 if one == 1 else 2.0) for one in range(1, number + 1))
+    account = account_of_run(run("compile", 1.0, evals=evals))
+    assert account is not None
+    assert account.parts_s(100 * number)["evaluations"] == pytest.approx(60 + 2 * number)
+    assert account.parts_s(10_000)["evaluations"] == pytest.approx(60 + 2 * 100)
+
+
 def test_one_evaluation_at_the_end_is_made_once_however_long_the_job() -> None:
     account = account_of_run(run("bf16", 1.0, evals=(evaluation(200, 6.0),)))
     assert account is not None

@@ -4,7 +4,8 @@
     build, compile  the model, and compiling before the first step
     warm-up         what the first steps took beyond the step time
     steps           step time x steps
-    evaluations     on held-out data: as often per step as the runs made them, and once at the end
+    evaluations     on held-out data: as often per step as the runs made them, and once at the end; once also
+                    what the first took beyond the others
     checkpoints     as often per step as the runs wrote them
 
 So the time is a straight line in the number of steps; for as many steps as a run did it is what the run took.
@@ -148,10 +149,17 @@ def _evaluations(run: RunSummary) -> Repeated:
     before_start_s = before.pop(0, 0.0)
     if not before:
         return Repeated(s_per_step=0.0, once_s=before_start_s + at_end_s)
-    every, each_s = max(before) / len(before), sum(before.values()) / len(before)
+    every = max(before) / len(before)
+    # A compiled model is compiled once more for the first evaluation, and for none after it.
+    first_s, *others = (before[step] for step in sorted(before))
+    others = others or [line.seconds for line in run.evals if (line.step, line.split) == (last, "validation")]
+    first_more_s = max(0.0, first_s - sum(others) / len(others)) if others else 0.0
+    each_s = (sum(before.values()) - first_more_s) / len(before)
     # At the end there is one anyhow; the rate has it already where the end is a multiple of the period.
     return Repeated(
-        s_per_step=each_s / every, once_s=before_start_s + max(0.0, at_end_s - each_s), every=every
+        s_per_step=each_s / every,
+        once_s=before_start_s + first_more_s + max(0.0, at_end_s - each_s),
+        every=every,
     )
 
 
