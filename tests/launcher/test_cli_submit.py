@@ -85,6 +85,16 @@ def test_dry_run_prints_the_same_plan_twice_and_does_nothing(
     assert not load_settings().home.exists()
 
 
+def test_dry_run_of_repeats_shows_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("submit", "--local", "--recipe", "fp32,bf16", "--repeats", "3", "--seed", "4", "--dry-run")
+    assert fastlaunch(*argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(":")] == [
+        *("fp32 on vit-tiny, 3 times, seeds 4 to 6:", "bf16 on vit-tiny, 3 times, seeds 4 to 6:"),
+    ]
+    assert lines[-1].startswith("Planned, not started: 6 runs")
+
+
 def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert fastlaunch("submit", "--local", "--dry-run", "--output", "json") == 0
     plan = json.loads(capsys.readouterr().out)

@@ -180,10 +180,14 @@ def _plans_json(plans: Sequence[Plan]) -> str:
 
 def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
     lines = []
-    for job in dict.fromkeys(jobs):
-        plan = plans[jobs.index(job)]
+    repeats: dict[JobSpec, list[tuple[Plan, JobSpec]]] = {}
+    for plan, job in zip(plans, jobs, strict=True):
+        repeats.setdefault(job.without_seed, []).append((plan, job))
+    for alike in repeats.values():
+        plan, job = alike[0]
         environment = [f"{name}={shlex.quote(value)}" for name, value in plan.request["env"].items()]
-        times = f", {jobs.count(job)} times" if jobs.count(job) > 1 else ""
+        last_seed = alike[-1][1].seed
+        times = f", {len(alike)} times, seeds {job.seed} to {last_seed}" if len(alike) > 1 else ""
         lines += [f"{job.recipe.label} on {job.workload}{times}:"]
         lines += [f"  {' '.join([*environment, shlex.join(plan.request['argv'])])}", ""]
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs, one after another"
