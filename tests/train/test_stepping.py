@@ -17,6 +17,7 @@ from fastlaunch_train.preparing import hold_in_bf16
 from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
 from fastlaunch_train.stepping import build_stepper
 from fastlaunch_train.torch_stepper import TorchStepper
+from fastlaunch_train.workload import Batch
 from fastlaunch_train.workloads import WorkloadError
 
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
@@ -111,6 +112,23 @@ def test_compiling_ahead_trains_nothing_and_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(before[name], weight) for name, weight in stepper.weights().items())
     assert all(parameter.grad is None for parameter in stepper.model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # of torch's compiler
+@pytest.mark.parametrize("override", ["grad_accumulation=2", "set_to_none=false"])
+def test_what_cuda_graphs_return_is_added_to_gradients_that_were_there(override: str) -> None:
+    there = []
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        there.append(all(parameter.grad is not None for parameter in model.parameters()))
+        # Past what is compiled.
+        return toy.loss(model.forward, batch)  # type: ignore[arg-type]
+
+    recipe = resolve_recipe("compile-reduce-overhead", ["precision=fp32", override])
+    stepper, batches = toy.build(recipe, ALONE, workload=dataclasses.replace(toy.TOY, loss=loss))
+    stepper.compile_ahead(next(batches))
+    stepper.step(next(batches))
+    assert there == len(there) * [True]
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:

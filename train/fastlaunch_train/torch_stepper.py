@@ -81,9 +81,10 @@ class TorchStepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _zero_grad(self) -> None:
-        # Gradients that a CUDA graph returned are overwritten when it runs for the next micro-batch, so there
-        # have to be others to add them to.
-        kept = self._recipe.grad_accumulation > 1 and self._recipe.compile_mode in CUDA_GRAPH_MODES
+        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step, so
+        # there have to be others to add them to.
+        graphs = self._recipe.compile_mode in CUDA_GRAPH_MODES
+        kept = graphs and (self._recipe.grad_accumulation > 1 or not self._recipe.set_to_none)
         self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
         for parameter in self._native.parameters() if kept else ():
             if parameter.grad is None and parameter.requires_grad:
@@ -119,6 +120,7 @@ class TorchStepper:
         """Compile forward and backward on `batch`; buffers and random generators are put back."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         device = self._process.device
+        self._zero_grad()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
         self._zero_grad()
