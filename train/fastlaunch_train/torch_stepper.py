@@ -81,7 +81,7 @@ class TorchStepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _zero_grad(self) -> None:
-        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step, so
+        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step:
         # there have to be others to add them to.
         graphs = self._recipe.compile_mode in CUDA_GRAPH_MODES
         kept = graphs and (self._recipe.grad_accumulation > 1 or not self._recipe.set_to_none)
