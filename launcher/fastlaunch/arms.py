@@ -58,6 +58,11 @@ def arms_of(request: "Request", default_workload: str) -> tuple[Arm, ...]:
     _check_text(request, arms)
     for arm in arms:
         _check_made_up(arm)
+        if arm.eval_every and arm.workload.sample_unit == "tensors":
+            raise UserError(
+                f"workload {arm.workload.name!r} has no held-out data to evaluate on",
+                "leave out --eval-every",
+            )
     return arms
 
 

@@ -157,6 +157,7 @@ def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
             "--data loader makes images, and workload 'distilbert-imdb' takes none",
             "--data synthetic",
         ),
+        ({"experiment": "fusion", "eval_every": 5}, "'gelu' has no held-out data", "leave out --eval-every"),
         ({"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
         ({"experiment": "fp9"}, "unknown experiment 'fp9'", "did you mean fp8"),
     ],
