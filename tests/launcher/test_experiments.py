@@ -233,18 +233,18 @@ def test_aws_images_lack_what_language_models_need_and_it_is_said_how_to_get_it(
 
 def test_an_experiment_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     machine = replace(CPU, modules=ALL_SOFTWARE | {"torch"})
-    argv = ["submit", "--local", "--experiment", "fusion", "--steps", "40", "--repeats", "2"]
+    argv = ["submit", "--local", "--experiment", "fusion", "--steps", "20"]
     assert fastlaunch(*argv, machine=machine) == 0
     _, err = capsys.readouterr()
     assert err.splitlines()[:2] == [
         "experiment fusion on this machine is not, in all, as it was published:",
         "  workload  gelu at batch 8: rehearsed with gelu:256x1024 at batch 8",
     ]
-    assert [run.recipe for run in runs()][:9] == [
+    assert [run.recipe for run in runs()] == [
         *("fp32", "jit-script precision=fp32", "compile precision=fp32", "library precision=fp32"),
-        *("bf16", "jit-script", "compile", "library", "library"),
+        *("bf16", "jit-script", "compile", "library"),
     ]
-    assert len(runs()) == 16 and len({run.submission_id for run in runs()}) == 1
+    assert len({run.submission_id for run in runs()}) == 1
 
 
 def test_a_dry_run_of_an_experiment_says_each_batch_and_what_is_left_out(
