@@ -1,5 +1,6 @@
 """What Lightning's Trainer and Transformers' have in common here: who feeds them, and what they cannot do."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from fastlaunch_train.batches import split_batch
 from fastlaunch_train.evaluation import left_as_it_was
 from fastlaunch_train.loop import Progress
+from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.torch_stepper import TorchStepper
 from fastlaunch_train.training import Training
@@ -81,6 +83,37 @@ class StepLoss:
         """Their mean; the next step begins."""
         losses, self._losses = self._losses, []
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+class LossShare:
+    """Whether a Trainer takes the mean of a step's micro-batches, by the gradient of the first one's loss."""
+
+    def __init__(self, recipe: Recipe, precision: Precision) -> None:
+        self._recipe = recipe
+        scale = 1.0 if precision.scaler is None else float(precision.scaler.get_scale())
+        self._expected = scale / recipe.grad_accumulation
+        self._found: list[torch.Tensor] = []
+        self._watched = recipe.grad_accumulation == 1
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Note the gradient of `loss` in the backward pass to come, of the first one given."""
+        if not self._watched:
+            loss.register_hook(self._found.append)  # type: ignore[no-untyped-call]
+            self._watched = True
+
+    def check(self) -> None:
+        """Returns if what was noted is a share of the mean, or was looked at before; else RecipeError.
+
+        Transformers 4.46.1 adds micro-batches up: every step of plain SGD is that many times too long.
+        """
+        found = [float(gradient) for gradient in self._found]
+        self._found.clear()
+        if any(not math.isclose(each, self._expected, rel_tol=1e-3) for each in found):
+            raise RecipeError(
+                f"recipe {self._recipe.label}: this release of {self._recipe.loop} takes no mean of the "
+                f"{self._recipe.grad_accumulation} micro-batches of a step",
+                "install a newer one, or add --set loop=ours",
+            )
 
 
 def try_on(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import Process, sum_in_bf16
 from fastlaunch_train.torch_stepper import check_loss
-from fastlaunch_train.trainers import Feed, StepLoss, torch_optimizer, try_on
+from fastlaunch_train.trainers import Feed, LossShare, StepLoss, torch_optimizer, try_on
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch
 
@@ -23,7 +23,9 @@ def train_with_transformers(progress: Progress) -> None:
 
     The Trainer wraps the model for several ranks, in the process group that is there, puts autocast around
     its forward pass, scales the loss, sums up micro-batches and calls the optimizer, which is the recipe's.
-    Its schedule is constant, and it clips no gradients. It leaves nothing on the disk.
+    Its schedule is constant, and it clips no gradients. It leaves nothing on the disk. What it does beside is
+    part of its steps: it waits for each micro-batch's loss to see whether that is a number, and of release 5
+    on it works out the gradients' norm. Raises RecipeError for a release that takes no mean of micro-batches.
     """
     training = progress.training
     # The Trainer seeds every generator.
@@ -41,6 +43,7 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
     training = progress.training
     recipe, workload = training.recipe, training.workload
     step_loss = StepLoss()
+    share = LossShare(recipe, training.precision)
 
     class OurTrainer(Trainer):
         # Of what compute_loss returns: a mean, which the Trainer divides by the number of micro-batches.
@@ -48,6 +51,12 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
 
         def get_train_dataloader(self) -> Any:
             return Feed(progress)
+
+        def _wrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            found = super()._wrap_model(model, *args, **kwargs)
+            # Before release 5 that has set anew how DDP is to wrap it, which is done after it.
+            _set_up(self.accelerator, training)
+            return found
 
         def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, *_: Any) -> Any:
             return [next(epoch_iterator) for _ in range(num_batches)], None
@@ -64,13 +73,16 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
             loss = workload.loss(model, inputs)
             check_loss(workload, loss)
             step_loss.add(loss)
+            share.watch(loss)
             return loss
 
     class Steps(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             wrapped = trainer.model_wrapped
-            if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
-                wrapped.register_comm_hook(None, sum_in_bf16)
+            if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+                assert wrapped.gradient_as_bucket_view, "wrapped as our loop does it"
+                if recipe.wire_dtype == "bf16":
+                    wrapped.register_comm_hook(None, sum_in_bf16)
             restore_random_state(drawn, training.process.device)
             # Without autocast around it, which is inside the model's forward pass now.
             model = training.stepper.model
@@ -79,6 +91,7 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
             )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            share.check()
             progress.step_done(step_loss.take())
 
     trainer = OurTrainer(
@@ -89,7 +102,6 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.model_accepts_loss_kwargs = False
-    _set_up(trainer.accelerator, training)
     return trainer
 
 
