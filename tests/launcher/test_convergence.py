@@ -104,6 +104,7 @@ def test_seeds_without_a_partner_are_named() -> None:
         ({"data": "loader"}, "no bf16 run on data loader"),
         ({"batch_size_per_gpu": 128}, "no bf16 run at a global batch of 128"),
         ({"num_gpus": 2, "batch_size_per_gpu": 32}, "no bf16 run on so many GPUs (2)"),
+        ({"fingerprint": {"model": "gpt2"}}, "no bf16 run that starts from gpt2"),
         ({"sequence_length": 512}, "no bf16 run at sequence length 512"),
         ({"end": 200}, "a bf16 run, but to step 100 and not 200"),
         ({"num_samples": 500}, "a bf16 run, but of other held-out data (1000 samples, not 500)"),

@@ -72,6 +72,7 @@ def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[R
 #: What a pair shares besides workload and end, and how its lack is told; coarsest first.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.data),
+    (" that starts from {}", lambda run: run.fingerprint.get("model") or "random weights"),
     (" at sequence length {}", lambda run: run.sequence_length),
     (" at a global batch of {}", lambda run: run.batch_size_per_gpu * run.num_gpus),
     (" on so many GPUs ({})", lambda run: run.num_gpus),
