@@ -156,6 +156,29 @@ def test_scales_are_found_before_they_are_judged(workload: Workload, probe: Batc
     assert passes[0] and not any(passes[1:])
 
 
+def test_a_missing_block_does_not_hide_in_the_error_of_fp8(probe: Batch) -> None:
+    """The last of many changes less than FP8 may."""
+    deep = load_workload("vit-tiny")
+    build = deep.build_model
+
+    def build_with_a_weak_end() -> nn.Module:
+        model: Any = build()
+        for parameter in model.blocks[-1].parameters():
+            parameter.data *= 0.6
+        return model  # type: ignore[no-any-return]
+
+    deep = dataclasses.replace(deep, build_model=build_with_a_weak_end)
+    plain = setup_precision(RECIPES["bf16"], CPU)
+
+    def lose(model: Any) -> None:
+        model.blocks[-1] = nn.Identity()
+
+    whole = {check.name: check.passed for check in checked(deep, probe, "te-fp8", arithmetic=plain)}
+    assert whole == dict.fromkeys(["equivalence", "without-fp8", "isolation", "permutation"], True)
+    lost = {check.name: check.passed for check in checked(deep, probe, "te-fp8", lose, plain)}
+    assert lost == whole | {"without-fp8": False}
+
+
 def test_nothing_is_left_behind(workload: Workload, probe: Batch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(workload.build_model(), nn.BatchNorm1d(10), nn.Dropout(0.5)).train()

@@ -32,6 +32,7 @@ REFERENCES = ("bf16", "fp32", "tf32")
 #: What the value of a check is, which is relative to the outputs that it changed or missed.
 _CHECKED = {
     "equivalence": "the outputs differ from the model's by",
+    "without-fp8": "computed in bf16, the outputs differ from the model's by",
     "isolation": "replacing one sample changed the output of another by",
     "permutation": "the outputs of a permuted batch differ by",
 }
