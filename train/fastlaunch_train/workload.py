@@ -23,7 +23,7 @@ Batch = Any
 class DataRequest:
     """Which batches one rank asks a workload for.
 
-    arm: `synthetic` (made on the device), `loader` (through worker processes) or `folder:PATH`.
+    arm: `synthetic` (made up as it goes), `loader` (through worker processes), `folder:PATH` or `file:PATH`.
     batch_size: samples per rank and step. first_step: 1, or the step after the checkpoint resumed from;
     the batch of step n is the same whether or not training was interrupted before n.
     dtype: what the recipe computes in, for a workload whose inputs alone decide that.
