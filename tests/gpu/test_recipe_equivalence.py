@@ -43,6 +43,12 @@ PARTLY = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def compiled_anew() -> None:
+    # Torch runs a function eagerly that it has compiled for several recipes before.
+    torch.compiler.reset()
+
+
 def runnable(label: str) -> Recipe:
     name, *overrides = label.split()
     recipe = resolve_recipe(name, overrides)

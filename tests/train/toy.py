@@ -263,8 +263,12 @@ def main() -> None:
     results = {}
     for arm in sys.argv[4:]:
         name, *overrides = arm.split(",")
-        results[arm] = train(resolve_recipe(name, overrides), process, steps=steps, resume_after=resume_after)
+        recipe = resolve_recipe(name, overrides)
+        results[arm] = train(recipe, process, steps=steps, resume_after=resume_after)
         torch.use_deterministic_algorithms(False)
+        if recipe.compile_mode != "none":
+            # Torch runs a function eagerly that it has compiled for several arms before.
+            torch.compiler.reset()
     torch.save(results, out / f"rank{process.rank}.pt")
     stop_process()
 
