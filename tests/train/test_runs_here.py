@@ -13,7 +13,7 @@ import torch
 
 from fastlaunch_train.nearest import distance, nearest_recipe
 from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
-from fastlaunch_train.requirements import EXTRAS, Machine, Version, missing_part
+from fastlaunch_train.requirements import EXTRAS, TORCHAO_RELEASE, Machine, Version, dotted, missing_part
 from fastlaunch_train.runs_here import (
     check_runs_here,
     check_runs_on,
@@ -312,3 +312,5 @@ def test_the_extras_that_are_named_exist() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
+    # What it installs at the oldest is what a recipe takes.
+    assert extras["float8"] == [f"torchao>={dotted(TORCHAO_RELEASE)}"]
