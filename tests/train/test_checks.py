@@ -14,6 +14,7 @@ from torch import nn
 from fastlaunch_train.checks import (
     EQUIVALENCE_LIMITS,
     LARGEST_LIMIT,
+    MOST_TIMES,
     STILL_LIMITS,
     Reference,
     equivalence_limit,
@@ -247,6 +248,34 @@ def test_the_limit_grows_with_the_native_models_own_error_and_not_without_end() 
     assert equivalence_limit("fp8", 3.0) == LARGEST_LIMIT
     assert equivalence_limit("fp16", math.nan) == EQUIVALENCE_LIMITS["fp16"]
     assert equivalence_limit("fp32", 3.0) == EQUIVALENCE_LIMITS["fp32"]
+
+
+def test_the_native_models_error_is_that_of_the_recipes_precision(workload: Workload, probe: Batch) -> None:
+    torch.manual_seed(0)
+    model = workload.build_model()
+    seen: list[str] = []
+    model.blocks[0].attn.qkv.register_forward_pre_hook(
+        lambda *_: seen.append(torch.get_float32_matmul_precision())
+    )
+    before = torch.get_float32_matmul_precision()
+    found = {name: reference(workload, RECIPES[name], model, probe).rounding for name in PRECISION_RECIPES}
+    assert seen == ["highest", "highest", "high", *["highest"] * 6]
+    assert torch.get_float32_matmul_precision() == before
+    assert found["fp32"] == 0 < found["fp16"] < 2e-3 < found["bf16"] == found["te-fp8"] < 1e-2
+
+
+PRECISION_RECIPES = ("fp32", "tf32", "fp16", "bf16", "te-fp8")
+
+
+def test_what_rounding_makes_much_of_need_not_be_as_still(workload: Workload, probe: Batch) -> None:
+    """Of outputs near 0 the last bit, which sums in another order flip, is large beside the rest."""
+    model, recipe = workload.build_model(), RECIPES["bf16"]
+    exact = reference(workload, recipe, model, probe)
+    precision = setup_precision(recipe, CPU)
+    for rounding, times in ((0.0, 1), (0.05, 5), (7.0, MOST_TIMES)):
+        given = dataclasses.replace(exact, rounding=rounding)
+        _, *still = run_checks(workload, recipe, precision, model, probe, given)
+        assert [check.limit for check in still] == pytest.approx([times * STILL_LIMITS["bf16"]] * 2)
 
 
 def test_without_outputs_there_is_nothing_to_check(workload: Workload, probe: Batch) -> None:

@@ -3,16 +3,18 @@
 Recipes that fail are trained all the same, and marked: that is how the cost of a fast wrong one is seen.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from fastlaunch_train.precision import Precision, full_fp32
+from fastlaunch_train.precision import Precision, full_fp32, set_fp32_products
 from fastlaunch_train.recipe_rules import TE_SCALINGS
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import Check
@@ -32,12 +34,12 @@ EQUIVALENCE_LIMITS = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "f
 #: in another order, which flip the last bit of some values. That bit is 2^-8 of a bf16 value. Where it should
 #: change it does by far more: random images differ by 0.13 to 0.96 in the outputs of untrained ViTs.
 STILL_LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "fp8": 4e-3}
-#: The relative error that autocast of native models has, for recipes that are held to it. Of a classifier of
-#: two classes both outputs may be near 0, and every error large beside them: of 150 untrained DistilBERTs in
-#: bf16 the median is 4e-3, the largest 0.07. There the limit grows with the native model's error, up to
+#: The relative error of native models in a precision, of FP8 in bf16. Of a classifier of two classes both
+#: outputs may be near 0, and every error large beside them: of 150 untrained DistilBERTs in bf16 the median
+#: is 4e-3, the largest 0.07. There the limits grow with the native model's error, that of equivalence up to
 #: LARGEST_LIMIT.
-USUAL_ROUNDING = {"bf16": 1e-2, "fp8": 1e-2, "fp16": 2e-3}
-LARGEST_LIMIT = 0.5
+USUAL_ROUNDING = {"tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 1e-2}
+LARGEST_LIMIT, MOST_TIMES = 0.5, 10.0
 #: Samples have to differ in the outputs of the recipe where they do in the reference by so many times the
 #: limit of stillness.
 DISTINCT = 3.0
@@ -47,7 +49,7 @@ DISTINCT = 3.0
 class Reference:
     """What the native model says of a batch: (samples, ...) in fp32; None if the workload has no outputs.
 
-    rounding: the relative error of the same model under the recipe's autocast, 0 without one.
+    rounding: the relative error of the same model in the recipe's precision, without FP8; 0 of fp32.
     """
 
     outputs: torch.Tensor | None
@@ -66,8 +68,7 @@ def reference(workload: Workload, recipe: Recipe, model: nn.Module, probe: Batch
         exact = workload.outputs(model, _in_fp32(probe)).float()
         if recipe.precision not in USUAL_ROUNDING:
             return Reference(outputs=exact)
-        dtype = torch.float16 if recipe.precision == "fp16" else torch.bfloat16
-        with torch.autocast(exact.device.type, dtype):
+        with _low_precision(recipe.precision, exact.device.type):
             rounded = workload.outputs(model, probe).float()
     return Reference(outputs=exact, rounding=relative_error(rounded, exact))
 
@@ -93,7 +94,7 @@ def run_checks(
     if workload.outputs is None or reference.outputs is None:
         return []
     of, exact = workload.outputs, reference.outputs
-    still = STILL_LIMITS[recipe.precision]
+    still = STILL_LIMITS[recipe.precision] * times_usual(recipe.precision, reference.rounding)
     with left_as_it_was(model):
         if recipe.fp8_scaling == "delayed":
             # Scales are known from the second pass on, and are only updated where gradients are.
@@ -121,10 +122,22 @@ def run_checks(
 
 def equivalence_limit(precision: str, rounding: float) -> float:
     """The relative error that a recipe may have where the native model has that of `rounding`."""
-    limit = EQUIVALENCE_LIMITS[precision]
+    return min(EQUIVALENCE_LIMITS[precision] * times_usual(precision, rounding), LARGEST_LIMIT)
+
+
+def times_usual(precision: str, rounding: float) -> float:
+    """How many times the usual one the native model's error of `rounding` is, from 1 to MOST_TIMES."""
     if precision not in USUAL_ROUNDING or not rounding > USUAL_ROUNDING[precision]:
-        return limit
-    return min(limit * rounding / USUAL_ROUNDING[precision], LARGEST_LIMIT)
+        return 1.0
+    return min(rounding / USUAL_ROUNDING[precision], MOST_TIMES)
+
+
+def _low_precision(precision: str, device_type: str) -> AbstractContextManager[Any]:
+    """A context of this precision; TF32 is allowed from here on, until the caller's context ends."""
+    if precision == "tf32":
+        set_fp32_products(allow_tf32=True)
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, torch.float16 if precision == "fp16" else torch.bfloat16)
 
 
 def _in_fp32(value: Any) -> Any:
