@@ -43,6 +43,25 @@ def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, 
         assert both == losses(whole, 1, rank)
 
 
+def test_statistics_of_each_rank_are_scored_as_after_a_stop(tmp_path: Path) -> None:
+    def score(output: Path, steps: int, *more: str) -> float | None:
+        argv = entrypoint.arguments(
+            output,
+            *("--steps", str(steps), "--eval-every", "20", *more),
+            workload=f"{entrypoint.TINY}:evaluated",
+            recipe="fsdp2",
+        )
+        code, said = entrypoint.run_command(argv, nproc=2)
+        assert code == 0, said
+        found = entrypoint.record(output, attempt=2 if "--resume" in more else 1)
+        (last,) = [e.loss for e in found.evals if (e.step, e.split) == (steps, "validation")]
+        return last
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    score(stopped, 4, "--checkpoint-every", "4")
+    assert score(stopped, STEPS, "--checkpoint-every", "4", "--resume") == score(whole, STEPS)
+
+
 @pytest.mark.parametrize("recipe", ["fsdp2", "zero3"])
 def test_alone_without_torchrun(tmp_path: Path, recipe: str) -> None:
     if recipe == "zero3" and importlib.util.find_spec("deepspeed") is None:

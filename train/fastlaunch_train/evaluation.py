@@ -242,8 +242,11 @@ def _model_to_ask(training: Training) -> nn.Module:
 
 
 def _share_buffers(training: Training, model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, as DDP does before a training step: all ask one model."""
-    if training.process.world_size > 1 and training.recipe.parallelism == "ddp":
+    """Give every rank rank 0's buffers, as DDP does before a training step: all ask one model.
+
+    With shards too, where each rank keeps statistics of its own: checkpoints hold rank 0's.
+    """
+    if training.process.world_size > 1:
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, 0)
 
