@@ -58,6 +58,7 @@ def arms_of(request: "Request", default_workload: str) -> tuple[Arm, ...]:
     _check_text(request, arms)
     for arm in arms:
         _check_made_up(arm)
+        _check_fits(arm)
         if arm.eval_every and arm.workload.sample_unit == "tensors":
             raise UserError(
                 f"workload {arm.workload.name!r} has no held-out data to evaluate on",
@@ -224,6 +225,26 @@ def _check_made_up(arm: Arm) -> None:
             f"--data loader makes images, and workload {arm.workload.name!r} takes none",
             "give --data synthetic",
         )
+
+
+def _check_fits(arm: Arm) -> None:
+    """Nothing, if the workload has what the recipe changes, as far as is known without building it."""
+    recipe, kind = arm.recipe, arm.workload.module.rpartition(".")[2]
+    if ".py:" in arm.workload.name:
+        return
+    told = f"recipe {recipe.label} does not fit workload {arm.workload.name}"
+    if recipe.blocks != "native" and kind != "vit":
+        raise UserError(
+            f"{told}: Transformer Engine's blocks stand for those of image models here",
+            "give a recipe with blocks=native, such as bf16 or compile",
+        )
+    if recipe.pointwise != "written" and kind != "gelu":
+        raise UserError(f"{told}, which writes out no pointwise functions", "give bf16, or --workload gelu")
+    # As in the published experiment; the small stand-in's is another.
+    is_adafactor = kind == "causal_lm" and arm.workload.name != "gpt2-tiny"
+    optimizer = "adafactor" if recipe.optimizer == "workload" and is_adafactor else recipe.optimizer
+    if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
+        raise UserError(f"{told}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")
 
 
 def without_model(arm: Arm) -> Arm:

@@ -208,6 +208,12 @@ def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     assert (job.workload, job.steps) == ("hf-clm:./gpt-neo", 200)
 
 
+def test_deepspeed_shards_the_optimizer_of_the_small_language_model() -> None:
+    machine = replace(CPU, modules=frozenset({"torch", "deepspeed", "transformers"}))
+    request = Request(workload="gpt2-tiny", recipes=("zero1",))
+    assert len(build_jobs(request, machine=machine, catalogue=CATALOGUE).specs) == 1
+
+
 def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
     found = jobs(instance="p5.48xlarge", workload="gpt2-xsmall", model="./gpt2", sequence_length=512)
     (job,) = found.specs
