@@ -21,7 +21,15 @@ from fastlaunch_train.checkpoint import (
 from fastlaunch_train.recipes import RecipeError
 
 CPU = torch.device("cpu")
-IDENTITY = Identity(workload="tiny", recipe="fp16", data="loader", seed=1, batch_size=4, world_size=1)
+IDENTITY = Identity(
+    workload="tiny",
+    recipe="fp16",
+    data="loader",
+    seed=1,
+    batch_size=4,
+    world_size=1,
+    sequence_length=64,
+)
 
 
 class Job:
@@ -117,7 +125,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
-@pytest.mark.parametrize("change", ["workload", "recipe", "data", "seed", "batch_size", "world_size"])
+@pytest.mark.parametrize("change", [*vars(IDENTITY)])
 def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
     job = Job()
     path = job.save(tmp_path, 1)

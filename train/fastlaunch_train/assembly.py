@@ -195,7 +195,7 @@ def _data_request(session: Session) -> DataRequest:
 
 def _identity(session: Session) -> Identity:
     options = session.options
-    assert session.batch_size is not None
+    assert session.batch_size is not None and session.workload is not None
     return Identity(
         workload=options.workload,
         recipe=options.recipe.label,
@@ -203,6 +203,7 @@ def _identity(session: Session) -> Identity:
         seed=options.seed,
         batch_size=session.batch_size,
         world_size=session.process.world_size,
+        sequence_length=session.workload.sequence_length,
     )
 
 

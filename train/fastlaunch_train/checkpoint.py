@@ -33,6 +33,7 @@ class Identity:
     seed: int
     batch_size: int
     world_size: int
+    sequence_length: int | None = None
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
