@@ -159,6 +159,20 @@ def test_what_a_trainer_cannot_do_is_refused(loop: str, settings: list[str], wor
     assert "loop=ours" in (raised.value.hint or "")
 
 
+@both_loops
+@pytest.mark.parametrize("override", ["grad_accumulation=2", "set_to_none=false"])
+def test_gradients_that_cuda_graphs_overwrite_are_refused_where_they_are_added_up(
+    loop: str, override: str
+) -> None:
+    workload = load_workload(EVALUATED)
+    graphs = ["compile_mode=reduce-overhead", "compile_scope=model"]
+    with pytest.raises(RecipeError, match="CUDA graph overwrites"):
+        check_trainer(
+            workload, resolve_recipe("bf16", [f"loop={loop}", *graphs, override]), torch.device("cuda")
+        )
+    check_trainer(workload, resolve_recipe("bf16", [f"loop={loop}", *graphs]), torch.device("cuda"))
+
+
 def test_what_is_not_trained_is_refused(tmp_path: Path) -> None:
     code, printed = run(asked(tmp_path, loop="lightning", of="untrainable"))
     assert code == 2

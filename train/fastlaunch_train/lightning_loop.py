@@ -10,7 +10,7 @@ import torch
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import sum_in_bf16
-from fastlaunch_train.torch_stepper import check_loss
+from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, check_loss
 from fastlaunch_train.trainers import Feed, StepLoss, torch_optimizer, try_on
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch
@@ -91,7 +91,7 @@ def _module(progress: Progress) -> Any:
             try_on(training, batch, forward)
 
         def loss_of(self, batch: Batch) -> torch.Tensor:
-            if recipe.compile_mode in ("reduce-overhead", "max-autotune"):
+            if recipe.compile_mode in CUDA_GRAPH_MODES:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             loss = training.workload.loss(self.model, batch)
             check_loss(training.workload, loss)

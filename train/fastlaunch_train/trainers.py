@@ -10,7 +10,7 @@ from fastlaunch_train.evaluation import left_as_it_was
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import Recipe, RecipeError
-from fastlaunch_train.torch_stepper import TorchStepper
+from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, TorchStepper
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch, Workload
 
@@ -26,6 +26,13 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
         raise RecipeError(
             f"recipe {recipe.label}: with loop={recipe.loop} precision is fp32, tf32, bf16 or fp16 here",
             "add --set loop=ours, or --set precision=bf16 --set fp8_scaling=none",
+        )
+    added_up = recipe.grad_accumulation > 1 or not recipe.set_to_none
+    if added_up and device.type == "cuda" and recipe.compile_mode in CUDA_GRAPH_MODES:
+        # What a CUDA graph returned is lost when it runs again: our loop adds it to other gradients.
+        raise RecipeError(
+            f"recipe {recipe.label}: loop={recipe.loop} keeps the gradients that a CUDA graph overwrites",
+            "add --set loop=ours, or --set compile_mode=default",
         )
     if recipe.loop == "transformers":
         if not recipe.set_to_none:

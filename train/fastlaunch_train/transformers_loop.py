@@ -12,7 +12,7 @@ from fastlaunch_train.checkpoint import random_state, restore_random_state
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import Process, sum_in_bf16
-from fastlaunch_train.torch_stepper import check_loss
+from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, check_loss
 from fastlaunch_train.trainers import Feed, LossShare, StepLoss, torch_optimizer, try_on
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch
@@ -68,7 +68,7 @@ def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
             return 0  # it would look for inputs of its own models
 
         def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
-            if recipe.compile_mode in ("reduce-overhead", "max-autotune"):
+            if recipe.compile_mode in CUDA_GRAPH_MODES:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             loss = workload.loss(model, inputs)
             check_loss(workload, loss)
