@@ -14,6 +14,7 @@ from fastlaunch_train.runs_here import runnable_recipes
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

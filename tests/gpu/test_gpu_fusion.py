@@ -19,6 +19,7 @@ from fastlaunch_train.workload import DataRequest, load_workload
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # Compilers warn of their own doings.
     pytest.mark.filterwarnings("ignore"),

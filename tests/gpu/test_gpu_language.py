@@ -12,6 +12,7 @@ from fastlaunch_train.workload import DataRequest, Workload, load_workload
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -19,6 +19,7 @@ from fastlaunch_train.records import RankRecord, read_record
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
