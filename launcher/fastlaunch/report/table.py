@@ -152,15 +152,18 @@ def _grids(rows: Sequence[Row], columns: Mapping[str, Cell]) -> list[str]:
 
 
 def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
+    cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
+    return aligned(list(columns), cells, left=("instance", "recipe", "data", "verdict", "convergence"))
+
+
+def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]], *, left: Sequence[str]) -> str:
+    """A table of `cells`, a row each, below the headings and a rule. left: headings of columns of words."""
     from tabulate import tabulate
 
-    cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    rule = ["-" * width for width in widths]
-    left = ("instance", "recipe", "data", "verdict", "convergence")
-    alignment = ["left" if name in left else "right" for name in columns]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     # The headings go in as a row: tabulate would make each column two characters wider than its heading.
-    lines = [list(columns), rule, *cells]
+    lines = [headings, ["-" * width for width in widths], *cells]
+    alignment = ["left" if name in left else "right" for name in headings]
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
     return "\n".join(line.rstrip() for line in text.splitlines())
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval
-from fastlaunch.report.table import UNKNOWN, number
+from fastlaunch.report.table import UNKNOWN, aligned, number
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
@@ -78,12 +78,5 @@ def grid(rows: Sequence[Mapping[str, str | None]], *, left: Sequence[str] = ()) 
 
     left: the headings of columns of words.
     """
-    from tabulate import tabulate
-
     headings = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    cells = [[row[name] or UNKNOWN for name in headings] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    lines = [headings, ["-" * width for width in widths], *cells]
-    alignment = ["left" if name in left else "right" for name in headings]
-    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return aligned(headings, [[row[name] or UNKNOWN for name in headings] for row in rows], left=left)
