@@ -9,7 +9,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _READY_S = 30.0
 _PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "docker-registry": "docker-registry"}
@@ -140,6 +143,17 @@ class DockerDaemon:
     def _last_line(self, program: str) -> str:
         lines = (self.folder / f"{program}.log").read_text(errors="replace").splitlines()
         return lines[-1] if lines else "it says nothing"
+
+
+def daemon_with_base(name: str, image: bytes) -> Iterator[DockerDaemon]:
+    """For a fixture: a daemon that holds `image`, a file system as tar, under `name`; or skips."""
+    try:
+        daemon = DockerDaemon()
+    except CannotStart as reason:
+        pytest.skip(str(reason))
+    daemon.docker("import", "-", name, stdin=image)
+    yield daemon
+    daemon.close()
 
 
 def client(*, buildkit: bool = False) -> str:

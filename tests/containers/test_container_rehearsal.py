@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from docker_daemon import CannotStart, DockerDaemon
+from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
 from fastlaunch.images import find_base_image, public_uri
@@ -74,14 +74,8 @@ def daemon() -> Iterator[DockerDaemon]:
         pytest.skip("needs the SageMaker SDK: make sagemaker-sdk")
     if shutil.which("docker-compose") is None:
         pytest.skip("needs docker compose: Debian's package docker-compose")
-    try:
-        daemon = DockerDaemon()
-    except CannotStart as reason:
-        pytest.skip(str(reason))
     base = find_base_image(None, flavour="ec2", today=datetime.now(UTC).date())
-    daemon.docker("import", "-", public_uri(base), stdin=base_image(holding=PACKAGES))
-    yield daemon
-    daemon.close()
+    yield from daemon_with_base(public_uri(base), base_image(holding=PACKAGES))
 
 
 @pytest.fixture

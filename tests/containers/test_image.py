@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import CannotStart, DockerDaemon, client
+from docker_daemon import DockerDaemon, client, daemon_with_base
 from moto_server import MotoServer
 from node_scene import FIRST, REGION, RUNS, Scene, node_program
 from simulated_instance import RealDocker, cannot_simulate
@@ -26,13 +26,7 @@ BASE_DIGEST = f"sha256:{'b' * 64}"
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DockerDaemon]:
-    try:
-        daemon = DockerDaemon()
-    except CannotStart as reason:
-        pytest.skip(str(reason))
-    daemon.docker("import", "-", "base:small", stdin=base_image())
-    yield daemon
-    daemon.close()
+    yield from daemon_with_base("base:small", base_image())
 
 
 def build(daemon: DockerDaemon, folder: Path, tag: str, *, buildkit: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_daemon import CannotStart, DockerDaemon
+from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
 from fastlaunch_train.ort import WORKING
@@ -43,13 +43,7 @@ def test_it_uses_nothing_that_only_one_builder_knows() -> None:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DockerDaemon]:
-    try:
-        daemon = DockerDaemon()
-    except CannotStart as reason:
-        pytest.skip(str(reason))
-    daemon.docker("import", "-", "base:small", stdin=base_image())
-    yield daemon
-    daemon.close()
+    yield from daemon_with_base("base:small", base_image())
 
 
 def context() -> bytes:

@@ -11,6 +11,7 @@ import torch
 from te_fakes import FakeLayer
 from torch import nn
 
+from fastlaunch_train.build import probe_request
 from fastlaunch_train.checks import (
     EQUIVALENCE_LIMITS,
     LARGEST_LIMIT,
@@ -24,6 +25,7 @@ from fastlaunch_train.checks import (
     take,
 )
 from fastlaunch_train.conversion import convert_model
+from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import Precision, setup_precision
 from fastlaunch_train.recipe_rules import PRECISIONS
 from fastlaunch_train.recipes import RECIPES, resolve_recipe
@@ -31,6 +33,7 @@ from fastlaunch_train.records import Check
 from fastlaunch_train.workload import Batch, DataRequest, Workload, load_workload
 
 CPU = torch.device("cpu")
+ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 NAMES = ["equivalence", "isolation", "permutation"]
 
 
@@ -41,17 +44,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def probe(workload: Workload) -> Batch:
-    request = DataRequest(
-        arm="synthetic",
-        batch_size=8,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=CPU,
-        num_workers=0,
-        first_step=1,
-    )
-    return next(workload.batches(request))
+    return next(workload.batches(probe_request(ALONE, seed=0, batch_size=8)))
 
 
 def checked(

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from fastlaunch_train.build import probe_request
 from fastlaunch_train.forward_only import ForwardStepper
 from fastlaunch_train.fusion import describe_kernels, is_scripted, listing, short_name
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import DataRequest, load_workload
+from fastlaunch_train.workload import load_workload
 from fastlaunch_train.workloads.gelu import Function
 
 # Compilers warn of their own doings.
@@ -35,17 +36,7 @@ def described(label: str, function: Function | None = None) -> str:
     workload.pointwise(model, recipe.pointwise)
     if function is not None:
         model.functions[0].function = function
-    request = DataRequest(
-        arm="synthetic",
-        batch_size=4,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=CPU,
-        num_workers=0,
-        first_step=1,
-    )
-    batch = next(workload.batches(request))
+    batch = next(workload.batches(probe_request(ALONE, seed=0, batch_size=4)))
     ForwardStepper(workload, recipe, precision, ALONE, model).compile_ahead(batch)
     return describe_kernels(workload, model, batch, precision, CPU, num_samples=4)
 
