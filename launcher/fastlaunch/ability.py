@@ -141,7 +141,7 @@ def _without(module: str, recipe: Recipe) -> Mapping[str, Any]:
     if module == "transformer_engine":
         return {"blocks": "native", **(_NOT_FP8 if recipe.precision == "fp8" else {})}
     if module == "deepspeed":
-        return {"parallelism": "ddp" if recipe.engine == "ort" else "fsdp2"}
+        return {"parallelism": "ddp" if recipe.engine == "ort" else "fsdp2", "overlap_comm": True}
     return {
         "torchao": _NOT_FP8,
         "lightning": {"loop": "ours"},

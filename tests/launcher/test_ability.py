@@ -75,6 +75,12 @@ def test_what_is_not_installed_is_named_with_the_nearest(
     assert nearest_that_runs(asked, machine, CATALOGUE).label == nearest
 
 
+def test_what_is_deepspeeds_goes_with_it() -> None:
+    machine = replace(with_gpu("H200"), modules=SOFTWARE - {"deepspeed"})
+    asked = resolve_recipe("zero2", ["overlap_comm=false", "optimizer_impl=fused"])
+    assert nearest_that_runs(asked, machine, CATALOGUE).label == "fsdp2 optimizer_impl=fused"
+
+
 @pytest.mark.parametrize(
     ("recipe", "gpu", "nearest"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 import toy
 
-from fastlaunch_train.deepspeed_engine import check_recipe, engine_config
+from fastlaunch_train.deepspeed_engine import BUCKET_ELEMENTS, check_overlap, check_recipe, engine_config
 from fastlaunch_train.deepspeed_state import plain
 from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
 
@@ -17,6 +17,8 @@ STEPS = 6
 #: Against plain fp64, of losses and weights; None where the optimizer is another than the reference's.
 ARMS: dict[str, float | None] = {
     "zero1,precision=fp32": 1e-6,
+    "zero1,precision=fp32,grad_accumulation=2": 1e-6,
+    "zero1,precision=fp32,overlap_comm=false": 1e-6,
     "zero2,precision=fp32,grad_accumulation=2": 1e-6,
     "zero3,precision=fp32": 1e-6,
     "zero3,precision=fp32,grad_accumulation=2,activation_checkpointing=block": 1e-6,
@@ -43,6 +45,8 @@ def test_two_ranks_train_as_one_and_resume_with_the_same_bits(tmp_path: Path) ->
         assert tolerance is None or toy.distance(found[arm], losses, weights) < tolerance, arm
         kept, changed, back = found[arm]["scores"]
         assert kept == back != changed, arm
+    apart, overlapping = found["zero1,precision=fp32,overlap_comm=false"], found["zero1,precision=fp32"]
+    assert overlapping["losses"] == apart["losses"]
     resumed = toy.run_ranks(tmp_path / "resumed", list(ARMS), steps=STEPS, resume_after=3)
     for arm in ARMS:
         assert resumed[arm]["losses"] == found[arm]["losses"], arm
@@ -83,6 +87,8 @@ def test_the_configuration_follows_the_recipe(
         "wire": config.get("communication_data_type"),
     } == expected
     assert (config["gradient_accumulation_steps"], config["train_batch_size"]) == (4, 8)
+    assert config["zero_optimization"]["overlap_comm"] is True, "as DDP and FSDP2 do"
+    assert config["zero_optimization"]["reduce_bucket_size"] == BUCKET_ELEMENTS
     assert config["gradient_clipping"] == 0.0
     assert config["timers"] == {"throughput": {"enabled": False}}
 
@@ -98,6 +104,19 @@ def test_what_deepspeed_does_not_compute_is_refused() -> None:
     check_recipe(
         dataclasses.replace(toy.TOY, optimizer="adafactor"), resolve_recipe("zero1", ["optimizer=adamw"])
     )
+
+
+@pytest.mark.parametrize("recipe", ["zero1", "zero2", "zero3"])
+def test_gradients_are_not_overlapped_where_that_corrupts_them(recipe: str) -> None:
+    for release in ("0.15.4", "0.18.9", "0.19.7", "0.19.7+cu128"):
+        with pytest.raises(RecipeError, match="can corrupt gradients") as refused:
+            check_overlap(RECIPES[recipe], release)
+        assert "overlap_comm=false" in (refused.value.hint or "")
+        check_overlap(resolve_recipe(recipe, ["overlap_comm=false"]), release)
+    for release in ("0.19.8", "0.20.0", "1.0"):
+        check_overlap(RECIPES[recipe], release)
+    config = engine_config(resolve_recipe(recipe, ["overlap_comm=false"]), world_size=2)
+    assert config["zero_optimization"]["overlap_comm"] is False
 
 
 def test_a_state_holds_plain_values_alone() -> None:

@@ -81,6 +81,7 @@ OVERRIDES: dict[str, tuple[str, str, object]] = {
     "compile_scope": ("compile", "model", "model"),
     "parallelism": ("bf16", "zero2", "zero2"),
     "ddp_bucket_mb": ("bf16", "25", 25),
+    "overlap_comm": ("zero1", "false", False),
     "wire_dtype": ("bf16", "bf16", "bf16"),
     "grad_accumulation": ("bf16", "4", 4),
     "activation_checkpointing": ("bf16", "block", "block"),
@@ -209,6 +210,8 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
         ("compile", ["compile_backend=a b"], "compile_backend is 'a b'"),
         ("compile", ["pointwise=scripted"], "does not compile scripted functions"),
         ("fsdp2", ["ddp_bucket_mb=25"], "ddp_bucket_mb is of DDP"),
+        ("fsdp2", ["overlap_comm=false"], "overlap_comm is of DeepSpeed"),
+        ("bf16", ["overlap_comm=false"], "overlap_comm is of DeepSpeed"),
         ("fsdp2", ["blocks=te"], "Transformer Engine's blocks are trained with DDP"),
         ("zero1", ["compile_mode=max-autotune", "compile_scope=model"], "gradients that stay where"),
         ("zero1", ["parameter_dtype=bf16"], "DeepSpeed keeps fp32 masters"),
@@ -237,6 +240,14 @@ def test_a_record_of_the_first_schema_is_read() -> None:
     record = RECIPES["bf16"].to_record() | {"schema": 1, "blocks": "timm"}
     del record["fp8_format"], record["grad_accumulation"], record["loop"]
     assert Recipe.from_record(record) == RECIPES["bf16"]
+
+
+def test_deepspeed_that_did_not_overlap_is_not_taken_for_one_that_does() -> None:
+    for name, overlapped in {"zero1": False, "zero2": False, "zero3": True, "bf16": True}.items():
+        record = RECIPES[name].to_record() | {"schema": 2}
+        del record["overlap_comm"]
+        assert Recipe.from_record(record).overlap_comm == overlapped
+        assert Recipe.from_record(record).label == name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -284,6 +295,7 @@ choices = {
     **CHOICES,
     "compile_backend": ("inductor", "eager"),
     "ddp_bucket_mb": ("25", "160", "0160"),
+    "overlap_comm": ("true", "false"),
     "fp8_blocks": ("all", ":", "1:-1", "-2:"),
     "amax_history": ("16", "1024"),
     "grad_accumulation": ("1", "2"),

@@ -72,6 +72,7 @@ def _try_batches(
         parallelism="ddp",
         engine="torch",
         ddp_bucket_mb=Recipe.ddp_bucket_mb,
+        overlap_comm=Recipe.overlap_comm,
         grad_accumulation=1,
         compile_mode="none",
         compile_backend=Recipe.compile_backend,

@@ -1,9 +1,11 @@
 """Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, 2 also gradients, 3 parameters."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,14 @@ from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.torch_stepper import check_loss
 from fastlaunch_train.workload import Batch, Workload
 
+#: The oldest DeepSpeed that may overlap. Older ones sent gradients that were not written yet, or overwrote
+#: them on their way: another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061, pull requests 7898
+#: and 7965). This is the oldest whose source was seen to have the last of these mended.
+OVERLAP_RELEASE = (0, 19, 8)
+#: Gradients that are exchanged together: as many as fill DDP's 160 MB in fp32. DeepSpeed's own 500 million
+#: are most of ViT-Huge: their exchange could begin only when nearly all was computed, and two buffers take 4 GB.
+BUCKET_ELEMENTS = 160 * 2**20 // 4
+
 
 class DeepSpeedStepper:
     """A `Stepper` around DeepSpeed's engine, with the optimizer of the recipe.
@@ -35,7 +45,8 @@ class DeepSpeedStepper:
       bf16, fp32 masters are sharded with the optimizer's state; operators compute as autocast has them.
     * fp16: DeepSpeed's fp16 mode, likewise in fp16, with its own dynamic loss scaling, which skips steps that
       overflow; the scaler of Precision is not used.
-    Micro-batches are accumulated by DeepSpeed, in its gradients' dtype.
+    Micro-batches are accumulated by DeepSpeed, in its gradients' dtype. Gradients are exchanged while others
+    are computed unless overlap_comm=false, in buckets of BUCKET_ELEMENTS.
     """
 
     def __init__(
@@ -137,6 +148,18 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
         raise RecipeError(
             f"recipe {recipe.label}: DeepSpeed frees gradients by itself", "leave out set_to_none"
         )
+    check_overlap(recipe, importlib.metadata.version("deepspeed"))
+
+
+def check_overlap(recipe: Recipe, release: str) -> None:
+    """Returns if this `release` of DeepSpeed exchanges gradients as `recipe` says; else RecipeError."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", release)[:3])
+    if recipe.overlap_comm and numbers < OVERLAP_RELEASE:
+        needed = ".".join(map(str, OVERLAP_RELEASE))
+        raise RecipeError(
+            f"recipe {recipe.label}: DeepSpeed {release} can corrupt gradients that it overlaps",
+            f"install deepspeed {needed} or newer, or add --set overlap_comm=false",
+        )
 
 
 def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, process: Process) -> Any:
@@ -179,7 +202,12 @@ def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": recipe.grad_accumulation,
         "train_batch_size": recipe.grad_accumulation * world_size,
-        "zero_optimization": {"stage": int(recipe.parallelism.removeprefix("zero"))},
+        "zero_optimization": {
+            "stage": int(recipe.parallelism.removeprefix("zero")),
+            # Left out, it is true for ZeRO-3 alone (seen in 0.19.8).
+            "overlap_comm": recipe.overlap_comm,
+            "reduce_bucket_size": BUCKET_ELEMENTS,
+        },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         # DeepSpeed clips gradients to a norm of 1 unless it is told not to (seen in 0.19.8).

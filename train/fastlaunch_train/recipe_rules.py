@@ -151,6 +151,8 @@ def _compile(recipe: "Recipe") -> Iterator[Problem]:
 def _parallelism(recipe: "Recipe") -> Iterator[Problem]:
     if recipe.parallelism != "ddp" and recipe.ddp_bucket_mb != 160:
         yield "ddp_bucket_mb is of DDP", "add --set parallelism=ddp, or leave it out"
+    if recipe.parallelism not in ZERO_STAGES and not recipe.overlap_comm:
+        yield "overlap_comm is of DeepSpeed, DDP and FSDP2 overlap", "use parallelism=zero1, or leave it out"
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":

@@ -11,8 +11,9 @@ from typing import Any
 from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, recipe_problem
 
 #: Counts changes to the meaning of a recipe's fields; it is written to every record. 2: `blocks=native` was
-#: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not.
-RECIPE_SCHEMA = 2
+#: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not. 3: `overlap_comm`; before it
+#: zero1 and zero2 did not overlap, and DeepSpeed's buckets had 500 million gradients.
+RECIPE_SCHEMA = 3
 
 
 class RecipeError(ValueError):
@@ -45,6 +46,7 @@ class Recipe:
         its data-parallel wrapper.
     parallelism: `ddp`, `fsdp2` (torch's fully_shard), `zero1` to `zero3` (DeepSpeed).
     ddp_bucket_mb: size of DDP's gradient buckets. 160 MB holds two ViT-Huge blocks' fp32 gradients.
+    overlap_comm: whether DeepSpeed exchanges gradients while it computes others, as DDP and FSDP2 always do.
     wire_dtype: of gradients on their way between ranks.
     grad_accumulation: micro-batches per optimizer step; the batch of a rank is split into as many.
     activation_checkpointing: `block` keeps a block's input alone and computes the rest again in backward.
@@ -71,6 +73,7 @@ class Recipe:
     compile_scope: str = "block"
     parallelism: str = "ddp"
     ddp_bucket_mb: int = 160
+    overlap_comm: bool = True
     wire_dtype: str = "fp32"
     grad_accumulation: int = 1
     activation_checkpointing: str = "none"
@@ -95,6 +98,8 @@ class Recipe:
         values = {key: value for key, value in data.items() if key not in ("label", "schema")}
         if data.get("schema", 1) < 2 and values.get("blocks") == "timm":
             values["blocks"] = "native"
+        if data.get("schema", 1) < 3:
+            values["overlap_comm"] = data.get("parallelism") not in ("zero1", "zero2")
         values["overrides"] = tuple(dict(values["overrides"]).items())
         return cls(**values)
 
