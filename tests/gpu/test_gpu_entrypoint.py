@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from running_here import runnable
 
 from fastlaunch_train.recipes import RECIPES
 from fastlaunch_train.records import RankRecord, read_record
-from fastlaunch_train.runs_here import runnable_recipes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,8 +69,7 @@ LEFT_OUT = (
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in LEFT_OUT])
 def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recipe: str) -> None:
-    if recipe not in runnable_recipes(torch.device("cuda")):
-        pytest.skip(f"{recipe} cannot run here")
+    runnable(recipe)
     (record,) = train(tmp_path, recipe, "--eval-every", "30", steps=60)
     assert record.header["machine"]["device_type"] == "cuda"
     assert record.header["attention_backend"] not in (None, "none", "te:unfused")
@@ -84,8 +83,7 @@ def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recip
 
 @pytest.mark.parametrize("recipe", ["bf16", "te-bf16", "te-fp8", "lightning", "transformers"])
 def test_evaluating_changes_nothing_of_the_training(tmp_path: Path, recipe: str) -> None:
-    if recipe not in runnable_recipes(torch.device("cuda")):
-        pytest.skip(f"{recipe} cannot run here")
+    runnable(recipe)
     same_bits = ("--set", "deterministic=true", "--set", "optimizer_impl=for-loop")
     (plain,) = train(tmp_path / "plain", recipe, *same_bits)
     (evaluated,) = train(tmp_path / "evaluated", recipe, *same_bits, "--eval-every", "5")
@@ -102,8 +100,7 @@ def test_deterministic_gives_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("recipe", ["lightning", "transformers"])
 def test_trainers_train_as_our_loop_does(tmp_path: Path, recipe: str, precision: str) -> None:
-    if recipe not in runnable_recipes(torch.device("cuda")):
-        pytest.skip(f"{recipe} cannot run here")
+    runnable(recipe)
     more = ("--set", "grad_accumulation=2", "--set", "optimizer_impl=for-loop")
     (ours,) = train(tmp_path / "ours", precision, *more)
     (theirs,) = train(tmp_path / "theirs", recipe, *more, "--set", f"precision={precision}")
@@ -115,8 +112,7 @@ def test_trainers_train_as_our_loop_does(tmp_path: Path, recipe: str, precision:
 
 @pytest.mark.parametrize("recipe", ["bf16", "te-fp8", "lightning", "transformers"])
 def test_resuming_goes_on_as_if_it_had_not_stopped(tmp_path: Path, recipe: str) -> None:
-    if recipe not in runnable_recipes(torch.device("cuda")):
-        pytest.skip(f"{recipe} cannot run here")
+    runnable(recipe)
     deterministic = ("--set", "optimizer_impl=for-loop")
     (whole,) = train(tmp_path / "whole", recipe, *deterministic)
     every = ("--checkpoint-every", "12")
@@ -132,8 +128,7 @@ def test_resuming_goes_on_as_if_it_had_not_stopped(tmp_path: Path, recipe: str) 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("recipe", ["bf16", "compile", "te-fp8", "lightning", "transformers"])
 def test_two_ranks_train_as_one_over_nccl(tmp_path: Path, recipe: str) -> None:
-    if recipe not in runnable_recipes(torch.device("cuda")):
-        pytest.skip(f"{recipe} cannot run here")
+    runnable(recipe)
     first, second = train(tmp_path, recipe, "--eval-every", "30", nproc=2, steps=60)
     assert first.header["world_size"] == second.header["world_size"] == 2
     assert first.header["versions"]["nccl"]

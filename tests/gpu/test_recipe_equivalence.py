@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from equivalence import HUGE, alone, gelu_error, judge, measure
+from running_here import runnable
 
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import batch_multiple
 from fastlaunch_train.recipe_rules import ZERO_STAGES
-from fastlaunch_train.recipes import RECIPES, Recipe, RecipeError, resolve_recipe
-from fastlaunch_train.runs_here import check_runs_here
+from fastlaunch_train.recipes import RECIPES, Recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,16 +47,6 @@ PARTLY = [
 def compiled_anew() -> None:
     # Torch runs a function eagerly that it has compiled for several recipes before.
     torch.compiler.reset()
-
-
-def runnable(label: str) -> Recipe:
-    name, *overrides = label.split()
-    recipe = resolve_recipe(name, overrides)
-    try:
-        check_runs_here(recipe, DEVICE)
-    except RecipeError as error:
-        pytest.skip(error.message)
-    return recipe
 
 
 def batch_size(recipe: Recipe) -> int:

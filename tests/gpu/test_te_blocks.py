@@ -10,14 +10,13 @@ import copy
 
 import pytest
 import torch
+from running_here import runnable
 from torch import nn
 
 from fastlaunch_train.attention import attention_backend, transformer_engine_backend
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.precision import Precision, setup_precision
-from fastlaunch_train.recipes import RecipeError, resolve_recipe
-from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.workload import DataRequest, load_workload
 
 pytestmark = [
@@ -43,13 +42,7 @@ BOUNDS = {
 
 
 def precision_of(label: str) -> Precision:
-    name, *overrides = label.split()
-    recipe = resolve_recipe(name, overrides)
-    try:
-        check_runs_here(recipe, DEVICE)
-    except RecipeError as error:
-        pytest.skip(error.message)
-    return setup_precision(recipe, DEVICE)
+    return setup_precision(runnable(label), DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +153,14 @@ def probe(label: str) -> str:
     return attention_backend(model, next(workload.batches(request)), precision, workload.loss)
 
 
-def test_the_attention_that_runs_is_named() -> None:
+def test_torchs_attention_that_runs_is_named() -> None:
     assert probe("bf16") in ("flash", "cudnn", "efficient")
     assert probe("fp32") in ("efficient", "math")
-    for label in BOUNDS:
-        assert probe(label) in ("te:fused", "te:flash", "te:unfused")
+
+
+@pytest.mark.parametrize("label", BOUNDS)
+def test_the_attention_that_runs_is_named(label: str) -> None:
+    assert probe(label) in ("te:fused", "te:flash", "te:unfused")
 
 
 def test_unfused_attention_is_noticed(te_block: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from running_here import runnable
 from torch import nn
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.model_state import load_model_state, model_state
 from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import RecipeError, resolve_recipe
-from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.te_fp8 import fp8_recipe
 
 pytestmark = [
@@ -38,11 +37,7 @@ def scales(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8"])
 def test_scales_come_back_and_the_next_output_is_the_same(tmp_path: Path, name: str) -> None:
-    recipe = resolve_recipe(name, [])
-    try:
-        check_runs_here(recipe, DEVICE)
-    except RecipeError as error:
-        pytest.skip(error.message)
+    recipe = runnable(name)
     precision = setup_precision(recipe, DEVICE)
     prepare_torchvision()
     from timm.models.vision_transformer import Block

@@ -44,6 +44,8 @@ def test_what_there_is_not_is_refused() -> None:
     adafactor = dataclasses.replace(toy.TOY, optimizer="adafactor")
     with pytest.raises(RecipeError, match="parameter by parameter"):
         build_optimizer(adafactor, resolve_recipe("fp32", ["optimizer_impl=foreach"]), parameters())
+    with pytest.raises(RecipeError, match="no fused SGD for the sharded parameters"):
+        build_optimizer(toy.TOY, resolve_recipe("fsdp2", ["optimizer_impl=fused"]), parameters())
 
 
 def test_the_first_step_of_adafactor_by_hand() -> None:

@@ -214,7 +214,9 @@ def run_ranks(
         port = free.getsockname()[1]
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TRAIN)]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), str(TRAIN), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

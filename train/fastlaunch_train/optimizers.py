@@ -31,6 +31,12 @@ def build_optimizer(
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
     implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
     if name == "sgd":
+        if recipe.parallelism == "fsdp2" and recipe.optimizer_impl == "fused":
+            # Up to 2.13, which shards fused Adam and AdamW alone (torch.distributed.tensor._ops).
+            raise RecipeError(
+                f"recipe {recipe.label}: torch has no fused SGD for the sharded parameters of fsdp2",
+                "add --set optimizer_impl=foreach, or --set optimizer=adamw",
+            )
         return torch.optim.SGD(parameters, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=rate, **implementation)
