@@ -14,7 +14,7 @@ if torch.cuda.is_available():
 
 
 def runnable(label: str) -> Recipe:
-    """The recipe of `NAME FIELD=VALUE ...`. Skips where the machine lacks what it needs, not what is broken."""
+    """The recipe of `NAME FIELD=VALUE ...`. Skips where something lacks; what is there but broken fails."""
     name, *overrides = label.split()
     recipe = resolve_recipe(name, overrides)
     try:
