@@ -23,7 +23,7 @@ from fastlaunch_train.records import Check
 from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.session import Session
 from fastlaunch_train.stepping import Stepper, build_stepper
-from fastlaunch_train.trainers import check_trainer
+from fastlaunch_train.trainers import check_trainer, import_trainer
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
@@ -40,6 +40,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     options, process, recipe = session.options, session.process, session.options.recipe
     phase = PhaseClock(session.writer, process.device)
     check_runs_here(recipe, process.device)
+    if recipe.loop != "ours":
+        import_trainer(recipe.loop)
     session.cudnn, warning = guard_cudnn_attention()
     session.warnings += [warning] if warning else []
     asked = Asked(model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length)

@@ -1,11 +1,13 @@
 """What Lightning's Trainer and Transformers' have in common here: who feeds them, and what they cannot do."""
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 
 import torch
 
 from fastlaunch_train.batches import split_batch
+from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.evaluation import left_as_it_was
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.precision import Precision
@@ -45,6 +47,19 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
                 f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",
                 "add --set precision=bf16, or --set loop=ours",
             )
+
+
+def import_trainer(loop: str) -> None:
+    """Import all that `loop` will, now: before torch computes, and before its cuDNN is looked at.
+
+    transformers imports peft where it is installed, and peft Transformer Engine, whose cuDNN may not fit the
+    parts of torch's own that are loaded by then.
+    """
+    prepare_torchvision()
+    if loop == "lightning":
+        importlib.import_module("lightning.pytorch")
+    else:
+        importlib.import_module("transformers.trainer")
 
 
 def torch_stepper(training: Training) -> TorchStepper:
