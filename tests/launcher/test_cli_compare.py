@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,40 @@ def guarded(tmp_path: Path) -> None:
             ]
             record(tmp_path, recipe, step_time_s, seed, seed=seed, checks=checks, evals=evals)
     assert run(["runs", "import", str(tmp_path)]) == 0
+
+
+def test_more_runs_are_of_new_seeds_and_the_commands_can_be_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is told where a verdict or convergence waits for more runs goes through `submit` as it is."""
+    evals = [Eval(step=n, split="validation", loss=2.0, num_samples=100, seconds=0.1) for n in (50, 100)]
+    here: dict[str, Any] = {"steps": 100, "evals": evals, "workload": "vit-tiny", "device_name": "AMD EPYC"}
+    for seed, (ours, theirs) in enumerate([(0.1, 0.097), (0.102, 0.1), (0.098, 0.0995)], start=2):
+        record(tmp_path / "records", "bf16", ours, seed, seed=seed, **here)
+        record(tmp_path / "records", "compile", theirs, seed, seed=seed, **here)
+        record(tmp_path / "records", "compile learning_rate=0.01", theirs / 2, seed, seed=seed, **here)
+    assert run(["runs", "import", str(tmp_path / "records")]) == 0
+    out, err = answer(capsys)
+    told = re.search(r"compile: about (\d+) more runs of each", out)
+    assert told is not None
+    (needed,) = told.groups()
+    command = err.splitlines()[-1].removeprefix("next: ")
+    assert command == (
+        "fastlaunch submit --local --workload vit-tiny --recipe bf16,compile --batch-size 64 --steps 100"
+        f" --eval-every 50 --seed 5 --repeats {needed}"
+    )
+    capsys.readouterr()
+    assert run([*shlex.split(command)[1:], "--dry-run"]) == 0
+    assert f"seeds 5 to {4 + int(needed)}" in capsys.readouterr().out
+
+    words = " ".join(out.split())
+    reference = re.search(
+        r"no reference with learning_rate=0.01; run (fastlaunch submit .*?) \*", f"{words} *"
+    )
+    assert reference is not None
+    assert run([*shlex.split(reference[1])[1:], "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    assert "bf16 learning_rate=0.01 on vit-tiny, 3 times, seeds 2 to 4" in planned
 
 
 @pytest.mark.usefixtures("guarded")

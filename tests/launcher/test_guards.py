@@ -155,24 +155,103 @@ def test_bf16_is_what_others_are_held_against_with_overrides_too() -> None:
     assert plain["bf16"].guard.convergence.verdict == "reference" and plain["bf16"].is_baseline
 
 
+def test_a_row_is_held_against_one_that_trains_by_its_rules() -> None:
+    """With a tenth of the rate all end 10% higher: within that rate nothing is wrong with either recipe."""
+    slow = [1.1 * loss for loss in EQUAL]
+    arms = [
+        BF16,
+        COMPILE,
+        arm("bf16 learning_rate=0.0001", 0.1, slow),
+        arm("compile learning_rate=0.0001", 0.08, slow),
+        arm("te-fp8 learning_rate=0.0001", 0.04, [1.04 * loss for loss in slow]),
+    ]
+    rows = rows_of(compared(*arms))
+    told = {
+        name: (row.guard.convergence.reference, row.guard.convergence.verdict) for name, row in rows.items()
+    }
+    assert told == {
+        "bf16": ("bf16", "reference"),
+        "compile": ("bf16", "within"),
+        "bf16 learning_rate=0.0001": ("bf16 learning_rate=0.0001", "reference"),
+        "compile learning_rate=0.0001": ("bf16 learning_rate=0.0001", "within"),
+        "te-fp8 learning_rate=0.0001": ("bf16 learning_rate=0.0001", "worse"),
+    }
+    assert rows_of(compared(*arms[::-1]))["compile"].guard.convergence.verdict == "within"
+    text = as_table(compared(*arms))
+    assert "and its difference to the reference's at the same seeds" in text
+    assert re.search(r"^te-fp8 learning_rate=0.0001 +bf16 learning_rate=0.0001 +3 ", text, re.MULTILINE)
+
+
+def test_without_such_a_row_it_is_unknown_and_the_command_is_told() -> None:
+    """Another optimizer that trains worse is no fault of how a recipe computes."""
+    for rules in ("optimizer=adafactor", "learning_rate=0.01", "learning_rate=0.01 optimizer=adafactor"):
+        row = rows_of(compared(BF16, arm(f"compile {rules}", 0.08, WORSE)))[f"compile {rules}"]
+        assert (row.verdict, row.guard.convergence.verdict) == ("better", "unknown")
+        asked = " ".join(f"--set {rule}" for rule in rules.split())
+        assert row.reasons[-1] == (
+            f"convergence unknown: there is no reference with {rules.replace(' ', ' and ')}; run"
+            f" fastlaunch submit --local --workload vit-huge --recipe bf16 {asked} --batch-size 64 --nproc 1"
+            " --steps 200 --eval-every 10 --seed 0 --repeats 3"
+        )
+    # The other way round: the row has the workload's own rules, and bf16 has not.
+    row = rows_of(compared(arm("bf16 learning_rate=0.01", 0.1, EQUAL), arm("compile", 0.08, WORSE)))[
+        "compile"
+    ]
+    assert "there is no reference with the workload's own optimizer and learning rate; run" in row.reasons[-1]
+    assert "--recipe bf16 --batch-size 64" in row.reasons[-1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size_per_gpu": 128},
+        {"data": "loader"},
+        {"sequence_length": 512},
+        {"end": 200},
+        {"num_gpus": 2},
+        {"fingerprint": {"model": "gpt2"}},
+    ],
+)
+def test_a_reference_that_makes_pairs_comes_before_others(changes: dict[str, Any]) -> None:
+    """bf16 is not of the row's batch, data, ... , and fp32 is."""
+    row = rows_of(compared(BF16, arm("fp32", 0.2, EQUAL, **changes), arm("te-fp8", 0.04, WORSE, **changes)))[
+        "te-fp8"
+    ]
+    assert (row.guard.convergence.reference, row.guard.convergence.verdict) == ("fp32", "worse")
+    both = [arm(name, 0.1, EQUAL, **changes) for name in ("fp32", "bf16", "compile")]
+    assert rows_of(compared(*both))["compile"].guard.convergence.reference == "bf16"
+
+
+def test_of_a_reference_of_another_batch_the_command_for_the_rows_own_is_told() -> None:
+    row = rows_of(compared(BF16, arm("te-fp8", 0.04, WORSE, batch_size_per_gpu=128)))["te-fp8"]
+    assert row.guard.convergence.verdict == "unknown"
+    assert (
+        "convergence unknown: 0 of 3 pairs: seeds 0, 1 and 2 have no bf16 run at a global batch of 128; run"
+        " fastlaunch submit --local --workload vit-huge --recipe bf16 --batch-size 128 --nproc 1 --steps 200"
+        " --eval-every 10 --seed 0 --repeats 3"
+    ) in row.reasons
+
+
 def test_what_is_not_known_is_ranked_and_said() -> None:
     two = arm("compile", 0.08, EQUAL, checks=())
     row = rows_of(compared([run for run in BF16 if run.summary.seed != 1], two))["compile"]
     assert row.verdict == "better"
     assert row.reasons[1:] == (
         "numerics not checked",
-        "convergence unknown: 2 of 3 pairs: seed 1 has no bf16 run; 3 more would make 5",
+        "convergence unknown: 2 of 3 pairs: seed 1 has no bf16 run; 3 more (of both: --seed 3 --repeats 3)"
+        " would make 5",
     )
     noisy = arm("compile", 0.08, (2.2, 2.0, 2.26))
     row = rows_of(compared(BF16, noisy))["compile"]
     assert row.reasons[1] == (
         "convergence unknown: held-out loss +2.5% against bf16 (-9.5% to +14.6%, 95% each), 3 pairs;"
-        " about 21 more would tell"
+        " about 21 more (of both: --seed 3 --repeats 21) would tell"
     )
     once = [replace(run, summary=replace(run.summary, seed=0)) for run in COMPILE]
     row = rows_of(compared(BF16, once))["compile"]
     assert row.reasons[1] == (
-        "convergence unknown: 1 of 3 pairs: both need runs of more seeds (--repeats); 4 more would make 5"
+        "convergence unknown: 1 of 3 pairs: both need runs of more seeds (--repeats); 4 more (of both:"
+        " --seed 3 --repeats 4) would make 5"
     )
 
 

@@ -18,17 +18,16 @@ from fastlaunch.analysis.convergence import (
     Difference,
     converges,
 )
+from fastlaunch.analysis.further_runs import next_seed, seeds, submit_command
 from fastlaunch.analysis.held_out import HeldOut, at_end, diverged, held_out
 from fastlaunch.analysis.loss_pairs import named_seeds
 from fastlaunch.analysis.pooling import Candidate, Pool, pooling_key
+from fastlaunch.analysis.references import Reference, evaluated_rows, reference_of, rules_of
 from fastlaunch.metrics import RunSummary
 from fastlaunch_train.recipes import RECIPES
 from fastlaunch_train.records import Check
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-#: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else a
-#: row that nothing bars.
-REFERENCES = ("bf16", "fp32", "tf32")
 #: What the value of a check is, which is relative to the outputs that it changed or missed.
 _CHECKED = {
     "equivalence": "the outputs differ from the model's by",
@@ -61,10 +60,8 @@ def guards(pools: Sequence[Pool], unfit: Sequence[Candidate]) -> list[Guard]:
     unfit: runs in no row; those whose loss stopped being a number still count against theirs.
     """
     arms = [_runs_of(pool, unfit) for pool in pools]
-    sound = [runs for runs in arms if not list(_wrong_numerics(runs))]
-    reference = _reference(sound)
-    references = [run for runs in sound for run in runs if run.recipe == reference]
-    return [_guard(runs, references, reference) for runs in arms]
+    references = evaluated_rows([runs for runs in arms if not list(_wrong_numerics(runs))])
+    return [_guard(runs, reference_of(runs, references)) for runs in arms]
 
 
 def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
@@ -73,24 +70,17 @@ def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
     return [candidate.summary for candidate in (*pool.candidates, *pool.unsteady, *lost)]
 
 
-def _reference(arms: Sequence[Sequence[RunSummary]]) -> str | None:
-    """The recipe whose loss the others' is compared with; None where nothing was evaluated."""
-    evaluated = [runs[0].recipe for runs in arms if any(at_end(run) or diverged(run) for run in runs)]
-    overridden = (label for name in REFERENCES for label in evaluated if label.partition(" ")[0] == name)
-    return next((label for label in (*REFERENCES, *overridden, *evaluated) if label in evaluated), None)
-
-
-def _guard(runs: Sequence[RunSummary], references: Sequence[RunSummary], reference: str | None) -> Guard:
+def _guard(runs: Sequence[RunSummary], reference: Reference) -> Guard:
     wrong = tuple(_wrong_numerics(runs))
     checked = any(run.checks for run in runs)
-    if reference is not None and runs[0].recipe == reference:
-        convergence = Convergence(verdict=REFERENCE, reference=reference)
+    if reference.runs and runs[0].recipe == reference.recipe:
+        convergence = Convergence(verdict=REFERENCE, reference=reference.recipe)
     else:
-        convergence = converges(runs, references)
+        convergence = converges(runs, reference.runs)
     worse = (f"convergence: {_evidence(convergence)}",) if convergence.verdict == WORSE else ()
     notes = [] if checked else ["numerics not checked"]
     if convergence.verdict == UNKNOWN:
-        notes.append(f"convergence unknown: {_unknown(convergence)}")
+        notes.append(f"convergence unknown: {_unknown(convergence, runs, reference)}")
     notes += convergence.caveats
     return Guard(
         numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
@@ -141,26 +131,49 @@ def _evidence(found: Convergence) -> str:
     )
 
 
-def _unknown(found: Convergence) -> str:
-    """Why, and about how many more pairs would tell."""
-    if found.reference is None:
+def _unknown(found: Convergence, runs: Sequence[RunSummary], reference: Reference) -> str:
+    """Why, and about how many more pairs would tell, or which runs of a reference."""
+    evaluated = any(at_end(run) or diverged(run) for run in runs)
+    if not evaluated or reference.recipe is None:
         return found.missing[0]
+    if not reference.runs:
+        return f"there is no reference with {_rules(runs)}; {_run(reference.recipe, runs)}"
     num_pairs = found.num_pairs + len(found.diverged)
     if num_pairs < FEWEST_PAIRS:
         why = ", ".join(found.missing) or "both need runs of more seeds (--repeats)"
-        return (
-            f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {found.more_pairs} more would make {PAIRS_WANTED}"
-        )
+        if not reference.is_alike:
+            return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs)}"
+        more = _seeds(found.more_pairs, runs, reference)
+        return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {more} would make {PAIRS_WANTED}"
     parts = []
     if (end := found.end) is not None and end.reference_loss > 0:
         limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
         against = f"held-out loss {percent(end, end.mean)} against {found.reference}"
         parts.append(f"{against} ({limits}, 95% each), {_pairs(found.num_pairs)}")
         if found.more_pairs is not None:
-            parts.append(f"about {found.more_pairs} more would tell")
+            parts.append(f"about {_seeds(found.more_pairs, runs, reference)} would tell")
         elif end.verdict == UNKNOWN:
             parts.append(f"more than {MOST_PAIRS_PROPOSED} more would be needed to tell")
     return "; ".join([*parts, *found.missing]) or "there is no loss to compare"
+
+
+def _seeds(number: int | None, runs: Sequence[RunSummary], reference: Reference) -> str:
+    """`3 more (of both: --seed 5 --repeats 3)`: of new seeds, since others make no new pair."""
+    assert number is not None
+    return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
+
+
+def _rules(runs: Sequence[RunSummary]) -> str:
+    """`learning_rate=0.01`, or what a row without such an override has."""
+    return " and ".join(rules_of(runs[0].recipe)) or "the workload's own optimizer and learning rate"
+
+
+def _run(recipe: str, runs: Sequence[RunSummary]) -> str:
+    """The command that makes runs of the reference for the row's seeds."""
+    known = [run.seed for run in runs if run.seed is not None]
+    first, last = min(known, default=0), max(known, default=0)
+    repeats = max(last - first + 1, FEWEST_PAIRS)
+    return f"run {submit_command(runs, [recipe], first_seed=first, repeats=repeats)}"
 
 
 def _pairs(number: int) -> str:

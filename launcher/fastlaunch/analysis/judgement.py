@@ -52,13 +52,17 @@ class PricedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """ratio: of samples per dollar, speed_ratio: of samples/s, to the baseline's, at Holm's level."""
+    """ratio: of samples per dollar, speed_ratio: of samples/s, to the baseline's, at Holm's level.
+
+    more_runs: of the row and of the baseline each, about as many as would settle an unresolved verdict.
+    """
 
     ratio: Interval | None
     speed_ratio: Interval | None
     verdict: str
     reasons: tuple[str, ...]
     comparable_as: str
+    more_runs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +134,14 @@ def _judgement(pair: _Pair, spread: Spread) -> Judgement:
     half_width = pair.error.half_width(pair.level) if pair.error else None
     row, base = pair.row.pool.first, pair.base.pool.first
     trains = (global_batch(row), row.sequence_length) == (global_batch(base), base.sequence_length)
-    said, why = _verdict(pair, half_width, spread)
+    said, why, more = _verdict(pair, half_width, spread)
     return Judgement(
         ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
         speed_ratio=_ratio(pair.log_speed_ratio, half_width),
         verdict=said,
         reasons=(*why, *_qualifications(pair), *_of_runs(pair.row.pool), *_of_guard(pair.row)),
         comparable_as=TRAINING if trains else THROUGHPUT,
+        more_runs=more,
     )
 
 
@@ -169,21 +174,25 @@ def exp(logarithm: float) -> float:
     return math.exp(min(logarithm, 700.0))
 
 
-def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str, list[str]]:
-    """The verdict, and why it is no better one."""
+def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str, list[str], int | None]:
+    """The verdict, why it is no better one, and how many more runs would tell."""
     if pair.row.is_barred:
         unsure = pair.row.pool.is_steady and arm_of(pair.row.pool) is None
-        return NOT_RANKED, [*pair.row.guard.failures, *([_why_no_interval(pair.row.pool)] if unsure else [])]
+        return (
+            NOT_RANKED,
+            [*pair.row.guard.failures, *([_why_no_interval(pair.row.pool)] if unsure else [])],
+            None,
+        )
     if not pair.row.pool.is_steady:
-        return NOT_STEADY, []
+        return NOT_STEADY, [], None
     if pair.log_ratio is None:
-        return NO_INTERVAL, ["no speed that compares with the baseline's is known"]
+        return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
     if half_width is None or pair.arms is None:
         if arm_of(pair.row.pool) is None:
-            return NO_INTERVAL, [_why_no_interval(pair.row.pool)]
-        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.pool)}"]
+            return NO_INTERVAL, [_why_no_interval(pair.row.pool)], None
+        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.pool)}"], None
     said = verdict(pair.log_ratio, half_width)
-    why = []
+    why, more = [], None
     if said == UNRESOLVED:
         more = more_runs(
             pair.log_ratio, pair.arms, spread, level=pair.level, other_machines=pair.other_machines
@@ -198,7 +207,7 @@ def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str
         why.append(f"{ASSUMED:.0%} between runs is assumed where there is one run")
     if pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
         why.append(f"{MACHINE:.0%} is allowed for each machine that stands alone for its type")
-    return said, why
+    return said, why, more
 
 
 def _why_no_interval(pool: Pool) -> str:

@@ -59,6 +59,11 @@ def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) 
     return SeedPairs(pairs=pairs)
 
 
+def asked_alike(run: RunSummary, other: RunSummary) -> bool:
+    """Whether two runs share all that a pair does but the seed."""
+    return all(of(run) == of(other) for what, of in _SHARED if what)
+
+
 def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[RunSummary], str]:
     """The reference's runs that were asked for as `run` was; without any, what none of them shares."""
     left = list(references)
@@ -69,7 +74,7 @@ def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[R
     return left, ""
 
 
-#: What a pair shares besides workload and end, and how its lack is told; coarsest first.
+#: What a pair shares besides workload and end, and how its lack is told; coarsest first, the seed last.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.data),
     (" that starts from {}", lambda run: run.fingerprint.get("model") or "random weights"),

@@ -29,7 +29,7 @@ class Row:
     at 95%. comparable_as: `throughput` where the global batch or the sequence
     length is another than the baseline's, else `training`. guard: of numerics and convergence; is_barred: by
     what that holds against the row, which then has no verdict. runs: those used, and after them those whose
-    step time did not settle.
+    step time did not settle. more_runs: of the row and of the baseline each, that would settle the verdict.
     """
 
     workload: str
@@ -78,6 +78,7 @@ class Row:
     usd_per_billion_tokens: Interval | None = None
     samples_per_usd: Interval | None = None
     runs: tuple[Candidate, ...] = ()
+    more_runs: int | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -138,6 +139,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         guard=item.guard,
         is_barred=item.is_barred,
         runs=(*pool.candidates, *pool.unsteady),
+        more_runs=judgement.more_runs,
         **_quantities(pool, item.price, spread, catalogue),
     )
 

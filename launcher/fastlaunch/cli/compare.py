@@ -228,18 +228,8 @@ def _next(
     """The next command worth typing: more runs where a verdict waits for them, else a price."""
     rows = comparison.rows
     for row in rows:
-        if row.verdict == "unresolved" and row.instance is None:
-            name, *overrides = row.recipe.split()
-            words = [
-                "--workload",
-                row.workload,
-                "--recipe",
-                name,
-                "--batch-size",
-                str(row.batch_size_per_gpu),
-            ]
-            words += [word for override in overrides for word in ("--set", override)]
-            return f"fastlaunch submit --local {shlex.join(words)} --repeats 3"
+        if row.more_runs is not None and row.instance is None:
+            return _more_runs(row, rows)
     alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
     if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
         return shlex.join(["fastlaunch", "compare", *selection, *charged])
@@ -247,6 +237,26 @@ def _next(
     if instance:
         return f"fastlaunch prices --instance {instance} --all"
     return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])
+
+
+def _more_runs(row: "Row", rows: "Sequence[Row]") -> str:
+    """The command for more runs of an unresolved row, and of its baseline if only the recipe differs."""
+    from fastlaunch.analysis.further_runs import next_seed, submit_command
+
+    def asked(of: "Row") -> tuple[object, ...]:
+        overrides = of.recipe.split()[1:]
+        return overrides, of.batch_size_per_gpu, of.num_gpus, of.data, of.sequence_length
+
+    base = next(other for other in rows if other.workload == row.workload and other.is_baseline)
+    both = asked(base) == asked(row) and base.recipe != row.recipe
+    # Seeds that none has: those of before would make no new pair.
+    seed = next_seed([run.summary for of in (base, row) for run in of.runs])
+    return submit_command(
+        [run.summary for run in row.runs],
+        [base.recipe, row.recipe] if both else [row.recipe],
+        first_seed=seed,
+        repeats=row.more_runs or 1,
+    )
 
 
 def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:

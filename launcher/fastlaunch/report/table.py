@@ -13,6 +13,8 @@ WIDTH = 120
 UNKNOWN = "n/a"
 #: A reason that the section's own line gives already.
 _TOLD_BY_THE_SECTION = "throughput, not training progress"
+#: Columns of words.
+_WORDS = ("instance", "recipe", "data", "reference", "verdict", "convergence")
 #: Columns that say which row it is.
 _TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
@@ -153,7 +155,7 @@ def _grids(rows: Sequence[Row], columns: Mapping[str, Cell]) -> list[str]:
 
 def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
     cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
-    return aligned(list(columns), cells, left=("instance", "recipe", "data", "verdict", "convergence"))
+    return aligned(list(columns), cells, left=_WORDS)
 
 
 def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]], *, left: Sequence[str]) -> str:
