@@ -11,8 +11,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
-from fastlaunch_train.evaluation import is_better, left_as_it_was
+from fastlaunch_train.evaluation import is_better
 from fastlaunch_train.records import Eval, RankRecord
+from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import DataRequest
 
 CPU = torch.device("cpu")
@@ -218,7 +219,7 @@ class Delayed(nn.Module):
 def test_a_forward_pass_in_between_leaves_no_trace() -> None:
     model = Delayed()
     generator = torch.get_rng_state()
-    with left_as_it_was(model, CPU):
+    with left_as_it_was(model):
         model.eval().train()
         model(torch.randn(8, 4))
         assert model.fp8_meta["scaling_fwd"].amax_history[0] > 0  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """Transformer Engine's FP8 through its oldest interface and its newest, without Transformer Engine."""
 
 import contextlib
+import random
 from collections.abc import Iterator
 from enum import Enum
 from types import SimpleNamespace
@@ -125,9 +126,51 @@ def test_only_scales_with_a_history_are_reset() -> None:
     model = nn.Sequential(nn.Linear(2, 2), delayed, current, unused)
     reset_scales(model)
     assert [module.resets for module in (delayed, current, unused)] == [1, 0, 0]
-    with left_as_it_was(model):
-        assert delayed.resets == 1
-    assert delayed.resets == 2
+
+
+class Delayed(nn.Module):
+    """Remembers maxima from its first pass on, as Transformer Engine's modules do: beside its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8_meta: dict[str, Any] = {"recipe": "delayed"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        new = SimpleNamespace(amax_history=torch.zeros(2), scale=torch.ones(1))
+        state = self.fp8_meta.setdefault("scaling_fwd", new)
+        state.amax_history[0] = state.scale[0] = x.abs().max()
+        return x
+
+    def reset_fp8_meta_tensors(self) -> None:
+        self.fp8_meta["scaling_fwd"].amax_history.zero_()
+        self.fp8_meta["scaling_fwd"].scale.fill_(1)
+
+    def remembered(self) -> list[float]:
+        state = self.fp8_meta["scaling_fwd"]
+        return [*state.amax_history.tolist(), *state.scale.tolist()]
+
+
+def test_scales_that_were_there_come_back_and_new_ones_are_reset() -> None:
+    trained, new = Delayed(), Delayed()
+    trained(torch.tensor([2.0]))
+    for _ in range(2):
+        with left_as_it_was(nn.Sequential(trained, new)):
+            new(trained(torch.tensor([-7.0])))
+            assert trained.remembered() == new.remembered() == [7, 0, 7]
+        assert trained.remembered() == [2, 0, 2]
+        assert new.remembered() == [0, 0, 1]
+
+
+def test_a_model_is_left_as_it_was_by_what_fails_too() -> None:
+    model = nn.BatchNorm1d(2)
+    drawn = random.getstate()
+    with pytest.raises(ZeroDivisionError), left_as_it_was(model):
+        model(torch.randn(3, 2))
+        random.random()
+        model.eval()
+        raise ZeroDivisionError
+    assert model.training and model.num_batches_tracked == 0
+    assert random.getstate() == drawn
 
 
 def test_a_model_is_left_as_it_was() -> None:

@@ -1,9 +1,7 @@
 """Held-out data: what the model scores on them while it trains, and the weights that scored best."""
 
-import contextlib
 import itertools
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from fastlaunch_train.ort import inside_ort
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.records import Eval
 from fastlaunch_train.training import Training
+from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import Batch, DataRequest, Score, Workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
@@ -137,7 +136,7 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
     assert workload.held_out is not None and workload.score is not None
     started = time.perf_counter()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
-    with left_as_it_was(model, device), torch.no_grad():
+    with left_as_it_was(model), torch.no_grad():
         model.eval()
         _share_buffers(training, model)
         for batch, counts in _in_step(training, workload.held_out(training.request, split)):
@@ -162,50 +161,14 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
 
 def rehearse(training: Training) -> None:
     """Score one batch of validation and forget it, so that what evaluation compiles is compiled."""
-    workload, model, device = training.workload, _model_to_ask(training), training.process.device
+    workload, model = training.workload, _model_to_ask(training)
     assert workload.held_out is not None and workload.score is not None
     batches = itertools.islice(workload.held_out(training.request, "validation"), 1)
-    with left_as_it_was(model, device), torch.no_grad():
+    with left_as_it_was(model), torch.no_grad():
         model.eval()
         for batch, _ in _in_step(training, batches):
             with training.precision.autocast():
                 workload.score(model, batch)
-
-
-@contextlib.contextmanager
-def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts back what a forward pass changes: training mode, buffers, FP8 scales, random generators."""
-    modes = [(module, module.training) for module in model.modules()]
-    tensors = [*model.buffers(), *_fp8_scales(model)]
-    before = [tensor.detach().clone() for tensor in tensors]
-    drawn = random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(drawn)
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-
-
-def _fp8_scales(model: nn.Module) -> list[torch.Tensor]:
-    """Delayed scaling's scales and maxima, which Transformer Engine keeps beside its modules' buffers.
-
-    Without this the largest values of an evaluation would be among those that the next step's scales are of
-    (release 2.20 writes them in any forward pass).
-    """
-    found = []
-    for module in model.modules():
-        meta: Any = getattr(module, "fp8_meta", None)
-        for key in ("scaling_fwd", "scaling_bwd") if isinstance(meta, dict) else ():
-            for name in ("scale", "amax_history"):
-                value = getattr(meta.get(key), name, None)
-                if isinstance(value, torch.Tensor):
-                    found.append(value)
-    return found
 
 
 def _in_step(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:

@@ -8,12 +8,12 @@ import torch
 
 from fastlaunch_train.batches import split_batch
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.evaluation import left_as_it_was
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, TorchStepper
 from fastlaunch_train.training import Training
+from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import Batch, Workload
 
 
@@ -141,7 +141,7 @@ class LossShare:
 def try_on(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
     """Returns after `forward` and backward have run on a micro-batch of `batch`; nothing is trained by it."""
     device = training.process.device
-    with left_as_it_was(training.stepper.model, device):
+    with left_as_it_was(training.stepper.model):
         forward(split_batch(batch, training.recipe.grad_accumulation)[0]).backward()  # type: ignore[no-untyped-call]
     torch_optimizer(training).zero_grad(set_to_none=training.recipe.set_to_none)
     if device.type == "cuda":
