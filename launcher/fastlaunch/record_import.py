@@ -1,10 +1,12 @@
-"""Record files, CSV files of published figures, exports and folders of them, as runs for the ledger."""
+"""Record files, CSV files of published figures, archives and folders of them, as runs for the ledger."""
 
 import json
+import lzma
 import os
 import re
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,10 @@ from fastlaunch.published import read_published
 from fastlaunch.run_ids import published_run_ids, recorded_run_id
 from fastlaunch_train.records import SUFFIXES, RankRecord, RecordError, read_record
 
-ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
+#: What an archive may hold, unpacked: far beyond any export, and little enough for a disk.
+MAX_ARCHIVE_BYTES = 2 << 30
+MAX_ARCHIVE_FILES = 100_000
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
@@ -65,14 +70,20 @@ def find_runs(paths: Sequence[Path]) -> Found:
                 f"{path} does not exist", "give record files, CSV files, exports or folders of them"
             )
         if path.is_dir():
-            _add_all(folders, _walk(path, found))
+            for file in _walk(path, found, (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)):
+                if file.name.endswith(ARCHIVE_SUFFIXES):
+                    try:
+                        _read_archive(file, found)
+                    except BadFile as error:
+                        found.skipped.append(error)
+                else:
+                    _add_all(folders, [file])
         elif not path.is_file():
             raise UserError(f"{path} is neither a file nor a folder", "give record files or CSV files")
         elif path.name.endswith((*SUFFIXES, ".csv")):
             _add_all(folders, [path])
         elif path.name.endswith(ARCHIVE_SUFFIXES):
-            with unpacked(path) as folder:
-                _read_archive(path, folder, found)
+            _read_archive(path, found)
         else:
             kinds = ", ".join((*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES))
             raise UserError(
@@ -94,20 +105,41 @@ def find_runs(paths: Sequence[Path]) -> Found:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """A temporary folder with what is in an export. Raises BadFile for a file that is none."""
+    """A temporary folder with what is in an export or in packed records.
+
+    Raises BadFile for a file that is none, that would write elsewhere, or that holds absurdly much.
+    """
     with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
         try:
-            with tarfile.open(archive) as file:
-                file.extractall(folder, filter="data")
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+            _unpack(archive, folder)
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as error:
             raise BadFile(archive, f"cannot be unpacked: {error}") from None
         yield Path(folder)
 
 
-def _read_archive(archive: Path, folder: Path, found: Found) -> None:
+def _unpack(archive: Path, folder: str) -> None:
+    """Unpack member by member, so that little of what is too much is written. Raises ValueError for that."""
+    num_bytes = 0
+    with tarfile.open(archive) as file:
+        for number, member in enumerate(file, start=1):
+            num_bytes += member.size
+            if num_bytes > MAX_ARCHIVE_BYTES or number > MAX_ARCHIVE_FILES:
+                raise ValueError(
+                    f"it holds more than {MAX_ARCHIVE_BYTES >> 30} GiB or {MAX_ARCHIVE_FILES:,} files"
+                )
+            file.extract(member, folder, filter="data")
+
+
+def _read_archive(archive: Path, found: Found) -> None:
+    """Add what is in an archive, but for archives within it. Raises BadFile for one that is none."""
+    with unpacked(archive) as folder:
+        _read_unpacked(archive, folder, found)
+
+
+def _read_unpacked(archive: Path, folder: Path, found: Found) -> None:
     inside = Found()
     folders: dict[Path, dict[Path, None]] = {}
-    _add_all(folders, _walk(folder, inside))
+    _add_all(folders, _walk(folder, inside, (*SUFFIXES, ".csv")))
     for place, files in folders.items():
         _read_folder(place, list(files), inside)
     for run in inside.runs.values():
@@ -119,8 +151,8 @@ def _read_archive(archive: Path, folder: Path, found: Found) -> None:
         found.skipped.append(BadFile(path, what, line=problem.line))
 
 
-def _walk(folder: Path, found: Found) -> Iterator[Path]:
-    """Files under `folder` that may be imported, in order of their names."""
+def _walk(folder: Path, found: Found, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Files under `folder` that may be imported, by their names, in order of these."""
 
     def tell(error: OSError) -> None:
         found.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
@@ -128,7 +160,7 @@ def _walk(folder: Path, found: Found) -> Iterator[Path]:
     for place, subfolders, names in os.walk(folder, onerror=tell):
         subfolders.sort()
         for name in sorted(names):
-            if name.endswith((*SUFFIXES, ".csv")) or name == RUN_FILE:
+            if name.endswith(suffixes) or name == RUN_FILE:
                 path = Path(place, name)
                 # A pipe or a device would be read for ever; a link to nothing is told of when it is opened.
                 if path.exists() and not path.is_file():

@@ -20,8 +20,8 @@ from fastlaunch_train.records import SUFFIXES
 def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
     """Write a folder per run, with its record files (xz) and `run.json`; returns what was missing, in words.
 
-    destination: a `.tar.gz` file that does not exist yet, or a folder, made if need be. Raises UserError
-    for one that holds such a run already, or that cannot be written.
+    destination: a `.tar.gz` or `.tar.xz` file that does not exist yet, or a folder, made if need be. Raises
+    UserError for one that holds such a run already, or that cannot be written.
     """
     try:
         if not destination.name.endswith(ARCHIVE_SUFFIXES):
@@ -33,7 +33,7 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".export-") as temporary:
             missing = _write_folders(ledger, runs, Path(temporary, "runs"))
             packed = Path(temporary, "packed")
-            with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+            with _new_archive(packed, destination.name) as archive:
                 archive.add(Path(temporary, "runs"), arcname="runs")
             packed.rename(destination)
         return missing
@@ -44,6 +44,13 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
             f"{destination} cannot be written: {error.strerror or error}",
             "free some space, or give another --to",
         ) from None
+
+
+def _new_archive(path: Path, name: str) -> tarfile.TarFile:
+    """An empty archive at `path`, packed as `name` says: lightly, since what goes in is packed already."""
+    if name.endswith(".xz"):
+        return tarfile.open(path, "w:xz", preset=0)
+    return tarfile.open(path, "w:gz", compresslevel=1)
 
 
 def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:

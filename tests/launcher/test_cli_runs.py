@@ -381,7 +381,7 @@ def test_rm_of_nothing(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no run is like that" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["export.tar.gz", "export.tgz", "export"])
+@pytest.mark.parametrize("name", ["export.tar.gz", "export.tgz", "export.tar.xz", "export"])
 def test_what_was_exported_is_imported_with_equal_summaries(
     name: str,
     rows: Path,

@@ -208,6 +208,63 @@ def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
         find_runs([tmp_path / "x.tar.gz"])
 
 
+@pytest.mark.parametrize("suffix", ["tar.xz", "tar.gz", "tgz"])
+def test_an_archive_says_the_same_as_its_files_alone_and_in_a_folder(tmp_path: Path, suffix: str) -> None:
+    write_run(tmp_path / "runs" / "one", world_size=2, steps=40, run_id="one")
+    write_run(tmp_path / "runs" / "two", steps=40, run_id="two")
+    (packed := tmp_path / "packed").mkdir()
+    with tarfile.open(packed / f"records.{suffix}", f"w:{'xz' if suffix == 'tar.xz' else 'gz'}") as archive:
+        archive.add(tmp_path / "runs", arcname="runs")
+        # An archive in an archive could hold another, without end.
+        write_run(tmp_path / "inner" / "three", steps=40, run_id="three")
+        with tarfile.open(tmp_path / "inner.tar.xz", "w:xz") as inner:
+            inner.add(tmp_path / "inner", arcname="inner")
+        archive.add(tmp_path / "inner.tar.xz", arcname="inner.tar.xz")
+    summaries = {run_id: run.summary for run_id, run in find_runs([tmp_path / "runs"]).runs.items()}
+    for path in (packed, packed / f"records.{suffix}"):
+        found = find_runs([path])
+        assert found.skipped == []
+        assert {run_id: run.summary for run_id, run in found.runs.items()} == summaries
+        assert {run.source for run in found.runs.values()} == {packed / f"records.{suffix}"}
+
+
+def test_a_bad_archive_in_a_folder_is_told_of_and_the_rest_is_found(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=40, run_id="20261121-090312-k3f9")
+    (tmp_path / "b.tar.xz").write_bytes(lzma.compress(b"not a tar file"))
+    # Cut short, as a copy that was broken off.
+    with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "a", arcname="a")
+    whole = (tmp_path / "c.tar.xz").read_bytes()
+    (tmp_path / "c.tar.xz").write_bytes(whole[: len(whole) // 2])
+    found = find_runs([tmp_path])
+    assert list(found.runs) == ["20261121-090312-k3f9"]
+    told = [problem.message for problem in found.skipped]
+    assert [text.rpartition("/")[2].partition(": cannot be unpacked")[0] for text in told] == [
+        "b.tar.xz",
+        "c.tar.xz",
+    ]
+
+
+def test_an_archive_that_holds_absurdly_much_is_not_unpacked(tmp_path: Path) -> None:
+    """Three gigabytes of zeros, of which the file itself has next to nothing."""
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz", preset=0) as archive:
+        entry = tarfile.TarInfo("rank-00000-attempt-1.jsonl")
+        entry.size = 3 << 30
+        archive.addfile(entry, None)
+    with pytest.raises(BadFile, match=r"x\.tar\.xz: cannot be unpacked: it holds more than 2 GiB"):
+        find_runs([tmp_path / "x.tar.xz"])
+
+
+def test_a_link_out_of_an_archive_is_not_followed(tmp_path: Path) -> None:
+    write_run(tmp_path / "outside", steps=40)
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as archive:
+        entry = tarfile.TarInfo("link.jsonl")
+        entry.type, entry.linkname = tarfile.SYMTYPE, str(next((tmp_path / "outside").iterdir()))
+        archive.addfile(entry)
+    with pytest.raises(BadFile, match=r"x\.tar\.xz: cannot be unpacked: .*link"):
+        find_runs([tmp_path / "x.tar.xz"])
+
+
 def test_a_problem_in_an_archive_is_named_by_its_place_there(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=40)
     (tmp_path / "a" / "bad.jsonl").write_text("{}\n")

@@ -129,8 +129,8 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--published", is_flag=True, help="Import the published figures that come with fastlaunch.")
 def import_runs(paths: tuple[Path, ...], published: bool) -> None:
-    """Import record files (.jsonl, .jsonl.gz, .jsonl.xz), CSV files of published figures, what `runs export`
-    wrote, or folders of all these, searched to their depth.
+    """Import record files (.jsonl, .jsonl.gz, .jsonl.xz), CSV files of published figures, archives of these
+    (.tar.gz, .tar.xz), as `runs export` writes them, or folders of all these, searched to their depth.
 
     The record files of all ranks of a run, in one folder, become one run. A run that is there already is not
     doubled. Files stay where they are: the ledger keeps a run's summary and the path.
