@@ -6,7 +6,7 @@
 Every arm is WORKLOAD/RECIPE[,FIELD=VALUE...]:BATCH[@STEPS] and runs once a round through `python -m
 fastlaunch_train`, with the round as its seed, in an order that is turned round every second round (A B B A):
 a slow drift of the machine falls on all arms alike. The records go into DIR/records.tar.xz, one folder
-per run, which `fastlaunch runs import` reads once unpacked. With --seconds no new run begins when the arm's
+per run, which `fastlaunch runs import` reads. With --seconds no new run begins when the arm's
 last run would not fit any more. A run that fails is said, and the others go on. What follows `--` is passed
 on to every run.
 """

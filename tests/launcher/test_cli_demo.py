@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 import pytest
 from fake_records import write_run
+from fake_summaries import PLAIN
 
 from fastlaunch.cli import COMMANDS, run
-from fastlaunch.cli.demo import compared_measurements, demo, read_summaries
+from fastlaunch.cli.demo import compared_measurements, demo, of_one_gpu, read_summaries
 from fastlaunch.errors import BadFile
 from fastlaunch.metrics import summarize
 from fastlaunch.prices import load_catalogue
@@ -75,6 +76,16 @@ def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
     good, bad = summaries
     unfit = {good: summaries[good], bad: replace(summaries[bad], problems=("ended as failed",))}
     assert [row.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
+
+
+def test_only_the_experiments_workload_on_one_gpu_is_shown() -> None:
+    """Two GPUs cost two eighths, and other workloads would make the demo long."""
+    others = {
+        "two": replace(PLAIN, num_gpus=2),
+        "one": PLAIN,
+        "gelu": replace(PLAIN, workload="gelu", sample_unit="tensors"),
+    }
+    assert of_one_gpu(others) == {"one": PLAIN}
 
 
 def test_no_measurements_are_no_error(tmp_path: Path) -> None:

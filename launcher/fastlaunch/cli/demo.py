@@ -22,7 +22,8 @@ THEN = datetime.date(2023, 11, 15)
 FIGURES = "fp8-experiment.csv"
 #: The two rows that differ in nothing but the instance.
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
-#: What the shipped records, of one H200, are charged as.
+#: Of the shipped records those of this workload on one H200 are shown, and charged as this.
+WORKLOAD = "vit-huge"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 SUMMARIES = "summaries.json"
 
@@ -57,7 +58,7 @@ def tell() -> None:
     click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
     click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
     told = what_changed(then, now)
-    summaries = shipped_summaries()
+    summaries = of_one_gpu(shipped_summaries())
     if not summaries:
         click.echo(told)
     else:
@@ -105,6 +106,15 @@ def compared_measurements(
         catalogue=catalogue,
         prices=PriceRequest(today=today or datetime.date.today(), price_as=CHARGED_AS, share=SHARE),
     )
+
+
+def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]":
+    """Those of the experiment's workload on one GPU: an eighth of an instance is the price of no other."""
+    return {
+        run_id: summary
+        for run_id, summary in summaries.items()
+        if (summary.workload, summary.num_gpus) == (WORKLOAD, 1)
+    }
 
 
 def shipped_summaries() -> "dict[str, RunSummary]":
