@@ -18,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.recipes import RECIPES
-from fastlaunch_train.record_lines import KINDS, SPLITS, WEIGHTS, Line
+from fastlaunch_train.record_lines import (
+    KINDS,
+    RECORD_SCHEMA,
+    SPLITS,
+    WEIGHTS,
+    Line,
+    header_problem,
+)
 from fastlaunch_train.records import (
     HEADER_TYPES,
     STATUSES,
@@ -189,6 +196,21 @@ def test_a_written_record_is_read_again(tmp_path: Path, suffix: str) -> None:
 def test_the_checksum_is_no_part_of_what_is_read(tmp_path: Path) -> None:
     record = read_record(write(tmp_path / "record.jsonl"))
     assert set(record.header) == {*HEADER_TYPES, "kind", "schema"}
+
+
+def test_what_data_are_is_read_where_it_was_recorded(tmp_path: Path) -> None:
+    known = {"digest": "ab", "covers": "contents", "generator": None, "generator_version": None}
+    for number, identity in enumerate(({**known, "tokenizer": "bytes", "added_later": 1}, None)):
+        found = read_record(write(tmp_path / f"{number}.jsonl", data_identity=identity))
+        assert found.header["data_identity"] == identity
+    for wrong, problem in (
+        ("ab", "data_identity is 'ab'"),
+        ({**known, "tokenizer": ["bytes"]}, "tokenizer is"),
+        (known, "lacks 'tokenizer'"),
+        ({**known, "tokenizer": None, "generator_version": True}, "generator_version is True"),
+    ):
+        line = {"kind": "header", "schema": RECORD_SCHEMA, **HEADER, "data_identity": wrong}
+        assert problem in (header_problem(line) or "")
 
 
 finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

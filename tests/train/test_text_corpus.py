@@ -26,7 +26,8 @@ def source(length: int = LENGTH) -> TextSource:
         workload="toy",
         write=lambda request: corpus.written_batches(256, length, request),
         written=lambda: corpus.written_splits(256, length),
-        read={"file": lambda path: corpus.read_splits(path, ByteTokens(), LENGTH)},
+        made_up=corpus.MADE_UP,
+        read={"file": lambda path: corpus.read_text(path, ByteTokens(), LENGTH)},
     )
 
 
@@ -118,7 +119,7 @@ def test_lines_are_given_to_the_tokenizer_one_by_one(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("one two\nthree\n")
     words = WordTokens(["one two three"], vocabulary=10)
-    found = corpus.read_splits(str(path), words, 7)["train"].tokens
+    found = corpus.read_text(str(path), words, 7).splits["train"].tokens
     one, two, three = (int(word[1]) for word in words.encode(["one", "two", "three"]))
     assert found.tolist() == [[words.start, one, two, words.end, words.start, three, words.end]]
 
@@ -135,7 +136,7 @@ def test_files_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path) -
         ("latin", words, "is not UTF-8: byte 0", "iconv"),
     ):
         with pytest.raises(WorkloadError, match=message) as caught:
-            corpus.read_splits(str(tmp_path / name), tokenizer, LENGTH)
+            corpus.read_text(str(tmp_path / name), tokenizer, LENGTH)
         assert hint is None or hint in (caught.value.hint or "")
     with pytest.raises(WorkloadError, match="unknown data source 'loader'") as caught:
         source().batches(request("loader"))

@@ -1,6 +1,7 @@
 """Reviews: the IMDB folder, CSV files, how they are split, and the made-up ones."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,25 @@ def test_reviews_are_cut_off_and_padded() -> None:
     batch = batch_of(found, torch.device("cpu"), torch.tensor([False, True]))
     assert batch["mask"].tolist() == [[1, 1, 1, 1, 0], [1] * 5]
     assert batch["labels"].tolist() == [1, -100]
+
+
+class NoTokens:
+    """A tokenizer that adds no special tokens: of an empty text it makes nothing."""
+
+    vocabulary, padding, identity = 256, 9, "none"
+
+    def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
+        return [torch.tensor(list(text.strip().encode())[:longest], dtype=torch.int32) for text in texts]
+
+
+def test_a_review_without_a_token_has_something_to_attend_to(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        found = reviews.as_sequences(
+            reviews.Reviews(texts=["", " \n", "a"], classes=[1, 0, 1]), NoTokens(), 3
+        )
+    assert found.tokens.tolist() == [[9, 9, 9], [9, 9, 9], [97, 9, 9]]
+    assert batch_of(found, torch.device("cpu"))["mask"].tolist() == [[1, 0, 0]] * 3
+    assert "2 of 3 reviews have no token" in caplog.text
 
 
 def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, acl_imdb: Path) -> None:

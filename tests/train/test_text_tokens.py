@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastlaunch_train.tokens import ByteTokens, WordTokens, check_vocabulary
+from fastlaunch_train.tokens import ByteTokens, WordTokens, chosen_tokenizer
 from fastlaunch_train.workloads import WorkloadError
 
 
@@ -44,7 +44,7 @@ def test_the_order_of_texts_does_not_matter() -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
-    check_vocabulary(ByteTokens(), 256, "toy")
+    chosen_tokenizer(None, None, 256, "toy", otherwise=ByteTokens)
     with pytest.raises(WorkloadError, match="has 256 tokens, the model 255") as caught:
-        check_vocabulary(ByteTokens(), 255, "toy")
+        chosen_tokenizer(None, None, 255, "toy", otherwise=ByteTokens)
     assert "--tokenizer" in (caught.value.hint or "")

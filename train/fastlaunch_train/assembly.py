@@ -80,6 +80,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         phase("resume", lambda: _resume(session, checkpointing))
     request = dataclasses.replace(request, first_step=session.first_step)
     batches = workload.batches(request)
+    session.identify()
     for text in session.warnings:
         log.warning("warning: %s", text)
     session.writer.write_header(session.header())

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from fastlaunch_train.data_identity import DataIdentity, digest_of
 from fastlaunch_train.order import seed_of
-from fastlaunch_train.text import Sequences, Splits, batch_of
+from fastlaunch_train.text import ReadText, Sequences, Splits, batch_of
 from fastlaunch_train.tokens import ByteTokens, Tokenizer, bytes_as_tokens
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
@@ -23,6 +24,8 @@ NUM_FOLLOWERS = 16
 LANGUAGE_SEED = 20230315
 #: Of the made-up language: sequences that are held out.
 NUM_HELD_OUT = 64
+#: Another version for every change of what is written: runs on other text are no repeats of each other.
+MADE_UP = DataIdentity(generator="corpus", generator_version=1, seeded_by="seed, rank, step")
 #: Of a file: the share that is held out, its beginning, as Hugging Face's run_clm.py has it.
 HELD_OUT_SHARE = 0.05
 
@@ -85,7 +88,7 @@ def written_splits(vocabulary: int, length: int) -> Splits:
     return {"validation": language(vocabulary).write(NUM_HELD_OUT, length, generator)}
 
 
-def read_splits(path_text: str, tokenizer: Tokenizer, length: int) -> Splits:
+def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> ReadText:
     """The text of a file, line after line, cut into sequences of `length` tokens.
 
     What is left over at the end is dropped. The beginning is held out.
@@ -93,7 +96,8 @@ def read_splits(path_text: str, tokenizer: Tokenizer, length: int) -> Splits:
     Raises WorkloadError for a file that is missing, empty, not UTF-8 or shorter than one sequence.
     """
     path = Path(path_text).expanduser()
-    tokens = _tokens_of(path, tokenizer)
+    data = _bytes_of(path)
+    tokens = _tokens_of(data, path, tokenizer)
     num_sequences = len(tokens) // length
     if num_sequences == 0:
         raise WorkloadError(
@@ -103,13 +107,14 @@ def read_splits(path_text: str, tokenizer: Tokenizer, length: int) -> Splits:
     sequences = Sequences(tokens=tokens[: num_sequences * length].reshape(num_sequences, length))
     num_held_out = math.ceil(HELD_OUT_SHARE * num_sequences) if num_sequences > 1 else 0
     numbers = torch.arange(num_sequences)
-    return {
+    splits = {
         "train": sequences.part(numbers[num_held_out:]),
         "validation": sequences.part(numbers[:num_held_out]),
     }
+    return ReadText(splits=splits, digest=digest_of([data]), tokenizer=tokenizer.identity)
 
 
-def _tokens_of(path: Path, tokenizer: Tokenizer) -> torch.Tensor:
+def _bytes_of(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -118,6 +123,10 @@ def _tokens_of(path: Path, tokenizer: Tokenizer) -> torch.Tensor:
         raise WorkloadError(f"text file {path} cannot be read: {error.strerror}", None) from None
     if not data.strip():
         raise WorkloadError(f"text file {path} is empty", "give a file that holds text")
+    return data
+
+
+def _tokens_of(data: bytes, path: Path, tokenizer: Tokenizer) -> torch.Tensor:
     if isinstance(tokenizer, ByteTokens):
         return bytes_as_tokens(data)
     try:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.data_identity import DataIdentity, digest_of_files
 from fastlaunch_train.images import ImageShape, class_patterns, make_images
 from fastlaunch_train.order import NO_LABEL, seed_of, share, shuffled
 from fastlaunch_train.workload import Batch, DataRequest
@@ -89,6 +90,23 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
     return FolderImages(
         train=samples, held_out=[(file, classes.index(names[number])) for file, number in found]
     )
+
+
+@lru_cache(maxsize=4)
+def folder_identity(path: str, num_classes: int) -> DataIdentity:
+    """What the images of `find_images` are, those held out included; names are CLASS/.../IMAGE.
+
+    Raises OSError for an image that cannot be read.
+    """
+    found = find_images(path, num_classes)
+    root = Path(path).expanduser()
+    files = {
+        f"{part}/{Path(os.path.relpath(file, root)).as_posix()}": Path(file)
+        for part, samples in (("train", found.train), ("held out", found.held_out))
+        for file, _ in samples
+    }
+    digest, covers = digest_of_files(files)
+    return DataIdentity(digest=digest, covers=covers, num_samples=len(found.train))
 
 
 def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:

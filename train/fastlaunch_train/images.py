@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastlaunch_train.data_identity import DataIdentity
 from fastlaunch_train.order import NO_LABEL, seed_of, share
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
@@ -22,6 +23,9 @@ PATTERN_SEED = 20231115
 PATTERN_STRENGTH = 1.0
 #: Of the made-up images: how many are held out.
 NUM_HELD_OUT = 1024
+#: Another version for every change of what is made: runs on other images are no repeats of each other.
+MADE_UP = DataIdentity(generator="images", generator_version=1, seeded_by="seed, rank, step")
+MADE_UP_ONE_BY_ONE = DataIdentity(generator="single images", generator_version=1, seeded_by="seed, number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,18 @@ def images_per_epoch(shape: ImageShape, arm: str) -> int | None:
     from fastlaunch_train import image_loader
 
     return len(image_loader.find_images(_folder(arm), shape.num_classes).train)
+
+
+def images_identity(shape: ImageShape, arm: str) -> DataIdentity:
+    """What the images of a source are. Those of a folder by the names in their classes' folders, and their
+    contents or sizes, as `data_identity.digest_of_files` says: the names are listed anyway, by every rank.
+    """
+    made_up = {"synthetic": MADE_UP, "loader": MADE_UP_ONE_BY_ONE}
+    if arm in made_up:
+        return made_up[arm]
+    from fastlaunch_train import image_loader
+
+    return image_loader.folder_identity(_folder(arm), shape.num_classes)
 
 
 def class_patterns(num_classes: int, device: torch.device) -> torch.Tensor:

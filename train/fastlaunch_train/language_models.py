@@ -1,6 +1,7 @@
 """Hugging Face's language models: built or loaded, called for their logits alone, and their blocks found."""
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlaunch_train.data_identity import digest_of, digest_of_file
 from fastlaunch_train.workloads import WorkloadError
+
+#: What a configuration says that says nothing of the model.
+_NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 class Logits(nn.Module):
@@ -57,6 +62,25 @@ def published_config(name: str, workload: str) -> Any:
     """
     transformers = transformers_for(workload)
     return of_the_hub(transformers.AutoConfig.from_pretrained, name, workload, "model")
+
+
+def model_identity(config: Any, weights: str | None) -> dict[str, str | None]:
+    """What a published model is: the digest of its configuration; and `weights`, where they are loaded.
+
+    Those of a folder: the digest of their files, of large ones of pieces; those of the hub: the commit.
+    Raises OSError for files that cannot be read.
+    """
+    values = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_OF_THE_MODEL}
+    told = json.dumps(values, sort_keys=True, default=str).encode()
+    return {"config": digest_of([told]), "weights": None if weights is None else _weights(config, weights)}
+
+
+def _weights(config: Any, name: str) -> str | None:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return getattr(config, "_commit_hash", None)
+    files = sorted(file for ending in ("*.safetensors", "*.bin") for file in folder.glob(ending))
+    return digest_of(digest_of_file(file)[0].encode() for file in files)
 
 
 def causal_model(workload: str, config: Any, weights: str | None) -> Logits:

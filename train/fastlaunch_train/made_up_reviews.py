@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from fastlaunch_train.data_identity import DataIdentity
 from fastlaunch_train.order import seed_of
 from fastlaunch_train.text import Sequences, Splits, batch_of
 from fastlaunch_train.workload import Batch, DataRequest
@@ -22,6 +23,8 @@ WRONG_LABELS = 0.1
 MEDIAN_LENGTH, LENGTH_SIGMA, LEAST_LENGTH = 0.44, 0.65, 8
 HELD_OUT_SEED = 20230202
 NUM_VALIDATION, NUM_TEST = 1000, 2000
+#: Another version for every change of what is written: runs on other reviews are no repeats of each other.
+MADE_UP = DataIdentity(generator="reviews", generator_version=1, seeded_by="seed, rank, step")
 
 
 def write_reviews(num_reviews: int, vocabulary: int, length: int, generator: torch.Generator) -> Sequences:

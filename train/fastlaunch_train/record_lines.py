@@ -15,7 +15,8 @@ SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 
-#: Header keys and the JSON types they may have; a header has every one of them, and no other.
+#: Header keys and the JSON types they may have; a header has every one of them, and but for those of
+#: OPTIONAL_HEADER_TYPES no other.
 HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
     "run_id": (str,),
     "attempt": (int,),
@@ -37,6 +38,14 @@ HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
     "image_digest": (str, type(None)),
     "commit": (str, type(None)),
     "warnings": (list,),
+}
+#: What headers have since: DataIdentity.to_record(), None where data were not identified.
+OPTIONAL_HEADER_TYPES: Mapping[str, tuple[type, ...]] = {"data_identity": (dict, type(None))}
+_IDENTITY_TYPES: Mapping[str, tuple[type, ...]] = {
+    "digest": (str, type(None)),
+    "generator": (str, type(None)),
+    "generator_version": (int, type(None)),
+    "tokenizer": (str, type(None)),
 }
 
 #: Keys that the header's sections must have; they may have others.
@@ -201,9 +210,12 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
     if schema not in READ_SCHEMAS:
         return f"record schema {schema!r}; this version reads {' and '.join(map(str, READ_SCHEMAS))}"
     for key in line:
-        if key not in HEADER_TYPES and key not in ("kind", "schema"):
+        if key not in HEADER_TYPES and key not in ("kind", "schema", *OPTIONAL_HEADER_TYPES):
             return f"header: unknown key {key!r}"
-    problem = _types_problem("header", line, HEADER_TYPES)
+    added = {key: types for key, types in OPTIONAL_HEADER_TYPES.items() if key in line}
+    problem = _types_problem("header", line, {**HEADER_TYPES, **added})
+    if problem is None and line.get("data_identity") is not None:
+        problem = _types_problem("header: data_identity", line["data_identity"], _IDENTITY_TYPES)
     if problem:
         return problem
     for section, types in _SECTION_TYPES.items():

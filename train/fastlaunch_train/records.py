@@ -2,7 +2,7 @@
 
 A file is a `header`, then lines of the other kinds as they happen, then one `end`:
 
-    header  what ran, on what, with what: resolved recipe, workload, machine, versions, attention backend
+    header  what ran, on what, with what: recipe, workload, data, machine, versions, attention backend
     phase   seconds spent outside the steps: build, compile, checkpoint, eval, ...
     step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fastlaunch_train.data_identity import digest_of
 from fastlaunch_train.text import Sequences
 from fastlaunch_train.tokens import Tokenizer
 from fastlaunch_train.workloads import WorkloadError
@@ -32,6 +33,12 @@ class Reviews:
 
     texts: Sequence[str]
     classes: Sequence[int]
+
+    @property
+    def digest(self) -> str:
+        """Of all texts and classes in their order; the names of files are not in it."""
+        labelled = zip(self.texts, self.classes, strict=True)
+        return digest_of(part for text, label in labelled for part in (text.encode(), bytes([label])))
 
 
 def read_folder(path_text: str) -> Reviews:
@@ -117,14 +124,21 @@ def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
 
 
 def as_sequences(reviews: Reviews, tokenizer: Tokenizer, length: int) -> Sequences:
-    """The reviews as tokens, cut off or padded to `length`."""
+    """The reviews as tokens, cut off or padded to `length`.
+
+    One without a token keeps its first padding, as if that meant something: attention over nothing at all is
+    no number, for the whole of the model from then on.
+    """
     texts = tokenizer.encode(reviews.texts, longest=length)
     tokens = torch.full((len(texts), length), tokenizer.padding, dtype=torch.int32)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
+    lengths = torch.tensor([len(text) for text in texts])
+    if num_empty := int((lengths == 0).sum()):
+        log.warning("warning: %d of %d reviews have no token", num_empty, len(texts))
     return Sequences(
         tokens=tokens,
-        lengths=torch.tensor([len(text) for text in texts]),
+        lengths=lengths.clamp(min=1),
         classes=torch.tensor(reviews.classes),
     )
 

@@ -2,10 +2,12 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastlaunch_train import environment
+from fastlaunch_train.data_identity import DataIdentity, identity_of_own
 from fastlaunch_train.launched import Launched
 from fastlaunch_train.options import Options
 from fastlaunch_train.parallel import Process
@@ -35,7 +37,26 @@ class Session:
     last_done: int = 0
     attention_backend: str | None = None
     cudnn: tuple[int, ...] | None = None
+    data_identity: DataIdentity | None = None
+    model_identity: Mapping[str, str | None] | None = None
     warnings: list[str] = field(default_factory=list)
+
+    def identify(self) -> None:
+        """Learn what data and model are. Called once they were read: a run that fails before is not held up.
+
+        What cannot be looked at, a file that was removed since, stays unknown: that is no reason to fail.
+        """
+        workload, arm = self.workload, self.options.data
+        assert workload is not None
+        try:
+            if workload.data_identity is not None:
+                self.data_identity = workload.data_identity(arm)
+            elif ".py:" in self.options.workload:
+                self.data_identity = identity_of_own(self.options.workload, arm)
+            if workload.model_identity is not None:
+                self.model_identity = workload.model_identity()
+        except OSError as error:
+            self.warnings.append(f"what data and model are is not known: {error.strerror}")
 
     def header(self) -> dict[str, Any]:
         """The record's header, from what is known now."""
@@ -55,6 +76,7 @@ class Session:
                 "num_parameters": self.num_parameters,
                 "sequence_length": workload.sequence_length if workload else None,
                 "model": options.model,
+                "model_identity": dict(self.model_identity) if self.model_identity else None,
                 "metric": workload.metric if workload else None,
             },
             "recipe": options.recipe.to_record(),
@@ -63,6 +85,7 @@ class Session:
             "first_step": self.first_step,
             "seed": options.seed,
             "data": options.data.partition(":")[0],
+            "data_identity": self.data_identity.to_record() if self.data_identity else None,
             "machine": environment.machine(process.device),
             "versions": environment.versions(self.cudnn),
             "attention_backend": self.attention_backend,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fastlaunch_train.data_identity import CONTENTS, DataIdentity
 from fastlaunch_train.order import NO_LABEL, share, shuffled
 from fastlaunch_train.workload import Batch, DataRequest
 from fastlaunch_train.workloads import WorkloadError
@@ -42,48 +43,75 @@ class Sequences:
 Splits = Mapping[str, Sequences]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadText:
+    """Text that was read. digest: of the whole of it, before it was cut into tokens and split.
+
+    tokenizer: what cut it, as `Tokenizer.identity`.
+    """
+
+    splits: Splits
+    digest: str
+    tokenizer: str
+
+
 @dataclass(kw_only=True)
 class TextSource:
     """Where a workload's text comes from: made up, or read once, when it is first asked for.
 
-    write: endless batches of made-up text. written: made-up text that is held out. read: the text of a file
-    or folder, by the words for it on the command line, each a function of the path.
+    write: endless batches of made-up text. written: made-up text that is held out. made_up: what those are.
+    read: the text of a file or folder, by the words for it on the command line, each a function of the path.
     """
 
     workload: str
     write: Callable[[DataRequest], Iterator[Batch]]
     written: Callable[[], Splits]
-    read: Mapping[str, Callable[[str], Splits]]
-    _splits: dict[str, Splits] = field(default_factory=dict)
+    made_up: DataIdentity
+    read: Mapping[str, Callable[[str], ReadText]]
+    _written: Splits | None = None
+    _texts: dict[str, ReadText] = field(default_factory=dict)
 
     def batches(self, request: DataRequest) -> Iterator[Batch]:
         """Endless batches to train on."""
         if request.arm == "synthetic":
             return self.write(request)
-        return training_batches(self._of(request.arm)["train"], request)
+        return training_batches(self._text(request.arm).splits["train"], request)
 
     def held_out(self, request: DataRequest, split: str) -> Iterator[Batch]:
         """This rank's batches of `validation` or `test`; none of what there is not."""
-        sequences = self._of(request.arm).get(split)
+        if request.arm == "synthetic":
+            self._written = splits = self._written or self.written()
+        else:
+            splits = self._text(request.arm).splits
+        sequences = splits.get(split)
         return iter(()) if sequences is None else scoring_batches(sequences, request)
 
     def samples_per_epoch(self, arm: str) -> int | None:
         """Samples to train on; None of made-up text, which has no end."""
-        return None if arm == "synthetic" else len(self._of(arm)["train"])
+        return None if arm == "synthetic" else len(self._text(arm).splits["train"])
 
-    def _of(self, arm: str) -> Splits:
-        if arm not in self._splits:
+    def identity(self, arm: str) -> DataIdentity:
+        """What the text is. The whole of it was read and hashed by every rank: it is in memory anyway."""
+        if arm == "synthetic":
+            return self.made_up
+        text = self._text(arm)
+        return DataIdentity(
+            digest=text.digest,
+            covers=CONTENTS,
+            num_samples=len(text.splits["train"]),
+            tokenizer=text.tokenizer,
+        )
+
+    def _text(self, arm: str) -> ReadText:
+        if arm not in self._texts:
             source, _, path = arm.partition(":")
-            if arm == "synthetic":
-                self._splits[arm] = self.written()
-            elif path and source in self.read:
-                self._splits[arm] = self.read[source](path)
-            else:
+            if not path or source not in self.read:
                 known = ["synthetic", *(f"{word}:PATH" for word in self.read)]
                 raise WorkloadError(
                     f"workload {self.workload!r}: unknown data source {arm!r}", f"known: {', '.join(known)}"
                 )
-        return self._splits[arm]
+            self._texts[arm] = self.read[source](path)
+        return self._texts[arm]
 
 
 def training_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:

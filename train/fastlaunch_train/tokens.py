@@ -3,12 +3,13 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from fastlaunch_train.data_identity import digest_of
 from fastlaunch_train.language_models import of_the_hub, transformers_for
 from fastlaunch_train.workloads import WorkloadError
 
@@ -16,14 +17,23 @@ log = logging.getLogger("fastlaunch_train")
 
 #: Texts that a tokenizer is given at a time.
 _CHUNK = 1000
+#: What tokenizers of one vocabulary may cut up differently: letter case, accents, spaces, numbers, scripts.
+_PROBE = "Überall  didn't 3,141.59\tNAÏVE naïve antidisestablishmentarianism 日本語のテキスト 🙂\n¿qué?"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
 
 
 class Tokenizer(Protocol):
-    """Turns text into token numbers below `vocabulary`; `padding` is the number of what means nothing."""
+    """Turns text into token numbers below `vocabulary`; `padding` is the number of what means nothing.
+
+    identity: the same of tokenizers that turn the same text into the same tokens, in a few words.
+    """
 
     vocabulary: int
     padding: int
+
+    @property
+    def identity(self) -> str:
+        """Without a name or path."""
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """The tokens of each text, int32, no more than `longest` of them."""
@@ -34,6 +44,7 @@ class ByteTokens:
 
     vocabulary = 256
     padding = 0
+    identity = "bytes"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """The bytes of each text."""
@@ -54,6 +65,7 @@ class WordTokens:
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, vocabulary - 4)]
         self._numbers = {word: number for number, word in enumerate(ranked, start=4)}
         self.vocabulary = 4 + len(ranked)
+        self.identity = f"words {digest_of(word.encode() for word in ranked)}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """The words of each text between its start and its end."""
@@ -78,6 +90,18 @@ class HubTokens:
         self._tokenizer = tokenizer
         self.vocabulary = len(tokenizer)
         self.padding = tokenizer.pad_token_id or 0
+
+    @property
+    def identity(self) -> str:
+        """Of the vocabulary, the number of padding, and the tokens of a probing text.
+
+        Not of the files: their wording changes with the release that wrote them. Of two tokenizers of one
+        vocabulary that differ in their merges alone the probe tells most apart, not all.
+        """
+        words = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        told = (f"{number} {word}".encode(errors="surrogatepass") for word, number in words)
+        (probed,) = self.encode([_PROBE])
+        return f"hub {digest_of([*told, str((self.padding, probed.tolist())).encode()])}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """The tokens of each text, cut off at `longest`."""
@@ -128,13 +152,25 @@ def has_tokenizer(name: str) -> bool:
     )
 
 
-def check_vocabulary(tokenizer: Tokenizer, of_model: int, workload: str) -> None:
-    """Raise WorkloadError if the tokenizer knows more tokens than the model."""
-    if tokenizer.vocabulary > of_model:
+def chosen_tokenizer(
+    given: HubTokens | None,
+    model: str | None,
+    num_tokens: int,
+    workload: str,
+    *,
+    otherwise: Callable[[], Tokenizer],
+) -> Tokenizer:
+    """The tokenizer that was given, else that of the weights to start from, else what `otherwise` makes.
+
+    Raises WorkloadError if it knows more tokens than the model, which knows num_tokens.
+    """
+    tokenizer = given or tokenizer_of_model(model, workload) or otherwise()
+    if tokenizer.vocabulary > num_tokens:
         raise WorkloadError(
-            f"workload {workload!r}: the tokenizer has {tokenizer.vocabulary} tokens, the model {of_model}",
+            f"workload {workload!r}: the tokenizer has {tokenizer.vocabulary} tokens, the model {num_tokens}",
             "give --tokenizer the model's own",
         )
+    return tokenizer
 
 
 def _words(text: str) -> list[str]:

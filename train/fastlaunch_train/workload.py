@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlaunch_train.data_identity import DataIdentity
 from fastlaunch_train.record_lines import MAX_INTEGER
 from fastlaunch_train.workloads import WorkloadError, workload_info
 
@@ -98,6 +99,9 @@ class Workload:
     trains: whether a step is an optimizer step; else it is a forward pass alone, of `loss`, whose value
         stands for a loss and is none.
     sequence_length: tokens of a sample, padding counted; None where that means nothing.
+    data_identity: what the samples of a source of data are; it may read what was read before. None if that
+        is not said, as by a workload of the user's own.
+    model_identity: of a published model, as `language_models.model_identity`; None where the name says it.
     """
 
     name: str
@@ -120,6 +124,8 @@ class Workload:
     pointwise: Callable[[nn.Module, str], None] | None = None
     trains: bool = True
     sequence_length: int | None = None
+    data_identity: Callable[[str], DataIdentity] | None = None
+    model_identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def __post_init__(self) -> None:
         # What a record would refuse, before anything is trained for it.

@@ -7,25 +7,11 @@ import torch
 from torch import nn
 
 from fastlaunch_train import corpus
-from fastlaunch_train.flops import build_on_meta, language_flops_per_sample
-from fastlaunch_train.language_models import (
-    causal_model,
-    has_blocks,
-    published_config,
-    sequence_length,
-    transformer_blocks,
-    transformers_for,
-    vocabulary,
-)
+from fastlaunch_train.language_models import causal_model, published_config, transformers_for, vocabulary
 from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.text import Splits, TextSource
-from fastlaunch_train.tokens import (
-    ByteTokens,
-    HubTokens,
-    check_vocabulary,
-    load_tokenizer,
-    tokenizer_of_model,
-)
+from fastlaunch_train.text import ReadText, TextSource
+from fastlaunch_train.text_workload import text_workload
+from fastlaunch_train.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.workload import Asked, Batch, Score, Workload
 
 #: rinna/japanese-gpt2-xsmall, from src/model/gpt2-ja-xsmall-config.json of the repository that its model card
@@ -69,29 +55,22 @@ def build(name: str, asked: Asked) -> Workload:
     Raises WorkloadError if model or tokenizer cannot be had, or the sequence length is more than the model's.
     """
     config = _config(name, asked)
-    own_length = _SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH)
-    length = sequence_length(asked.sequence_length, own_length, config, name)
-    build_random = partial(causal_model, name, config, None)
     num_tokens = vocabulary(config, name)
-    source = _source(name, asked, num_tokens, length)
-    return Workload(
-        name=name,
+    return text_workload(
+        name,
+        asked,
+        config=config,
+        build=causal_model,
+        own_length=_SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH),
+        source_of=partial(_source, name, asked, num_tokens),
         sample_unit="sequences",
-        build_model=partial(causal_model, name, config, asked.model),
-        batches=source.batches,
         loss=next_token_loss,
-        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
-        flops_per_sample=language_flops_per_sample(build_random, length),
-        tokens_per_sample=length,
         # As in the experiment of 2023: run_clm.py --optim adafactor --learning_rate 1e-3. The small model
         # stands in for it where there is no GPU: AdamW teaches it more in few steps.
         optimizer="adamw" if name == "gpt2-tiny" else "adafactor",
         learning_rate=1e-3,
         outputs=partial(_outputs, every=max(1, num_tokens // _OUTPUT_COLUMNS)),
-        held_out=source.held_out,
         score=next_token_score,
-        samples_per_epoch=source.samples_per_epoch,
-        sequence_length=length,
     )
 
 
@@ -135,15 +114,14 @@ def _config(name: str, asked: Asked) -> Any:
 def _source(name: str, asked: Asked, num_tokens: int, length: int) -> TextSource:
     given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
 
-    def read(path: str) -> Splits:
-        tokenizer: HubTokens | ByteTokens | None = given or tokenizer_of_model(asked.model, name)
-        tokenizer = tokenizer or ByteTokens()
-        check_vocabulary(tokenizer, num_tokens, name)
-        return corpus.read_splits(path, tokenizer, length)
+    def read(path: str) -> ReadText:
+        tokenizer = chosen_tokenizer(given, asked.model, num_tokens, name, otherwise=ByteTokens)
+        return corpus.read_text(path, tokenizer, length)
 
     return TextSource(
         workload=name,
         write=partial(corpus.written_batches, num_tokens, length),
         written=partial(corpus.written_splits, num_tokens, length),
+        made_up=corpus.MADE_UP,
         read={"file": read},
     )

@@ -1,31 +1,16 @@
 """Telling good reviews from bad: `distilbert-imdb`, and the small `distilbert-tiny`."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from fastlaunch_train import made_up_reviews, reviews
-from fastlaunch_train.flops import build_on_meta, language_flops_per_sample
-from fastlaunch_train.language_models import (
-    classifier,
-    has_blocks,
-    published_config,
-    sequence_length,
-    transformer_blocks,
-    transformers_for,
-    vocabulary,
-)
+from fastlaunch_train.language_models import classifier, published_config, transformers_for, vocabulary
 from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.text import Splits, TextSource
-from fastlaunch_train.tokens import (
-    Tokenizer,
-    WordTokens,
-    check_vocabulary,
-    load_tokenizer,
-    tokenizer_of_model,
-)
+from fastlaunch_train.text import ReadText, TextSource
+from fastlaunch_train.text_workload import text_workload
+from fastlaunch_train.tokens import WordTokens, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.workload import Asked, Batch, BatchCount, Score, Workload
 
 #: distilbert-base-uncased, which the Hugging Face hub has under that name; transformers' own defaults are the
@@ -68,29 +53,22 @@ def build(name: str, asked: Asked) -> Workload:
         config.num_labels = 2
     else:
         config = transformers_for(name).DistilBertConfig(**(_TINY if tiny else _BASE))
-    own_length = _TINY_SEQUENCE_LENGTH if tiny else _SEQUENCE_LENGTH
-    length = sequence_length(asked.sequence_length, own_length, config, name)
-    build_random = partial(classifier, name, config, None)
-    source = _source(name, asked, config, length)
-    return Workload(
-        name=name,
+    return text_workload(
+        name,
+        asked,
+        config=config,
+        build=classifier,
+        own_length=_TINY_SEQUENCE_LENGTH if tiny else _SEQUENCE_LENGTH,
+        source_of=partial(_source, name, asked, vocabulary(config, name)),
         sample_unit="reviews",
-        build_model=partial(classifier, name, config, asked.model),
-        batches=source.batches,
         loss=classification_loss,
-        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
-        flops_per_sample=language_flops_per_sample(build_random, length),
-        tokens_per_sample=length,
         # As in the experiment of 2023: Adam, 5e-5, to fine-tune. The small model starts from nothing.
         optimizer="adamw",
         learning_rate=1e-3 if tiny else 5e-5,
         outputs=_logits,
         count=_count,
-        held_out=source.held_out,
         score=classification_score,
         metric="accuracy",
-        samples_per_epoch=source.samples_per_epoch,
-        sequence_length=length,
     )
 
 
@@ -121,23 +99,28 @@ def _count(batch: Batch) -> BatchCount:
     return BatchCount(num_tokens=mask.numel(), num_padding=mask.numel() - mask.sum())
 
 
-def _source(name: str, asked: Asked, config: Any, length: int) -> TextSource:
-    num_tokens = vocabulary(config, name)
+def _source(name: str, asked: Asked, num_tokens: int, length: int) -> TextSource:
     given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
 
-    def splits_of(all_reviews: reviews.Reviews) -> Splits:
+    def read(all_reviews: reviews.Reviews) -> ReadText:
         split = reviews.split_reviews(all_reviews)
-        tokenizer: Tokenizer | None = given or tokenizer_of_model(asked.model, name)
-        tokenizer = tokenizer or WordTokens(split["train"].texts, num_tokens)
-        check_vocabulary(tokenizer, num_tokens, name)
-        return {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
+        tokenizer = chosen_tokenizer(
+            given,
+            asked.model,
+            num_tokens,
+            name,
+            otherwise=lambda: WordTokens(split["train"].texts, num_tokens),
+        )
+        sequences = {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
+        return ReadText(splits=sequences, digest=all_reviews.digest, tokenizer=tokenizer.identity)
 
     return TextSource(
         workload=name,
         write=partial(made_up_reviews.written_batches, num_tokens, length),
         written=partial(made_up_reviews.written_splits, num_tokens, length),
+        made_up=made_up_reviews.MADE_UP,
         read={
-            "folder": lambda path: splits_of(reviews.read_folder(path)),
-            "file": lambda path: splits_of(reviews.read_csv(path)),
+            "folder": lambda path: read(reviews.read_folder(path)),
+            "file": lambda path: read(reviews.read_csv(path)),
         },
     )

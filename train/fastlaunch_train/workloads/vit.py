@@ -10,7 +10,13 @@ from torch import nn
 
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
-from fastlaunch_train.images import ImageShape, held_out_images, image_batches, images_per_epoch
+from fastlaunch_train.images import (
+    ImageShape,
+    held_out_images,
+    image_batches,
+    images_identity,
+    images_per_epoch,
+)
 from fastlaunch_train.order import NO_LABEL
 from fastlaunch_train.workload import Batch, Score, Workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
@@ -103,6 +109,7 @@ def _workload(
         score=classification_score,
         metric="accuracy",
         samples_per_epoch=partial(images_per_epoch, shape),
+        data_identity=partial(images_identity, shape),
         blocks=blocks,
         flops_per_sample=flops_per_sample,
         optimizer=optimizer,

@@ -1,0 +1,217 @@
+"""What tells the data of two runs apart: contents, names, generators, tokenizers; and what does not."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from entrypoint import TINY, arguments, record, run
+from PIL import Image
+
+from fastlaunch_train import corpus, data_identity, images, made_up_reviews, reviews
+from fastlaunch_train.data_identity import (
+    CONTENTS,
+    MOST_BYTES,
+    MOST_FILES,
+    NAMES_AND_SIZES,
+    PIECES,
+    digest_of,
+    digest_of_file,
+    digest_of_files,
+    identity_of_own,
+)
+from fastlaunch_train.images import ImageShape, images_identity
+from fastlaunch_train.text import TextSource
+from fastlaunch_train.tokens import ByteTokens, WordTokens
+
+SHAPE = ImageShape(size=8, num_classes=3)
+
+
+def text_source() -> TextSource:
+    return TextSource(
+        workload="toy",
+        write=lambda request: corpus.written_batches(256, 8, request),
+        written=lambda: corpus.written_splits(256, 8),
+        made_up=corpus.MADE_UP,
+        read={"file": lambda path: corpus.read_text(path, ByteTokens(), 8)},
+    )
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_text_is_known_by_its_contents_wherever_it_lies(tmp_path: Path) -> None:
+    first = written(tmp_path, "a/one.txt", "the cat sat on the mat\n" * 9)
+    again = written(tmp_path, "b/two.txt", first.read_text())
+    other = written(tmp_path, "c/one.txt", first.read_text().replace("cat", "dog", 1))
+    one, two, three = (text_source().identity(f"file:{path}") for path in (first, again, other))
+    assert one == two
+    assert one.digest != three.digest
+    assert (one.covers, one.num_samples, one.tokenizer, one.generator) == (CONTENTS, 23, "bytes", None)
+
+
+def test_made_up_data_are_known_by_what_makes_them_and_nothing_is_read_or_written() -> None:
+    def refuse() -> dict[str, object]:
+        raise AssertionError
+
+    source = text_source()
+    source.written = refuse  # type: ignore[assignment]
+    assert source.identity("synthetic") == corpus.MADE_UP
+    of_all = (corpus.MADE_UP, made_up_reviews.MADE_UP, images.MADE_UP, images.MADE_UP_ONE_BY_ONE)
+    assert len({each.generator for each in of_all}) == len(of_all)
+    assert all(each.generator_version and each.seeded_by and each.digest is None for each in of_all)
+    assert images_identity(SHAPE, "loader") == images.MADE_UP_ONE_BY_ONE
+
+
+def test_reviews_are_known_by_texts_and_classes_in_their_order() -> None:
+    def digest(texts: list[str], classes: list[int]) -> str:
+        return reviews.Reviews(texts=texts, classes=classes).digest
+
+    known = digest(["good", "bad"], [1, 0])
+    assert known == digest(["good", "bad"], [1, 0])
+    for texts, classes in ((["good", "bad"], [1, 1]), (["bad", "good"], [0, 1]), (["goodb", "ad"], [1, 0])):
+        assert digest(texts, classes) != known
+
+
+def test_a_change_at_either_end_of_a_large_file_is_seen_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    known = digest_of_file(path)
+    assert known[1] == PIECES
+    for where in (0, MOST_BYTES):
+        with path.open("r+b") as file:
+            file.seek(where)
+            file.write(b"x")
+        changed = digest_of_file(path)
+        assert changed != known
+        known = changed
+    os.truncate(path, MOST_BYTES + 2)
+    assert digest_of_file(path)[0] != known[0]
+    os.truncate(path, MOST_BYTES)
+    assert digest_of_file(path)[1] == CONTENTS
+
+
+def test_few_small_files_are_read_and_larger_ones_only_looked_at(tmp_path: Path) -> None:
+    one, two = written(tmp_path, "1", "one"), written(tmp_path, "2", "two")
+    known = digest_of_files({"a": one, "b": two})
+    assert known[1] == CONTENTS
+    assert digest_of_files({"b": two, "a": one}) == known
+    assert digest_of_files({"a": two, "b": one})[0] != known[0]
+    assert digest_of_files({"a": one, "c": two})[0] != known[0]
+    os.truncate(two, MOST_BYTES)
+    large = digest_of_files({"a": one, "b": two})
+    assert large[1] == NAMES_AND_SIZES
+    os.truncate(two, MOST_BYTES + 1)
+    assert digest_of_files({"a": one, "b": two})[0] != large[0]
+
+
+class Counted:
+    """A file that counts how often its size is asked for; one with contents cannot be read."""
+
+    asked = 0
+
+    def stat(self) -> os.stat_result:
+        Counted.asked += 1
+        return os.stat_result((0,) * 6 + (Counted.asked % 7, 0, 0, 0))
+
+
+def test_of_a_folder_of_a_million_files_only_some_are_looked_at() -> None:
+    Counted.asked = 0
+    one = Counted()
+    names = {f"{number:07}": one for number in range(100 * MOST_FILES + 1)}
+    digest, covers = digest_of_files(names)  # type: ignore[arg-type]
+    assert covers == NAMES_AND_SIZES
+    assert 0.9 * MOST_FILES < Counted.asked <= MOST_FILES
+    del names["0000001"]
+    assert digest_of_files(names)[0] != digest  # type: ignore[arg-type]
+
+
+def picture(path: Path, shade: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(path)
+
+
+def test_images_are_known_by_their_place_and_contents_and_held_out_ones_too(tmp_path: Path) -> None:
+    def folder(name: str, change: Callable[[Path], None] = lambda path: None) -> str:
+        root = tmp_path / name
+        for number in range(4):
+            picture(root / "train" / ("cat", "dog")[number % 2] / f"{number}.png", number)
+        picture(root / "val" / "cat" / "9.png", 9)
+        change(root)
+        return f"folder:{root / 'train'}"
+
+    known = images_identity(SHAPE, folder("known"))
+    assert (known.covers, known.num_samples, known.generator) == (CONTENTS, 4, None)
+    assert images_identity(SHAPE, folder("elsewhere")) == known
+    for number, change in enumerate(
+        (
+            lambda root: picture(root / "train" / "cat" / "0.png", 77),
+            lambda root: picture(root / "val" / "cat" / "9.png", 77),
+            lambda root: (root / "train" / "cat" / "0.png").rename(root / "train" / "dog" / "0.png"),
+            lambda root: (root / "val" / "cat" / "9.png").unlink() or picture(root / "val/dog/9.png", 9),
+        )
+    ):
+        assert images_identity(SHAPE, folder(f"other-{number}", change)).digest != known.digest
+
+
+def test_a_workload_of_the_users_own_is_known_by_its_file_and_what_data_names(tmp_path: Path) -> None:
+    own, text = written(tmp_path, "my.py", "a = 1\n"), written(tmp_path, "data/t.txt", "text")
+    known = identity_of_own(f"{own}:build", "synthetic")
+    assert known.digest is None
+    assert known.generator == f"own {digest_of_file(own)[0]}"
+    read = [identity_of_own(f"{own}:build", arm) for arm in (f"file:{text}", f"folder:{text.parent}")]
+    assert all(each.digest and each.covers == CONTENTS for each in read)
+    # What such a name means is the workload's own business.
+    assert identity_of_own(f"{own}:build", "file:s3-key") == known
+    own.write_text("a = 2\n")
+    assert identity_of_own(f"{own}:build", "synthetic") != known
+
+
+def test_tokenizers_are_known_by_what_they_make_of_a_text() -> None:
+    texts = ["the cat", "the dog"]
+    assert WordTokens(texts, 9).identity == WordTokens(texts[::-1], 9).identity
+    assert len({WordTokens(texts, 9).identity, WordTokens(texts, 6).identity, ByteTokens().identity}) == 3
+
+
+def test_parts_do_not_run_into_each_other() -> None:
+    assert digest_of([b"ab", b"c"]) != digest_of([b"a", b"bc"])
+
+
+def test_generators_still_make_what_their_versions_made() -> None:
+    """Who changes what is made up gives it another version, or runs on other data would be pooled."""
+    language = corpus.language(256)
+    assert corpus.MADE_UP.generator_version == 1
+    assert (int(language.lexicon.sum()), len(language.followers)) == (16_535, 16)
+    found = made_up_reviews.written_splits(256, 16)["validation"]
+    assert made_up_reviews.MADE_UP.generator_version == 1
+    assert found.classes is not None
+    assert (int(found.tokens.sum()), int(found.classes.sum())) == (750_674, 497)
+    patterns = images.class_patterns(3, torch.device("cpu"))
+    made, labels = images.make_images(patterns, 4, 8, torch.Generator().manual_seed(1))
+    assert images.MADE_UP.generator_version == images.MADE_UP_ONE_BY_ONE.generator_version == 1
+    assert float(made.sum()) == pytest.approx(124.7565, abs=1e-3)
+    assert labels.tolist() == [1, 2, 0, 2]
+
+
+def test_the_header_says_what_was_trained_on_and_no_path(tmp_path: Path) -> None:
+    secret = written(tmp_path / "home-of-the-user", "text.txt", "text")
+    exit_code, output = run(arguments(tmp_path / "out", "--data", f"file:{secret}"))
+    assert exit_code == 0, output
+    header = record(tmp_path / "out").header
+    assert header["data"] == "file"
+    assert header["data_identity"] == identity_of_own(f"{TINY}:build", f"file:{secret}").to_record()
+    assert header["workload"]["model_identity"] is None
+    assert len(header["data_identity"]["digest"]) == data_identity.DIGITS
+    assert "home-of-the-user" not in str(header)
+
+
+def test_a_run_that_fails_before_its_data_are_read_does_not_say(tmp_path: Path) -> None:
+    exit_code, output = run(arguments(tmp_path, "--batch-size", "3", "--set", "grad_accumulation=2"))
+    assert exit_code == 2, output
+    assert record(tmp_path).header["data_identity"] is None
