@@ -9,7 +9,7 @@ from fastlaunch_train.records import RankRecord
 from fastlaunch_train.workloads import WorkloadError, workload_info
 
 #: What all records of one run share, and what the ranks of one attempt share besides.
-_SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data")
+_SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data", "data_identity")
 _SHARED_BY_RANKS = (
     *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
     *("image_digest", "commit", "instance"),
@@ -57,13 +57,15 @@ def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
     """Whether two headers disagree in `key`. What an older version wrote is read as it is meant today, and
-    what it could not say of the workload is no disagreement.
+    what it could not say of workload and data is no disagreement.
     """
-    ours, theirs = one[key], other[key]
+    ours, theirs = one.get(key), other.get(key)
     if key == "recipe":
-        return resolved_record(ours) != resolved_record(theirs)
-    if key == "workload" and one["schema"] != other["schema"]:
-        return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
+        return resolved_record(one[key]) != resolved_record(other[key])
+    if key == "data_identity":
+        return ours is not None and theirs is not None and ours != theirs
+    if key == "workload":
+        return any(one[key][name] != other[key][name] for name in one[key].keys() & other[key].keys())
     return bool(ours != theirs)
 
 
@@ -107,9 +109,30 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         "attention_backend": header["attention_backend"],
         "image_digest": header["image_digest"],
         "model": workload.get("model"),
+        **_model_read(header),
+        **_data_read(header),
         "num_gpus_per_node": header["world_size"] // header["num_nodes"],
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
+    """The digests of a published model; nothing of one that its name describes, and for older records."""
+    identity = header["workload"].get("model_identity")
+    if not isinstance(identity, Mapping):
+        return {}
+    return {f"model_{part}": identity.get(part) for part in ("config", "weights")}
+
+
+def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
+    """What was trained on: the digest of what was read, or what made it up; and what cut it into tokens.
+
+    Nothing for older records, nor for what a first version of ours made up: that is what those hold too.
+    """
+    identity = header.get("data_identity") or {}
+    digest, made_by, version = (identity.get(name) for name in ("digest", "generator", "generator_version"))
+    made = None if version == 1 else made_by if version is None else f"{made_by} {version}"
+    return {"data": " ".join(filter(None, (digest, made))) or None, "tokenizer": identity.get("tokenizer")}
 
 
 def _packages_used(header: Mapping[str, Any]) -> Iterator[str]:

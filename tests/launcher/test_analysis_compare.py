@@ -253,6 +253,7 @@ def test_runs_with_problems_are_named_and_never_used() -> None:
         {"data": "loader"},
         {"sequence_length": 128},
         {"fingerprint": {"device_name": "NVIDIA H200", "torch": "2.12.0"}},
+        {"fingerprint": {"device_name": "NVIDIA H200", "torch": "2.13.0", "data": "ab"}},
         {"instance": "p5en.48xlarge"},
         {"kind": "published"},
         {"step_time_s": None, "total_time_s": 10.0, "num_samples": 100},
@@ -286,6 +287,21 @@ def test_what_differs_from_the_baseline_is_named() -> None:
     _, row = compared([*runs("bf16", (0.1, 0.1)), *other]).rows
     assert "differs from the baseline in torch (2.12.0 against 2.13.0)" in row.reasons
     assert "data loader against synthetic" in row.reasons
+
+
+def test_other_data_are_named_and_older_records_do_not_say() -> None:
+    def on(digest: str | None, recipe: str) -> list[Candidate]:
+        known = {"device_name": "NVIDIA H200", "torch": "2.13.0"} | ({"data": digest} if digest else {})
+        return runs(recipe, (0.1, 0.1), fingerprint=known, data="file")
+
+    for ours, told in (
+        ("cd", "trained on other data: file cd against file ab"),
+        (None, "trained on other data: file not identified against file ab"),
+        ("ab", None),
+    ):
+        _, row = compared([*on("ab", "bf16"), *on(ours, "compile")]).rows
+        assert [reason for reason in row.reasons if "data" in reason] == ([told] if told else [])
+        assert not any("differs from the baseline" in reason for reason in row.reasons)
 
 
 def test_samples_of_another_length_are_throughput() -> None:

@@ -105,6 +105,12 @@ def test_seeds_without_a_partner_are_named() -> None:
         ({"batch_size_per_gpu": 128}, "no bf16 run at a global batch of 128"),
         ({"num_gpus": 2, "batch_size_per_gpu": 32}, "no bf16 run on so many GPUs (2)"),
         ({"fingerprint": {"model": "gpt2"}}, "no bf16 run that starts from gpt2"),
+        (
+            {"fingerprint": {"model_config": "c", "model_weights": "w"}},
+            "no bf16 run that starts from the same files of the model (c, w)",
+        ),
+        ({"fingerprint": {"data": "ab"}}, "no bf16 run trained on the same data (synthetic ab)"),
+        ({"fingerprint": {"tokenizer": "bytes"}}, "no bf16 run of the same tokenizer (bytes)"),
         ({"sequence_length": 512}, "no bf16 run at sequence length 512"),
         ({"end": 200}, "a bf16 run, but to step 100 and not 200"),
         ({"num_samples": 500}, "a bf16 run, but of other held-out data (1000 samples, not 500)"),
@@ -116,6 +122,23 @@ def test_what_makes_no_pair(changes: dict[str, Any], missing: str | None) -> Non
     assert (found.verdict, found.num_pairs) == ("unknown", 0)
     told = f"seeds 0, 1, 2, 3 and 4 have {missing}" if missing else "no held-out loss was recorded at the end"
     assert found.missing == (told,)
+
+
+def test_runs_on_two_files_make_no_pair_and_older_records_pair_as_they_did() -> None:
+    def on(digest: str | None, losses: list[float]) -> list[RunSummary]:
+        return runs(losses, data="file", fingerprint={"data": digest} if digest else {})
+
+    same = [2.0] * 3
+    for ours, theirs, missing in (
+        ("ab", "ab", None),
+        (None, None, None),
+        ("ab", "cd", "no bf16 run trained on the same data (file ab)"),
+        ("ab", None, "no bf16 run trained on the same data (file ab)"),
+        (None, "cd", "no bf16 run trained on the same data (file not identified)"),
+    ):
+        found = converges(on(ours, same), [replace(run, recipe="bf16") for run in on(theirs, same)])
+        assert found.verdict == ("unknown" if missing else "within")
+        assert found.missing == ((f"seeds 0, 1 and 2 have {missing}",) if missing else ())
 
 
 def test_a_reference_that_stopped_early_or_was_not_evaluated() -> None:

@@ -393,6 +393,48 @@ def test_the_model_of_a_language_workload_is_in_its_fingerprint(run) -> None:
     assert told == {"model": "rinna/x", "transformers": "5.23.0"}
 
 
+IDENTITY = {
+    **dict.fromkeys(("digest", "covers", "num_samples", "generator", "generator_version", "seeded_by")),
+    "tokenizer": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("identity", "told"),
+    [
+        ({"digest": "ab", "tokenizer": "bytes"}, {"data": "ab", "tokenizer": "bytes"}),
+        ({"generator": "own cd"}, {"data": "own cd"}),
+        ({"digest": "ab", "generator": "own cd"}, {"data": "ab own cd"}),
+        ({"generator": "corpus", "generator_version": 2}, {"data": "corpus 2"}),
+        # What older records hold, which do not say.
+        ({"generator": "corpus", "generator_version": 1}, {}),
+        (None, {}),
+    ],
+)
+def test_what_data_are_is_in_the_fingerprint(run, identity: Any, told: dict[str, str]) -> None:
+    summary = run(header={"data_identity": identity and {**IDENTITY, **identity}})
+    assert {name: summary.fingerprint.get(name) for name in ("data", "tokenizer")} == {
+        "data": told.get("data"),
+        "tokenizer": told.get("tokenizer"),
+    }
+
+
+def test_the_files_of_a_model_are_in_the_fingerprint(run) -> None:
+    workload = {"name": "gpt2-xsmall", "sample_unit": "sequences", "flops_per_sample": None}
+    known = {"config": "ab", "weights": None}
+    summary = run(header={"workload": {**workload, "num_parameters": None, "model_identity": known}})
+    assert (summary.fingerprint["model_config"], "model_weights" in summary.fingerprint) == ("ab", False)
+
+
+def test_ranks_and_attempts_on_other_data_are_no_run(run) -> None:
+    first, other = {**IDENTITY, "digest": "ab"}, {**IDENTITY, "digest": "cd"}
+    assert run(header={"data_identity": first}).problems == ()
+    # An older version went on with it: what that did not say is no contradiction.
+    assert run(attempt=2, first_step=201, steps=50).problems == ()
+    resumed = run(attempt=3, first_step=251, steps=50, header={"data_identity": other})
+    assert resumed.problems == ("attempt 3 differs from the first in data_identity",)
+
+
 @pytest.mark.parametrize(
     ("recipe", "used"),
     [

@@ -1,9 +1,9 @@
 """Whether a recipe trains to the held-out loss of its reference, by runs that are paired by their seeds.
 
-Two runs make a pair if they were asked for alike in everything but the recipe: workload, data, seed (which
-is the initialisation and the order of the data), weights to start from, global batch, number of GPUs,
-sequence length, and the step at which they end. Runs of one seed are no pairs of their own: their losses are
-averaged first.
+Two runs make a pair if they were alike in everything but the recipe: workload, data and their contents, seed
+(which is the initialisation and the order of the data), tokenizer, weights to start from, global batch,
+number of GPUs, sequence length, and the step at which they end. Runs of one seed are no pairs of their own:
+their losses are averaged first.
 
 The verdict is on the loss at the end. *within*: the one-sided 95% upper limit of the mean paired difference
 is under 1% of the reference's loss. *worse*: the lower limit is above 0 and the mean beyond 1%. Else

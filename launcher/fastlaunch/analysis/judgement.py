@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.compiling import only_from_cache
 from fastlaunch.analysis.guards import Guard
-from fastlaunch.analysis.pooling import Pool, arm_of, global_batch, log_speed_ratio
+from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
 from fastlaunch.analysis.pricing import RowPrice
 from fastlaunch.analysis.statistics import (
     ASSUMED,
@@ -31,6 +31,8 @@ TRAINING, THROUGHPUT = "training", "throughput"
 _KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that follow from the machine, which the row names anyway.
 _OF_THE_MACHINE = ("device_name", "num_gpus_per_node")
+#: What is told of it in words of its own.
+_TOLD_APART = (*_OF_THE_MACHINE, "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,11 +235,13 @@ def _qualifications(pair: _Pair) -> Iterator[str]:
         yield "by speed: no price is known"
     if row.data != base.data:
         yield f"data {row.data} against {base.data}"
+    elif data_of(row) != data_of(base):
+        yield f"trained on other data: {data_of(row)} against {data_of(base)}"
     if row.fingerprint and base.fingerprint:
         differing = [
             f"{name} ({row.fingerprint.get(name, 'none')} against {base.fingerprint.get(name, 'none')})"
             for name in dict.fromkeys((*base.fingerprint, *row.fingerprint))
-            if name not in _OF_THE_MACHINE and row.fingerprint.get(name) != base.fingerprint.get(name)
+            if name not in _TOLD_APART and row.fingerprint.get(name) != base.fingerprint.get(name)
         ]
         if differing:
             yield f"differs from the baseline in {', '.join(differing)}"

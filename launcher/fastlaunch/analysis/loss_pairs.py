@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastlaunch.analysis.held_out import at_end, curve, diverged, is_finite
+from fastlaunch.analysis.pooling import data_of
 from fastlaunch.metrics import RunSummary
 
 
@@ -74,10 +75,18 @@ def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[R
     return left, ""
 
 
+def _model_files(run: RunSummary) -> str:
+    known = [run.fingerprint.get(f"model_{part}") or "?" for part in ("config", "weights")]
+    return f"{run.fingerprint.get('model') or 'the model'} ({', '.join(known)})"
+
+
 #: What a pair shares besides workload and end, and how its lack is told; coarsest first, the seed last.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.data),
+    (" trained on the same data ({})", data_of),
+    (" of the same tokenizer ({})", lambda run: run.fingerprint.get("tokenizer") or "not recorded"),
     (" that starts from {}", lambda run: run.fingerprint.get("model") or "random weights"),
+    (" that starts from the same files of {}", _model_files),
     (" at sequence length {}", lambda run: run.sequence_length),
     (" at a global batch of {}", lambda run: run.batch_size_per_gpu * run.num_gpus),
     (" on so many GPUs ({})", lambda run: run.num_gpus),

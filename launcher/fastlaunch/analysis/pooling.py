@@ -102,6 +102,12 @@ def pooling_key(candidate: Candidate, measure: str | None) -> Hashable:
     )
 
 
+def data_of(summary: RunSummary) -> str:
+    """What a run was trained on: `synthetic`, `file 0123456789abcdef`, or `file not identified`."""
+    what = summary.fingerprint.get("data", "not identified" if summary.data in ("file", "folder") else "")
+    return f"{summary.data} {what}".strip()
+
+
 def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
     """What was timed, and the logarithm of it; (None, None) for a run that gives no speed."""
     if summary.step_time_s is not None:

@@ -22,6 +22,8 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
         name += f" of {row.sequence_length} tokens"
     if len({other.data for other in alike}) > 1:
         name += f" from {row.data}"
+    elif len({dict(other.fingerprint).get("data") for other in alike}) > 1:
+        name += f" from {row.data} {dict(row.fingerprint).get('data', 'not identified')}"
     return name
 
 
