@@ -8,11 +8,12 @@ import torch
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
-from fastlaunch_train.checkpoint import Identity, check_space
+from fastlaunch_train.checkpoint import Identity
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.deterministic import set_deterministic
+from fastlaunch_train.disk_space import check_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
@@ -73,9 +74,13 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         process=process,
         stepper=stepper,
         evaluations=evaluations,
-        sharded=recipe.parallelism != "ddp",
+        sharded=recipe.parallelism in ("fsdp2", "zero3"),
         phase=phase,
     )
+    if options.checkpoint_every:
+        best = evaluations is not None and evaluations.keep_best
+        size = checkpoint_bytes(stepper.model, workload, recipe, world_size=process.world_size, best=best)
+        check_space(checkpointing.directory, size)
     if options.resume:
         phase("resume", lambda: _resume(session, checkpointing))
     request = dataclasses.replace(request, first_step=session.first_step)
@@ -126,8 +131,6 @@ def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepp
         # The most memory that is recorded is the training's.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
-    if options.checkpoint_every:
-        check_space(options.output / "checkpoints", model)
     # Lightning and Transformers join the ranks themselves.
     joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
     return build_stepper(workload, recipe, arithmetic, joined, model)

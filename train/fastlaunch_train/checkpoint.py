@@ -5,15 +5,12 @@ newest `step-*.pt` is always usable. The two newest are kept.
 """
 
 import contextlib
-import errno
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fastlaunch_train.recipes import RecipeError
 
@@ -48,25 +45,18 @@ def step_of(checkpoint: Path) -> int:
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """The newest complete checkpoint in `directory`, if there is one."""
-    found = _complete(directory)
+    found = saved_in(directory)
     return found[-1] if found else None
 
 
-def _complete(directory: Path) -> list[Path]:
+def saved_in(directory: Path) -> list[Path]:
     """The complete checkpoints, oldest first; other files of a user's own are none."""
     return sorted(path for path in directory.glob("step-*.pt") if path.stem.removeprefix("step-").isdigit())
 
 
-def check_space(directory: Path, model: nn.Module) -> None:
-    """OSError if the disk cannot hold three checkpoints: weights and one optimizer state each.
-
-    model: before it is sharded.
-    """
-    needed = 3 * 2 * sum(value.numel() * value.element_size() for value in model.parameters())
-    free = shutil.disk_usage(directory.parent).free
-    if free < needed:
-        told = f"checkpoints need {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
-        raise OSError(errno.ENOSPC, told, str(directory))
+def left_over(directory: Path) -> list[Path]:
+    """What processes that were killed while they saved have left half written."""
+    return [path for path in directory.glob("step-*.partial") if path.stem.removeprefix("step-").isdigit()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +82,8 @@ def write_checkpoint(
     refuses; then what was there before still is.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    for useless in left_over(directory):
+        useless.unlink(missing_ok=True)
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
     content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
@@ -107,7 +99,7 @@ def write_checkpoint(
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-    for old in _complete(directory)[:-KEPT]:
+    for old in saved_in(directory)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
 

@@ -18,7 +18,9 @@ from fastlaunch_train.checkpoint import (
     write_checkpoint,
 )
 from fastlaunch_train.evaluation import Evaluations
-from fastlaunch_train.parallel import Process, broadcast
+from fastlaunch_train.failures import NanLossError
+from fastlaunch_train.finiteness import not_finite, told
+from fastlaunch_train.parallel import Process, agree, broadcast
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.stepping import Stepper
@@ -47,7 +49,11 @@ class Checkpointing:
     phase: PhaseClock
 
     def save(self, step: int) -> None:
-        """Save the checkpoint of `step`. Every rank calls this."""
+        """Save the checkpoint of `step`. Every rank calls this.
+
+        Raises NanLossError, on every rank, where it would hold what is not finite: nobody can go on from that,
+        and it would take the place of one from which they can.
+        """
         seconds = self.phase("checkpoint", lambda: self._save(step), step=step)
         if seconds > LONG_CHECKPOINT_S:
             log.warning(
@@ -62,6 +68,13 @@ class Checkpointing:
         if self.evaluations is not None:
             own = self.evaluations.state()
             state[EVALUATIONS] = self._gather(own) if self.sharded else [own]
+        bad = not_finite(state, self.stepper.model) if self.process.rank == 0 else []
+        if agree(self.process, [float(len(bad))])[0]:
+            kept = latest_checkpoint(self.directory)
+            raise NanLossError(
+                f"what step {step} left is not finite{f' ({told(bad)})' if bad else ''}: it is not saved, "
+                + (f"{kept.name} is the last checkpoint" if kept else "and there is no checkpoint before it")
+            )
         if self.process.rank != 0:
             return None
         path = write_checkpoint(
@@ -72,7 +85,8 @@ class Checkpointing:
     def resume(self, *, last_step: int) -> int:
         """The step of the newest checkpoint that rank 0 sees, once it is loaded; 0 if there is none.
 
-        Raises RecipeError if it is of another job, or of a later step than `last_step`.
+        Raises RecipeError if it is of another job or of a later step than `last_step`, or holds what is not
+        finite.
         """
         newest = latest_checkpoint(self.directory)
         seen = step_of(newest) if newest else 0
@@ -84,6 +98,11 @@ class Checkpointing:
         # One killed after its last checkpoint has nothing left to do, and completes.
         if step > last_step:
             raise RecipeError(f"{path} is after step {step}, and --steps is {last_step}", "give more --steps")
+        bad = not_finite(saved.state, self.stepper.model)
+        if bad:
+            raise RecipeError(
+                f"{path} holds what is not finite: {told(bad)}", "remove it, so that the one before is taken"
+            )
         evaluations = saved.state.pop(EVALUATIONS, None)
         if self.evaluations is not None and evaluations is not None:
             self.evaluations.load_state(evaluations[self.process.rank if self.sharded else 0])

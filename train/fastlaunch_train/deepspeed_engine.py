@@ -25,11 +25,12 @@ from fastlaunch_train.torch_stepper import check_loss
 from fastlaunch_train.workload import Batch, Workload
 
 #: The oldest DeepSpeed that may overlap. Older ones sent gradients that were not written yet, or overwrote
-#: them on their way: another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061, pull requests 7898
-#: and 7965). This is the oldest whose source was seen to have the last of these mended.
+#: them on their way: another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061, pull requests
+#: 7898 and 7965). This is the oldest whose source was seen to have the last of these mended.
 OVERLAP_RELEASE = (0, 19, 8)
 #: Gradients that are exchanged together: as many as fill DDP's 160 MB in fp32. DeepSpeed's own 500 million
-#: are most of ViT-Huge: their exchange could begin only when nearly all was computed, and two buffers take 4 GB.
+#: are most of ViT-Huge: their exchange could begin only when nearly all was computed, and two buffers of them
+#: take 4 GB.
 BUCKET_ELEMENTS = 160 * 2**20 // 4
 
 

@@ -17,7 +17,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class NanLossError(RuntimeError):
-    """The loss was not a finite number."""
+    """The loss, or what a step left of weights and optimizer, was not finite."""
 
 
 class InterruptedRun(Exception):

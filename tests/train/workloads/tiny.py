@@ -250,6 +250,18 @@ def nan() -> Workload:
     return workload(loss=nan_loss)
 
 
+def infinite_gradients() -> Workload:
+    """As `evaluated`; the loss of step 15 is finite, and its gradients are not."""
+
+    def steep(model: nn.Module, batch: Batch) -> torch.Tensor:
+        value = loss(model, batch)
+        steep.step += torch.is_grad_enabled()  # type: ignore[attr-defined]
+        return value + (value - value.detach()) * 1e38 * 10 if steep.step == 15 else value  # type: ignore[attr-defined]
+
+    steep.step = 0  # type: ignore[attr-defined]
+    return evaluated(loss=steep)
+
+
 def out_of_memory() -> Workload:
     def allocate(step: int) -> None:
         if step == 5:

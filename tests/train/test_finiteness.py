@@ -1,0 +1,103 @@
+"""No checkpoint holds NaN, or anything infinite but what is so from the start; none is gone on from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from entrypoint import TINY, arguments, record, run, run_command
+from torch import nn
+
+from fastlaunch_train.checkpoint import latest_checkpoint
+from fastlaunch_train.finiteness import not_finite, told
+
+INF, NAN = float("inf"), float("nan")
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([0.0, -INF]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_what_is_not_finite_is_named_in_every_nest(value: float, dtype: torch.dtype) -> None:
+    bad = torch.zeros(3, 5, dtype=dtype)
+    bad[1, 4] = value
+    good = torch.full((3,), torch.finfo(dtype).max, dtype=dtype)
+    state = {
+        "model": {"a.weight": good, "b.weight": bad, "empty": torch.empty(0), "count": torch.tensor(3)},
+        "optimizer": {"state": {0: {"exp_avg": good, "step": torch.tensor(1.0)}, 1: {"exp_avg": bad}}},
+        "masters": [good, (bad, None, 0.5, "text")],
+        "flags": torch.tensor([True]),
+    }
+    names = ["model.b.weight", "optimizer.state.1.exp_avg", "masters.1.0"]
+    assert not_finite(state, nn.Linear(1, 1)) == names
+    assert told(names) == "model.b.weight and 2 more"
+    assert told(names[:1]) == "model.b.weight"
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, nn.DataParallel, lambda model: nn.ModuleDict({"module": model})]
+)
+def test_a_mask_may_be_infinite_and_no_weight(wrap) -> None:  # type: ignore[no-untyped-def]
+    model = Masked()
+    assert not_finite({"model": model.state_dict()}, wrap(model)) == []
+    scales = {"fc._extra_state": {"scale_fwd": torch.tensor([INF, 1.0])}}
+    assert not_finite({"model": scales}, model) == []
+    with torch.no_grad():
+        model.linear.bias[0] = -INF
+        model.mask[0] = NAN
+    assert not_finite({"model": model.state_dict()}, wrap(model)) == ["model.mask", "model.linear.bias"]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "ours",
+        pytest.param("lightning", marks=pytest.mark.slow),
+        pytest.param("transformers", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_that_a_steps_update_ruins_are_not_saved(tmp_path: Path, loop: str) -> None:
+    """Step 15's loss is finite and its gradients are not; a checkpoint is due right after it."""
+    more = ("--checkpoint-every", "5", "--eval-every", "5", "--set", f"loop={loop}")
+    code, output = run(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
+    assert code == 33, output
+    end = record(tmp_path).end
+    assert end is not None and end.status == "nan_loss"
+    assert "what step 15 left is not finite" in (end.message or "")
+    assert "step-00000010.pt is the last checkpoint" in (end.message or "")
+    assert all(step.loss is not None for step in record(tmp_path).steps), "no loss tells of it"
+    newest = latest_checkpoint(tmp_path / "checkpoints")
+    assert newest is not None and newest.name == "step-00000010.pt"
+    assert sorted(path.name for path in newest.parent.iterdir()) == ["step-00000005.pt", "step-00000010.pt"]
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path: Path) -> None:
+    argv = arguments(tmp_path, "--steps", "20", "--checkpoint-every", "10")
+    assert run(argv)[0] == 0
+    path = tmp_path / "checkpoints" / "step-00000020.pt"
+    content = torch.load(path, weights_only=True)
+    content["model"]["0.weight"][0, 0] = NAN
+    torch.save(content, path)
+    argv = [*arguments(tmp_path, "--steps", "30", "--checkpoint-every", "10"), "--resume"]
+    code, output = run(argv)
+    assert code == 2, output
+    assert "step-00000020.pt holds what is not finite: model.0.weight" in output
+    assert "remove it" in output
+    path.unlink()
+    code, output = run(argv)
+    assert code == 0, output
+    assert record(tmp_path, attempt=3).header["first_step"] == 11
+
+
+@pytest.mark.slow
+def test_every_rank_ends_where_one_finds_it(tmp_path: Path) -> None:
+    more = ("--checkpoint-every", "5", "--steps", "20")
+    code, output = run_command(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"), nproc=2)
+    assert code != 0
+    for rank in range(2):
+        end = record(tmp_path, rank=rank).end
+        assert end is not None and end.status == "nan_loss", output
