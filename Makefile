@@ -8,7 +8,7 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo sagemaker-sdk test test-slow test-gpu live-check lint types wheel bench check clean
+.PHONY: help install demo sagemaker-sdk test test-slow test-gpu live-check lint types wheel bench tables check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
@@ -18,7 +18,8 @@ help:
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, one small run on EC2 and SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
-	@echo 'make check      all of these but bench, demo, test-gpu and live-check: what CI runs'
+	@echo 'make tables     the measured tables of README.md, anew from train/measurements'
+	@echo 'make check      all of these but bench, tables, demo, test-gpu and live-check: what CI runs'
 	@echo 'make clean      remove the environment and everything built'
 
 install: $(INSTALLED)
@@ -95,6 +96,9 @@ wheel: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python tests/benchmarks/bench.py
+
+tables: $(INSTALLED)
+	@$(BIN)/python tests/benchmarks/tables.py
 
 check: lint types test test-slow wheel
 

@@ -165,6 +165,46 @@ def guarded(tmp_path: Path) -> None:
     assert run(["runs", "import", str(tmp_path)]) == 0
 
 
+@pytest.mark.usefixtures("measured")
+def test_chosen_columns_and_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = answer(capsys, "--columns", "verdict, step ms", "--brief")
+    told = out.splitlines()
+    assert told[2] == "recipe      step ms  verdict"
+    assert [line.split()[::3] for line in told[4:6]] == [["bf16", "baseline"], ["compile", "better"]]
+    assert told[-3:-1] == ["(3 notes left out by --brief)", ""]
+    assert told[-1].startswith("compile gives 800 images/s")
+    assert "before the steps" not in out and "* " not in out
+    assert "before the steps" in answer(capsys, "--columns", "verdict")[0]
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--columns", "step ms,speed"), "unknown column 'speed'"),
+        (("--columns", "verdict", "--output", "json"), "--columns and --brief are of the table"),
+        (("--brief", "--output", "csv"), "--columns and --brief are of the table"),
+    ],
+)
+def test_columns_that_are_refused(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], told: str
+) -> None:
+    assert told in answer(capsys, *argv, code=2)[1]
+
+
+def test_a_share_of_fewer_gpus_than_a_run_had_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An eighth of an instance would have been the price of one of the two GPUs."""
+    record(tmp_path, "bf16", 0.1, world_size=2)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    _, err = answer(capsys, "--price-as", "p5en.48xlarge", "--price-share", "1/8", code=2)
+    assert "bf16 ran on 2 x H200; 1/8 of p5en.48xlarge is 1" in err
+    assert "--price-share 1/4" in err
+    (row,) = rows(capsys, "--price-as", "p5en.48xlarge", "--price-share", "1/4")
+    assert row["price_hypothetical"] == "1/4 of p5en.48xlarge"
+
+
 def test_more_runs_are_of_new_seeds_and_the_commands_can_be_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from fastlaunch.hardware import Accelerator, check_positive
 from fastlaunch.metrics import RunSummary
 
 if TYPE_CHECKING:
+    from fastlaunch.hardware import InstanceType
     from fastlaunch.prices import Catalogue, Price
 
 
@@ -111,6 +112,10 @@ def _as_listed(price: "Price", *, stored: bool = False) -> RowPrice:
     )
 
 
+def _share(num_gpus: int, instance: "InstanceType") -> Fraction:
+    return min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
+
+
 def _priced_as(pool: Pool, request: PriceRequest, name: str, catalogue: "Catalogue") -> RowPrice:
     instance = catalogue.instance(name)
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
@@ -120,13 +125,19 @@ def _priced_as(pool: Pool, request: PriceRequest, name: str, catalogue: "Catalog
     num_gpus = pool.first.num_gpus // pool.first.num_nodes
     if request.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
-            share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
+            share = _share(num_gpus, instance)
             raise UserError(
                 f"{pool.first.recipe} ran on {num_gpus} x {used}; {name} is {instance.num_accelerators} x"
                 f" {charged}",
                 f"choose other runs, or charge a part of it, hypothetically: --price-share {share}",
             )
         return _as_listed(price)
+    whole = request.share * instance.num_accelerators
+    if used == charged and num_gpus > whole:
+        raise UserError(
+            f"{pool.first.recipe} ran on {num_gpus} x {used}; {request.share} of {name} is {float(whole):g}",
+            f"choose other runs, or charge what they used: --price-share {_share(num_gpus, instance)}",
+        )
     of = f" ({charged}), though it ran on {used}" if used != charged else ""
     return RowPrice(
         usd_per_hour=price.usd_per_hour * float(request.share),

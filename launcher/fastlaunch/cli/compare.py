@@ -44,6 +44,12 @@ MOST_WARNINGS = 8
     "--finish", type=POSITIVE_COUNT, metavar="STEPS", help="Also: time and money of a job of STEPS steps."
 )
 @click.option("--target", metavar="METRIC=VALUE", help="Also: what it cost to reach this on held-out data.")
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Of the table's columns, those of these headings, with commas: 'step ms,verdict'.",
+)
+@click.option("--brief", is_flag=True, help="Tables and the answer, without the notes.")
 @output_option
 def compare(
     selectors: tuple[str, ...],
@@ -57,6 +63,8 @@ def compare(
     allow_unverified: bool,
     finish: int | None,
     target: str | None,
+    columns: str | None,
+    brief: bool,
     output: str,
 ) -> None:
     """What a dollar bought: runs side by side, with intervals and verdicts.
@@ -82,7 +90,7 @@ def compare(
     catalogue = load_catalogue(price_file or settings.prices)
     comparison = compared(runs, request, catalogue, baseline=baseline, allow_unverified=allow_unverified)
     tell_warnings(comparison.warnings)
-    show(comparison, output, finish=finish, target=target)
+    show(comparison, output, finish=finish, target=target, only=split_columns(columns), brief=brief)
     next_command(_next(comparison, request, catalogue, [*selectors, *(["--all"] if all_runs else [])]))
 
 
@@ -154,12 +162,24 @@ def compared(
     return replace(comparison, warnings=warnings)
 
 
+def split_columns(text: str | None) -> tuple[str, ...]:
+    """`step ms, verdict` -> the headings; none for None."""
+    return tuple(name for part in (text or "").split(",") if (name := part.strip()))
+
+
 def show(
-    comparison: "Comparison", output: str, *, finish: float | None = None, target: str | None = None
+    comparison: "Comparison",
+    output: str,
+    *,
+    finish: float | None = None,
+    target: str | None = None,
+    only: Sequence[str] = (),
+    brief: bool = False,
 ) -> None:
     """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
 
-    A table ends with the answer in a sentence. Raises UserError for a target that cannot be read.
+    A table ends with the answer in a sentence. only, brief: of a table, see `as_table`. Raises UserError for
+    a target that cannot be read, and for a column that there is not.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
@@ -167,6 +187,8 @@ def show(
     from fastlaunch.report.table import as_table
     from fastlaunch.report.target import target_json, target_table
 
+    if output != "table" and (only or brief):
+        raise UserError("--columns and --brief are of the table", f"leave them out with --output {output}")
     if output == "csv":
         if finish is not None or target is not None:
             raise UserError("--finish and --target have no place in a CSV of rows", "give --output json")
@@ -178,7 +200,7 @@ def show(
         }
         text = as_json(comparison, further)
     else:
-        parts = [as_table(comparison)]
+        parts = [as_table(comparison, only=only, brief=brief)]
         parts += [] if finish is None else [finish_table(comparison, finish)]
         parts += [] if target is None else [target_table(comparison, target)]
         text = "\n\n".join([*parts, answer(comparison)])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
+from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval
 from fastlaunch.report.convergence import convergence_columns, convergence_heading
 
@@ -22,20 +23,32 @@ _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
 Cell = Callable[[Row], str | None]
 
 
-def as_table(comparison: Comparison) -> str:
-    """The comparison as text of up to WIDTH columns, without the sentence that answers it."""
-    workloads = list(dict.fromkeys(row.workload for row in comparison.rows))
-    return "\n\n".join(
-        _section([row for row in comparison.rows if row.workload == workload]) for workload in workloads
-    )
+def as_table(comparison: Comparison, *, only: Sequence[str] = (), brief: bool = False) -> str:
+    """The comparison as text of up to WIDTH columns, without the sentence that answers it.
+
+    only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
+    leave out the times before the steps, and say but how many notes there are. Raises UnknownName for a
+    heading that no workload has.
+    """
+    sections = [
+        [row for row in comparison.rows if row.workload == workload]
+        for workload in dict.fromkeys(row.workload for row in comparison.rows)
+    ]
+    known = dict.fromkeys(name for rows in sections for name in _columns(rows))
+    for name in only:
+        if name not in known:
+            raise UnknownName("column", name, known)
+    return "\n\n".join(_section(rows, only, brief) for rows in sections)
 
 
-def _section(rows: Sequence[Row]) -> str:
+def _section(rows: Sequence[Row], only: Sequence[str], brief: bool) -> str:
     """One workload: rows that train alike, then those that do not, then everything that needs words."""
     shared = _shared(rows)
     parts = [_heading(rows, shared)]
     columns = {name: cell for name, cell in _columns(rows).items() if name not in shared}
     columns = {name: cell for name, cell in columns.items() if any(cell(row) is not None for row in rows)}
+    if only:
+        columns = {name: cell for name, cell in columns.items() if name in (*_TELL_APART, *only)}
     trains = [row for row in rows if row.comparable_as == TRAINING]
     others = [row for row in rows if row.comparable_as == THROUGHPUT]
     if trains:
@@ -43,7 +56,12 @@ def _section(rows: Sequence[Row]) -> str:
     if others:
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns)
-    parts += [_held_out(rows, shared), _before(rows), _notes(rows)]
+    parts.append(_held_out(rows, shared))
+    notes = _notes(rows)
+    if brief:
+        parts.append(f"({len(notes)} note{_s(str(len(notes)))} left out by --brief)" if notes else "")
+    else:
+        parts += [_before(rows), _filled(notes)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -205,7 +223,7 @@ def _before(rows: Sequence[Row]) -> str:
     return "before the steps that count, in no figure above:\n" + _grid(timed, shown)
 
 
-def _notes(rows: Sequence[Row]) -> str:
+def _notes(rows: Sequence[Row]) -> list[str]:
     """Prices with their dates, then the reasons; one that holds for every row that can have it comes once."""
     notes = _price_notes(rows)
     by_reason: dict[str, list[Row]] = {}
@@ -221,6 +239,10 @@ def _notes(rows: Sequence[Row]) -> str:
         else:
             names = dict.fromkeys(_name(row, rows) for row in concerned)
             notes.append(f"{', '.join(names)}: {reason}")
+    return notes
+
+
+def _filled(notes: Sequence[str]) -> str:
     return "\n".join(
         textwrap.fill(note, WIDTH, initial_indent="* ", subsequent_indent="  ") for note in notes
     )
