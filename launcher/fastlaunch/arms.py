@@ -102,22 +102,33 @@ def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Reci
 def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     """Nothing, if the data arm is one and what it names is here. Raises UserError otherwise."""
     kind, _, path = data.partition(":")
+    if kind == "folder" and path and not Path(path).is_dir():
+        raise UserError(
+            f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
+        )
+    if kind == "file" and path and not Path(path).is_file():
+        raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
+    check_data_known(data, workloads)
+
+
+def check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
+    """Nothing, if the data arm is one that the workloads read, wherever it is. Raises UserError otherwise."""
+    kind, _, path = data.partition(":")
     if data in MADE_UP:
         return
     if kind not in ("folder", "file") or not path:
         raise UserError(f"unknown data arm {data!r}", f"known: {', '.join(DATA_ARMS)}")
-    if kind == "folder" and not Path(path).is_dir():
-        raise UserError(
-            f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
-        )
-    if kind == "file":
-        if not Path(path).is_file():
-            raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
-        for workload in workloads:
-            if not reads_text(workload) and ".py:" not in workload.name:
-                raise UserError(
-                    f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
-                )
+    for workload in workloads:
+        if ".py:" in workload.name:
+            continue
+        if kind == "file" and not reads_text(workload):
+            raise UserError(
+                f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
+            )
+        if kind == "folder" and workload.sample_unit == "sequences":
+            raise UserError(
+                f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
+            )
 
 
 def reads_text(workload: WorkloadInfo) -> bool:

@@ -1,14 +1,12 @@
-"""What of an arm can be done on AWS: what it needs has to be there, or to travel with the training code."""
+"""What of an arm can be done on AWS: its recipe needs GPUs that take it, and an image with the software."""
 
-import re
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
 
 from fastlaunch.ability import format_in_words, module_of, nearest_that_runs, needed_format, takes
 from fastlaunch.arms import Arm, reads_text
 from fastlaunch.base_image_file import BaseImage, version
 from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.errors import UserError
 from fastlaunch.hardware import Accelerator, InstanceType
 from fastlaunch.machine import Machine
 from fastlaunch.prices import Catalogue
@@ -18,38 +16,8 @@ from fastlaunch_train.recipes import Recipe
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 #: Releases of Transformer Engine that brought FP8's scalings, by its release notes; before 2.0 it knew less.
 TE_RELEASES = {"none": (2, 0), "delayed": (2, 0), "mxfp8": (2, 0), "current": (2, 2), "block": (2, 3)}
-#: owner/name or name, as the Hugging Face hub has them.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 #: Option of `fastlaunch build` for an image with a module, and with all else that runs beside it.
 _BUILT_BY = {"torch_ort": "--ort"}
-
-
-def check_travels(arm: Arm, terms: CloudTerms) -> None:
-    """Nothing, if data, model and the user's own file are where the job will be. Raises UserError."""
-    kind = arm.data.partition(":")[0]
-    if kind in ("folder", "file"):
-        raise UserError(
-            f"{arm.data} is on this machine, not on the instance",
-            "give --data synthetic, or --data loader, which makes its samples there",
-        )
-    if arm.data not in ("synthetic", "loader"):
-        raise UnknownName("data arm", arm.data, ("synthetic", "loader"))
-    for option, name in (("--model", arm.model), ("--tokenizer", arm.tokenizer)):
-        if name is not None:
-            _check_hub_name(option, name, terms)
-    if arm.workload.name.startswith("hf-clm:"):
-        _check_hub_name("--workload hf-clm:", arm.workload.name.partition(":")[2], terms)
-    path = arm.workload.name.rpartition(".py:")[0]
-    if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
-        raise UserError(
-            f"workload {arm.workload.name!r} is not below this folder",
-            "its file travels with the training code: go to its folder, and give ./my.py:build",
-        )
-    if path and terms.image:
-        raise UserError(
-            f"workload {arm.workload.name!r} travels in the code bundle, which --image does without",
-            "leave out --image",
-        )
 
 
 def why_not_on(
@@ -96,18 +64,6 @@ def _base_problem(recipe: Recipe, base: BaseImage) -> str | None:
     if recipe.parallelism.startswith("zero") and base.deepspeed is None and not base.uncertain:
         return f"DeepSpeed, which {base.name} lacks"
     return None
-
-
-def _check_hub_name(option: str, name: str, terms: CloudTerms) -> None:
-    """Nothing, if the job finds the model by this name: on the hub, or as a path in the user's own image."""
-    if terms.image and PurePosixPath(name).is_absolute():
-        return
-    if _HUB_NAME.fullmatch(name) and not Path(name).exists():
-        return
-    raise UserError(
-        f"{option} {name!r} is a folder on this machine, not on the instance",
-        "give its name on the Hugging Face hub; or an image of your own with --image, and the path there",
-    )
 
 
 def _gpu_problem(

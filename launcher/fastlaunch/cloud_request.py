@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.arms import DEFAULT_STEPS, Arm, arms_of
-from fastlaunch.cloud_arms import check_travels, why_not_on
+from fastlaunch.cloud_arms import why_not_on
+from fastlaunch.cloud_files import check_travels
 from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
 from fastlaunch.cost_ceiling import HourlyRate, check_sold, dearest_rate
 from fastlaunch.errors import UnknownName, UserError

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.settings import load_settings
+from fastlaunch_train.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 DRY = ("submit", "--dry-run", "--instance", "p5.48xlarge")
@@ -67,6 +69,33 @@ def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[st
     assert request["UserData"].startswith("#!/bin/bash\n")
     assert "--workload vit-huge --recipe te-fp8 --batch-size 64 --steps 200" in request["UserData"]
     assert "dkr.ecr.us-east-1.amazonaws.com/pytorch@<image-digest>" in request["UserData"]
+
+
+OWN_DATA = ("--data", "folder:/opt/data/acl Imdb's $HOME", "--model", "/opt/models/distilbert;1")
+OWN_RUN = ("--image", IMAGE, "--workload", "distilbert-imdb", *OWN_DATA, "--epochs", "3")
+
+
+def test_data_in_ones_own_image_are_named_in_the_request_to_ec2(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = (
+        line
+        for line in plan_of(capsys, *OWN_RUN)["request"]["UserData"].splitlines()
+        if line.startswith("job1() {")
+    )
+    words = shlex.split(line)
+    for option, value in zip(OWN_DATA[::2], OWN_DATA[1::2], strict=True):
+        # The function's closing brace follows the last.
+        assert words[words.index(option) + 1].removesuffix(";") == value
+
+
+def test_data_in_ones_own_image_are_named_in_the_request_to_sagemaker(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = plan_of(capsys, "--instance", "ml.p5.48xlarge", "--backend", "sagemaker", *OWN_RUN)["request"]
+    # As the container takes it apart.
+    run_id, *words = shlex.split(told["HyperParameters"]["run-001"])
+    asked = parse_options([*words, "--output", "out"])
+    assert (asked.data, asked.model, asked.epochs) == (OWN_DATA[1], OWN_DATA[3], 3)
+    assert run_id == "<run-id>"
 
 
 def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(

@@ -19,6 +19,8 @@ from fastlaunch_train.recipes import RECIPES
 TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
 TEXT: dict[str, Any] = {"workload": "gpt2-xsmall"}
+REVIEWS: dict[str, Any] = {"workload": "distilbert-imdb"}
+OWN: dict[str, Any] = {"image": IMAGE}
 #: What makes a request one for a SageMaker job, or for a capacity block.
 TRAINED: dict[str, Any] = {"backend": "sagemaker"}
 BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": "cr-0a1b2c3d4e5f67890"}
@@ -158,8 +160,37 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({}, {"workload": "vit-hug"}, "unknown workload", "vit-huge"),
         ({}, {"repeats": 0}, "repeats is 0", "1 to 1000"),
         ({}, {"nproc": 2}, "--nproc is for training on this machine", "one process per GPU"),
-        ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "--data loader"),
-        ({}, {"data": "file:/tmp/t.txt"}, "file:/tmp/t.txt is on this machine", "--data synthetic"),
+        ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "or loader for images"),
+        ({}, {**TEXT, "data": "file:t.txt"}, "file:t.txt is on this machine", "--data synthetic"),
+        (
+            {},
+            {**REVIEWS, "data": "folder:aclImdb"},
+            "and data do not travel",
+            "--image REGISTRY/NAME@sha256:... --data folder:/opt/data/aclImdb",
+        ),
+        ({}, {"data": "file:/t.txt"}, "workload 'vit-huge' reads no text", "--data folder:PATH"),
+        ({}, {**TEXT, "data": "folder:/t"}, "gpt2-xsmall' reads one file of text", "--data file:PATH"),
+        (OWN, {**REVIEWS, "data": "folder:aclImdb"}, "in an image it begins with /", "folder:/opt/data/acl"),
+        (
+            OWN,
+            {**REVIEWS, "data": "folder:~/aclImdb"},
+            "in an image it begins with /",
+            "folder:/opt/data/acl",
+        ),
+        (
+            OWN,
+            {**REVIEWS, "data": "folder:/opt/ml/input"},
+            "containers get /opt/ml from outside",
+            "/opt/data",
+        ),
+        (OWN, {**REVIEWS, "data": "file://out/a"}, "containers get /out from outside", "/opt/data"),
+        (OWN, {**REVIEWS, "data": "folder:/a/../out"}, "is no path in an image", "without .."),
+        (OWN, {**REVIEWS, "data": "folder:/"}, "is no path in an image", "the whole path"),
+        (OWN, {**REVIEWS, "data": "folder:/a\nb"}, "cannot be printed", "rename it"),
+        (OWN, {**REVIEWS, "data": "folder:/<bucket>"}, "has < or >", "rename it"),
+        (OWN, {**TEXT, "model": "/proc/model"}, "--model: /proc/model cannot be read", "/opt/data"),
+        (OWN, {**TEXT, "tokenizer": "/a\x7f"}, "--tokenizer: '/a\\x7f' has", "rename it"),
+        (OWN, {**TEXT, "model": "./gpt2"}, "--model './gpt2' is a folder on this machine", "/opt/models"),
         ({}, {"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
         ({}, {"steps": 9, "epochs": 3}, "--steps and --epochs both", "one of them"),
         ({}, {**TEXT, "model": "./gpt2"}, "--model './gpt2' is a folder on this machine", "Hugging Face hub"),
