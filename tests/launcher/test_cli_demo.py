@@ -78,6 +78,17 @@ def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
     assert [row.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
 
 
+def test_what_cannot_be_used_is_not_left_out_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two experiments whose runs are called alike: the second would not be shipped."""
+    for name, step_time_s in (("x1", 0.14), ("x2", 0.09)):
+        write_run(tmp_path / name, run_id="20261121-090312-k3f9", step_time_s=step_time_s)
+    assert run(["demo", "--summarise", str(tmp_path)]) == 2
+    assert "run 20261121-090312-k3f9 again, differing from" in capsys.readouterr().err
+    assert not (tmp_path / "summaries.json").exists()
+
+
 def test_only_the_experiments_workload_on_one_gpu_is_shown() -> None:
     """Two GPUs cost two eighths, and other workloads would make the demo long."""
     others = {

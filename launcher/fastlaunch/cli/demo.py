@@ -129,10 +129,16 @@ def shipped_summaries() -> "dict[str, RunSummary]":
 
 
 def write_summaries(folder: Path) -> int:
-    """Number of runs found in the records under `folder`, whose summaries are then in its summaries.json."""
+    """Number of runs found in the records under `folder`, whose summaries are then in its summaries.json.
+
+    Raises BadFile for a record that cannot be used, and for a run of the same id as another.
+    """
     from fastlaunch.record_import import find_runs
 
-    runs = find_runs([folder]).runs
+    found = find_runs([folder])
+    if found.skipped:
+        raise found.skipped[0]
+    runs = found.runs
     text = json.dumps({run_id: run.summary.to_json() for run_id, run in runs.items()}, indent=1)
     (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
     return len(runs)
