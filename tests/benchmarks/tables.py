@@ -67,7 +67,9 @@ def _run(command: list[str], home: str) -> str:
     """What `command` prints on stdout, with a ledger in `home` and without the user's own settings."""
     config = Path(home, "config.yaml")
     config.touch()
-    others = {name: of for name, of in os.environ.items() if not name.startswith(("FASTLAUNCH_", "AWS_"))}
+    # COLUMNS would make the tables as wide as the terminal is.
+    left_out = ("FASTLAUNCH_", "AWS_", "COLUMNS")
+    others = {name: of for name, of in os.environ.items() if not name.startswith(left_out)}
     environment = {
         **others,
         "FASTLAUNCH_HOME": home,

@@ -178,6 +178,19 @@ def test_chosen_columns_and_no_notes(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("measured")
+def test_it_is_as_wide_as_the_terminal_and_no_wider_than_120(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ("--price-as", "p5en.48xlarge", "--price-share", "1/8", "--finish", "1000")
+    widths = {}
+    for columns in ("80", "20", "120", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        *text, _ = answer(capsys, *argv)[0].splitlines()
+        widths[columns] = max(map(len, text))
+    assert widths["20"] == widths["80"] <= 80 < widths["120"] == widths["300"] <= 120
+
+
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

@@ -241,6 +241,13 @@ def test_a_table_that_would_be_too_wide_is_two() -> None:
     for grid in (of_speed, of_cost):
         assert re.search(r"^p5\.48xlarge +compile-max-autotune ", grid, re.MULTILINE)
     assert "* compile-max-autotune: 1% is allowed for each machine" in text
+    # In a narrow terminal already what would fit into 120.
+    candidates = [*runs("bf16", 0.1, 0.1005), *runs("te-fp8", 0.06, 0.0603, precision="fp8")]
+    whole = as_table(compared(candidates, usd_per_hour=8.0)).split("\n\n")[1]
+    assert "step ms" in whole and "verdict" in whole
+    text = as_table(compared(candidates, usd_per_hour=8.0), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "verdict" not in text.split("\n\n")[1] and "verdict" in text.split("\n\n")[2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import datetime
 import shlex
+import shutil
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from fastlaunch.settings import Settings
 
 MOST_WARNINGS = 8
+#: A terminal narrower than this gets tables of this width.
+_MIN_WIDTH = 80
 
 
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
@@ -184,7 +187,7 @@ def show(
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
     from fastlaunch.report.sentence import answer
-    from fastlaunch.report.table import as_table
+    from fastlaunch.report.table import WIDTH, as_table
     from fastlaunch.report.target import target_json, target_table
 
     if output != "table" and (only or brief):
@@ -200,9 +203,10 @@ def show(
         }
         text = as_json(comparison, further)
     else:
-        parts = [as_table(comparison, only=only, brief=brief)]
-        parts += [] if finish is None else [finish_table(comparison, finish)]
-        parts += [] if target is None else [target_table(comparison, target)]
+        width = min(WIDTH, max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))
+        parts = [as_table(comparison, only=only, brief=brief, width=width)]
+        parts += [] if finish is None else [finish_table(comparison, finish, width=width)]
+        parts += [] if target is None else [target_table(comparison, target, width=width)]
         text = "\n\n".join([*parts, answer(comparison)])
     click.echo(text)
 

@@ -15,12 +15,12 @@ from fastlaunch.report.table import WIDTH, dollars, number
 from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
 
 
-def finish_table(comparison: Comparison, steps: float) -> str:
+def finish_table(comparison: Comparison, steps: float, *, width: int = WIDTH) -> str:
     """The time and the money to the end of a job of `steps` steps of the baseline, and the break-evens.
 
     Raises UserError for a number of steps that is not above 0.
     """
-    return "\n\n".join(_section(found) for found in to_finish(comparison, steps))
+    return "\n\n".join(_section(found, width) for found in to_finish(comparison, steps))
 
 
 def finish_json(comparison: Comparison, steps: float) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def finish_json(comparison: Comparison, steps: float) -> dict[str, Any]:
     return {"steps": steps, "workloads": [_to_json(found) for found in to_finish(comparison, steps)]}
 
 
-def _section(found: ToFinish) -> str:
+def _section(found: ToFinish, width: int) -> str:
     """One workload: rows that train alike, those that do not, where costs cross, and what is left out."""
     rows = [finish.row for finish in found.rows]
     unit = rows[0].sample_unit
@@ -42,7 +42,7 @@ def _section(found: ToFinish) -> str:
         parts.append(f"throughput, not training progress (as many {unit}, batched or cut otherwise):")
         parts.append(_table(others, rows))
     notes = [f"* {note}" for note in (*sentences(found), *_left_out(found))]
-    parts.append("\n".join(textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes))
+    parts.append("\n".join(textwrap.fill(note, width, subsequent_indent="  ") for note in notes))
     return "\n\n".join(part for part in parts if part)
 
 

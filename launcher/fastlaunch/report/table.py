@@ -23,8 +23,10 @@ _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
 Cell = Callable[[Row], str | None]
 
 
-def as_table(comparison: Comparison, *, only: Sequence[str] = (), brief: bool = False) -> str:
-    """The comparison as text of up to WIDTH columns, without the sentence that answers it.
+def as_table(
+    comparison: Comparison, *, only: Sequence[str] = (), brief: bool = False, width: int = WIDTH
+) -> str:
+    """The comparison as text of up to `width` columns, without the sentence that answers it.
 
     only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
     leave out the times before the steps, and say but how many notes there are. Raises UnknownName for a
@@ -38,10 +40,10 @@ def as_table(comparison: Comparison, *, only: Sequence[str] = (), brief: bool = 
     for name in only:
         if name not in known:
             raise UnknownName("column", name, known)
-    return "\n\n".join(_section(rows, only, brief) for rows in sections)
+    return "\n\n".join(_section(rows, only, brief, width) for rows in sections)
 
 
-def _section(rows: Sequence[Row], only: Sequence[str], brief: bool) -> str:
+def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) -> str:
     """One workload: rows that train alike, then those that do not, then everything that needs words."""
     shared = _shared(rows)
     parts = [_heading(rows, shared)]
@@ -52,16 +54,16 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool) -> str:
     trains = [row for row in rows if row.comparable_as == TRAINING]
     others = [row for row in rows if row.comparable_as == THROUGHPUT]
     if trains:
-        parts += _grids(trains, columns)
+        parts += _grids(trains, columns, width)
     if others:
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
-        parts += _grids(others, columns)
+        parts += _grids(others, columns, width)
     parts.append(_held_out(rows, shared))
     notes = _notes(rows)
     if brief:
         parts.append(f"({len(notes)} note{_s(str(len(notes)))} left out by --brief)" if notes else "")
     else:
-        parts += [_before(rows), _filled(notes)]
+        parts += [_before(rows), _filled(notes, width)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -160,10 +162,10 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
     }
 
 
-def _grids(rows: Sequence[Row], columns: Mapping[str, Cell]) -> list[str]:
+def _grids(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> list[str]:
     """One table, or, where that would be too wide, one of the speed and one of what it costs."""
     text = _grid(rows, columns)
-    if max(map(len, text.splitlines())) <= WIDTH:
+    if max(map(len, text.splitlines())) <= width:
         return [text]
     of_cost = {name for name in columns if "$" in name or name in ("x speed", "verdict")}
     speed = {name: cell for name, cell in columns.items() if name not in of_cost}
@@ -242,9 +244,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _filled(notes: Sequence[str]) -> str:
+def _filled(notes: Sequence[str], width: int) -> str:
     return "\n".join(
-        textwrap.fill(note, WIDTH, initial_indent="* ", subsequent_indent="  ") for note in notes
+        textwrap.fill(note, width, initial_indent="* ", subsequent_indent="  ") for note in notes
     )
 
 

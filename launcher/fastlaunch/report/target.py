@@ -21,7 +21,7 @@ from fastlaunch.report.table import WIDTH, dollars, number
 from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
 
 
-def target_table(comparison: Comparison, target: str) -> str:
+def target_table(comparison: Comparison, target: str, *, width: int = WIDTH) -> str:
     """Which seeds of each row reached `target` (`accuracy=0.9`, `loss=2.5`), when, and for how much.
 
     Raises UserError for a target that cannot be read, where no run was evaluated, and for an unknown metric.
@@ -30,7 +30,8 @@ def target_table(comparison: Comparison, target: str) -> str:
     found = usd_to_target(comparison, wanted)
     workloads = dict.fromkeys(one.row.workload for one in found)
     return "\n\n".join(
-        _section([one for one in found if one.row.workload == workload], wanted) for workload in workloads
+        _section([one for one in found if one.row.workload == workload], wanted, width)
+        for workload in workloads
     )
 
 
@@ -49,14 +50,14 @@ def target_json(comparison: Comparison, target: str) -> dict[str, Any]:
     }
 
 
-def _section(found: Sequence[RowToTarget], target: Target) -> str:
+def _section(found: Sequence[RowToTarget], target: Target, width: int) -> str:
     rows = [one.row for one in found]
     told = [f"* {text}" for text in notes(found, target)]
     return "\n\n".join(
         [
             f"{rows[0].workload}: to {target.told} on held-out data",
             grid([_cells(one, rows) for one in found], left=("row",)),
-            "\n".join(textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in told),
+            "\n".join(textwrap.fill(text, width, subsequent_indent="  ") for text in told),
         ]
     ).rstrip()
 
