@@ -97,6 +97,14 @@ def test_a_loss_that_is_no_number_ends_a_trainer(tmp_path: Path, loop: str) -> N
 
 @both_loops
 @pytest.mark.slow
+def test_a_trainer_waits_for_no_loss(tmp_path: Path, loop: str) -> None:
+    more = ("--steps", "6", "--set", "grad_accumulation=2")
+    code, printed = run(asked(tmp_path, *more, loop=loop, of="not_waited_for"))
+    assert code == 0, printed
+
+
+@both_loops
+@pytest.mark.slow
 def test_a_trainer_compiles_before_its_first_step(tmp_path: Path, loop: str) -> None:
     compiling = ("compile_mode=default", "compile_backend=aot_eager", "compile_scope=model")
     sets = [word for setting in compiling for word in ("--set", setting)]

@@ -51,7 +51,7 @@ class Checkpointing:
     def save(self, step: int) -> None:
         """Save the checkpoint of `step`. Every rank calls this.
 
-        Raises NanLossError, on every rank, where it would hold what is not finite: nobody can go on from that,
+        Raises NanLossError, on every rank, where it would hold what is not finite: nobody can go on from it,
         and it would take the place of one from which they can.
         """
         seconds = self.phase("checkpoint", lambda: self._save(step), step=step)

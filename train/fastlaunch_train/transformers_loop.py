@@ -24,8 +24,8 @@ def train_with_transformers(progress: Progress) -> None:
     The Trainer wraps the model for several ranks, in the process group that is there, puts autocast around
     its forward pass, scales the loss, sums up micro-batches and calls the optimizer, which is the recipe's.
     Its schedule is constant, and it clips no gradients. It leaves nothing on the disk. What it does beside is
-    part of its steps: it waits for each micro-batch's loss to see whether that is a number, and of release 5
-    on it works out the gradients' norm. Raises RecipeError for a release that takes no mean of micro-batches.
+    part of its steps: of release 5 on it works out the gradients' norm. Raises RecipeError for a release that
+    takes no mean of micro-batches.
     """
     training = progress.training
     # The Trainer seeds every generator.
@@ -122,6 +122,9 @@ def _arguments(progress: Progress) -> Any:
         use_cpu=training.process.device.type == "cpu",
         save_strategy="no",
         logging_strategy="no",
+        # It would wait for each micro-batch's loss, to leave NaN out of a log that is switched off: Progress
+        # sees NaN.
+        logging_nan_inf_filter=False,
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,

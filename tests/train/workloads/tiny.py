@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fastlaunch_train.workload import Batch, BatchCount, DataRequest, Score, Workload
 
@@ -248,6 +249,20 @@ def nan() -> Workload:
 
     nan_loss.step = 0  # type: ignore[attr-defined]
     return workload(loss=nan_loss)
+
+
+class _NotWaitedFor(TorchFunctionMode):
+    """Lets nobody ask whether a scalar that is being trained on is a number."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        assert function not in (torch.isnan, torch.isinf, torch.isfinite), "a loss is waited for"
+        return function(*args, **(kwargs or {}))
+
+
+def not_waited_for() -> Workload:
+    """As `evaluated`; from the first step's loss on nobody may look at whether a loss is a number."""
+    mode = _NotWaitedFor()
+    return evaluated(loss=_after(lambda step: mode.__enter__() if step == 1 else None))
 
 
 def infinite_gradients() -> Workload:
