@@ -1,5 +1,7 @@
 """The search for the largest batch, and the memory that a step on a CPU is taken to need."""
 
+import dataclasses
+
 import pytest
 import torch
 import toy
@@ -14,10 +16,11 @@ from fastlaunch_train.batch_size import (
     largest_batch,
     step_bytes,
 )
-from fastlaunch_train.build import largest_batch_that_fits
+from fastlaunch_train.build import largest_batch_that_fits, recipe_to_try
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.workload import Batch, Workload
 from fastlaunch_train.workloads import WorkloadError
 
 
@@ -165,20 +168,45 @@ def test_another_error_ends_the_search() -> None:
         )
 
 
-def searched(recipe_name: str, overrides: list[str]) -> int:
+def searched(recipe_name: str, overrides: list[str], workload: Workload = toy.TOY) -> int:
     recipe = resolve_recipe(recipe_name, overrides)
     alone = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
     arithmetic = setup_precision(recipe, alone.device)
-    return largest_batch_that_fits(toy.TOY, recipe, arithmetic, alone, seed=0, budget_bytes=2**20)
+    return largest_batch_that_fits(workload, recipe, arithmetic, alone, seed=0, budget_bytes=2**20)
+
+
+@pytest.mark.parametrize(("parts", "kept"), [(1, False), (4, True)])
+def test_a_micro_batch_is_tried_beside_what_the_others_left(parts: int, kept: bool) -> None:
+    """Gradients of those before, and inputs of all; the size found is a step's, and divides into them."""
+    seen: list[tuple[bool, int, int]] = []
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        num_held = batch[0].untyped_storage().nbytes() // batch[0][0].nbytes
+        seen.append((any(p.grad is not None for p in model.parameters()), len(batch[0]), num_held))
+        return toy.loss(model, batch)
+
+    found = searched("bf16", [f"grad_accumulation={parts}"], dataclasses.replace(toy.TOY, loss=loss))
+    assert found % (parts * 8) == 0
+    assert len(seen) == 3
+    assert [gradients for gradients, _, _ in seen[1:]] == [kept, kept]
+    assert all(num_held == parts * size for _, size, num_held in seen)
+    assert seen[-1][1] == found // parts
+
+
+def test_gradients_in_the_buckets_of_ddp_are_there_all_the_time() -> None:
+    assert recipe_to_try(resolve_recipe("bf16"), world_size=1).set_to_none
+    assert not recipe_to_try(resolve_recipe("bf16"), world_size=2).set_to_none
+    assert not recipe_to_try(resolve_recipe("bf16", ["set_to_none=false"]), world_size=1).set_to_none
 
 
 def test_every_recipe_finds_a_batch() -> None:
     plain = searched("bf16", [])
     assert plain >= 16
-    # Tried unsharded, and without a compiler; of each of four micro-batches as much fits as of one.
+    # Tried unsharded, and without a compiler.
     assert searched("fsdp2", ["compile_mode=default", "compile_scope=wrapped"]) == plain
     assert searched("zero3", []) == searched("zero1", ["overlap_comm=false"]) == plain
-    assert searched("bf16", ["grad_accumulation=4"]) == 4 * plain
+    # Of each of four micro-batches as much fits as of one, but for the others' inputs.
+    assert 0.9 * 4 * plain < searched("bf16", ["grad_accumulation=4"]) < 4 * plain
     # Recomputed, it needs less; with masters, more.
     assert searched("bf16", ["activation_checkpointing=block"]) > plain
     masters = searched("bf16", ["parameter_dtype=bf16-master"])

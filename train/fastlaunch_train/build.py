@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fastlaunch_train.batches import split_batch
 from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.parallel import Process, agree
 from fastlaunch_train.precision import Precision, batch_multiple
@@ -54,6 +55,28 @@ def largest_batch_that_fits(
     return found
 
 
+def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
+    """What each of `world_size` ranks tries by itself, with one micro-batch, in place of `recipe`.
+
+    By itself, so that one which runs out of memory leaves no other waiting for it: what fits here unsharded
+    fits sharded. One micro-batch of a step, since each frees what it took before the next, but for gradients:
+    they stay where a micro-batch adds to those of another, and in DDP's buckets, and the forward pass has to
+    fit beside them.
+    """
+    return replace(
+        recipe,
+        parallelism="ddp",
+        engine="torch",
+        ddp_bucket_mb=Recipe.ddp_bucket_mb,
+        overlap_comm=Recipe.overlap_comm,
+        grad_accumulation=1,
+        set_to_none=recipe.set_to_none and recipe.grad_accumulation == 1 and world_size == 1,
+        compile_mode="none",
+        compile_backend=Recipe.compile_backend,
+        compile_scope=Recipe.compile_scope,
+    )
+
+
 def _try_batches(
     workload: Workload,
     recipe: Recipe,
@@ -65,19 +88,8 @@ def _try_batches(
 ) -> int:
     from fastlaunch_train.batch_size import find_batch_size
 
-    # Each rank by itself, so that one which runs out of memory leaves no other waiting for it: what fits here
-    # unsharded fits sharded. One micro-batch of a step, since each frees what it took before the next.
-    recipe_alone = replace(
-        recipe,
-        parallelism="ddp",
-        engine="torch",
-        ddp_bucket_mb=Recipe.ddp_bucket_mb,
-        overlap_comm=Recipe.overlap_comm,
-        grad_accumulation=1,
-        compile_mode="none",
-        compile_backend=Recipe.compile_backend,
-        compile_scope=Recipe.compile_scope,
-    )
+    parts = recipe.grad_accumulation
+    recipe_alone = recipe_to_try(recipe, process.world_size)
     # Of its own: Transformer Engine's modules would remember the trial steps in their FP8 scales.
     model = build_native(workload, seed, process)
     convert_model(model, workload, recipe)
@@ -86,9 +98,11 @@ def _try_batches(
     )
 
     def step(batch_size: int) -> None:
-        request = probe_request(process, seed=seed, batch_size=batch_size)
+        request = probe_request(process, seed=seed, batch_size=batch_size * parts)
         request = replace(request, dtype=computed_in(recipe))
-        stepper.step(next_batch(workload, workload.batches(request)))
+        # Its inputs are there as long as the whole step takes.
+        whole = next_batch(workload, workload.batches(request))
+        stepper.step(split_batch(whole, parts)[0])
 
     found = find_batch_size(
         step,
@@ -98,7 +112,7 @@ def _try_batches(
         agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
         granularity=batch_multiple(recipe),
     )
-    return found * recipe.grad_accumulation
+    return found * parts
 
 
 def computed_in(recipe: Recipe) -> torch.dtype:
