@@ -73,15 +73,15 @@ def digest_of_file(path: Path) -> tuple[str, str]:
     return whole.hexdigest()[:DIGITS], PIECES
 
 
-def digest_of_files(files: Mapping[str, Path]) -> tuple[str, str]:
-    """(digest, what it covers) of files by their names, which count, as their order does not.
+def digest_of_files(files: Mapping[str, str]) -> tuple[str, str]:
+    """(digest, what it covers) of files, whose paths are given by names that count, as their order does not.
 
     Contents where they are few and small; else all names, and sizes of at most MOST_FILES of them, evenly
     spread: a file that was replaced by one as large is not noticed then. Raises OSError.
     """
     names = sorted(files)
     looked_at = names[:: -(-len(names) // MOST_FILES) or 1]
-    sizes = [files[name].stat().st_size for name in looked_at]
+    sizes = [Path(files[name]).stat().st_size for name in looked_at]
     told = [os.fsencode(name) for name in names]
     if len(names) <= MOST_FILES and sum(sizes) <= MOST_BYTES:
         return digest_of([*told, *(_contents_digest(files[name]) for name in names)]), CONTENTS
@@ -101,13 +101,13 @@ def identity_of_own(workload: str, arm: str) -> DataIdentity:
         digest, covers = digest_of_file(path)
     elif arm.startswith("folder:") and path.is_dir():
         found = (Path(where, name) for where, _, names in os.walk(path) for name in names)
-        digest, covers = digest_of_files({str(each.relative_to(path)): each for each in found})
+        digest, covers = digest_of_files({str(each.relative_to(path)): str(each) for each in found})
     return DataIdentity(digest=digest, covers=covers, generator=f"own {digest_of_file(file)[0]}")
 
 
-def _contents_digest(path: Path) -> bytes:
+def _contents_digest(path: str) -> bytes:
     whole = hashlib.sha256()
-    with path.open("rb") as file:
+    with Path(path).open("rb") as file:
         for piece in iter(lambda: file.read(PIECE_BYTES), b""):
             whole.update(piece)
     return whole.digest()
