@@ -289,6 +289,16 @@ def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
     assert "te-bf16 is done sooner than bf16 from the first step on" in sentences(comparison)
 
 
+def test_costs_that_differ_by_rounding_alone_do_not_cross() -> None:
+    """Ten steps of 0.19 s, and of 0.095 s, less as many at that step time: zero, but for the last digit."""
+    slow = run("bf16", 0.19, warmup_s=10 * 0.19 + 4e-16)
+    fast = run("te-fp8", 0.095, warmup_s=10 * 0.095 + 8e-16)
+    pair = pair_of(compared(slow, fast))
+    assert pair.more_once != 0
+    assert pair.steps is None
+    assert "te-fp8 is done sooner than bf16 from the first step on" in sentences(compared(slow, fast))
+
+
 def test_figures_without_an_interval_are_called_so() -> None:
     def bare(recipe: str, step_time_s: float, **changes: Any) -> RunSummary:
         return run(recipe, step_time_s, half=None, **changes)

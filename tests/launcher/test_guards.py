@@ -255,6 +255,15 @@ def test_what_is_not_known_is_ranked_and_said() -> None:
     )
 
 
+def test_a_forward_pass_alone_is_held_to_no_convergence() -> None:
+    shape = {"workload": "gelu", "sample_unit": "tensors", "evals": ()}
+    row = rows_of(compared(arm("fp32", 0.1, EQUAL, **shape), arm("library", 0.05, EQUAL, **shape)))["library"]
+    assert row.reasons == ("by speed: no price is known",)
+    trained = {**shape, "sample_unit": "images"}
+    both = compared(arm("fp32", 0.1, EQUAL, **trained), arm("library", 0.05, EQUAL, **trained))
+    assert rows_of(both)["library"].reasons[-1].startswith("convergence unknown")
+
+
 def test_barred_rows_are_no_part_of_holms_family() -> None:
     """The interval of the one row that is ranked is at 5%, as if the others were not there."""
     alone = rows_of(compared(BF16, COMPILE))["compile"].speed_ratio_to_baseline

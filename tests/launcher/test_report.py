@@ -207,6 +207,20 @@ def test_the_heading_of_processes_on_two_machines_that_did_not_settle() -> None:
     assert text.count("did not settle") == 1
 
 
+def test_what_comes_before_the_steps_is_told_apart_by_all_that_differs() -> None:
+    candidates = [
+        *runs("bf16", 0.1, build_s=1.5),
+        *runs("bf16", 0.05, num_gpus=2, build_s=9.5, data="loader", batch_size_per_gpu=32),
+    ]
+    text = as_table(compared(candidates))
+    assert re.search(r"^GPUs  batch  data +build s  warm-up s$", _without_recipe(text), re.MULTILINE)
+    assert re.search(r"^bf16 +2 +32 +loader +9\.5 ", text, re.MULTILINE)
+
+
+def _without_recipe(text: str) -> str:
+    return re.sub(r"^recipe +", "", text, flags=re.MULTILINE)
+
+
 def test_the_length_of_samples_is_told_once_or_by_row() -> None:
     long = runs("bf16", 0.1, 0.1005, sequence_length=512)
     alike = as_table(compared([*long, *runs("compile", 0.08, 0.0804, sequence_length=512)]))
@@ -240,7 +254,7 @@ def test_a_table_that_would_be_too_wide_is_two() -> None:
     assert "$/M images" in of_cost and "verdict" in of_cost and "step ms" not in of_cost
     for grid in (of_speed, of_cost):
         assert re.search(r"^p5\.48xlarge +compile-max-autotune ", grid, re.MULTILINE)
-    assert "* compile-max-autotune: 1% is allowed for each machine" in text
+    assert "* compile-max-autotune on p5.48xlarge: 1% is allowed for each machine" in text
     # In a narrow terminal already what would fit into 120.
     candidates = [*runs("bf16", 0.1, 0.1005), *runs("te-fp8", 0.06, 0.0603, precision="fp8")]
     whole = as_table(compared(candidates, usd_per_hour=8.0)).split("\n\n")[1]
@@ -291,6 +305,10 @@ def test_the_answer_of_the_published_experiment(day: datetime.date, told: str) -
             [*runs("bf16", 0.1), *runs("compile", 0.05, batch_size_per_gpu=128)],
             r"bf16 gives 640 images/s; the other rows have another global batch, and are not ranked as"
             r" training\.",
+        ),
+        (
+            [*runs("bf16", 0.1, batch_size_per_gpu=128), *runs("bf16", 0.05, num_gpus=2)],
+            r"bf16 x 2 at batch 64 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128 .*",
         ),
         (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],

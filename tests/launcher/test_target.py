@@ -316,6 +316,10 @@ def test_a_row_without_evaluations_says_so() -> None:
     losses = replace(losses, evals=tuple(replace(e, metric=None, metric_value=None) for e in losses.evals))
     comparison = compared(*reaching("bf16", [100, 200, 300]), losses)
     assert "tf32: n/a, none of its runs has accuracy" in told(comparison)
+    lost = replace(losses, evals=tuple(replace(e, loss=None) for e in losses.evals))
+    comparison = compared(*reaching("bf16", [100, 200, 300]), lost)
+    (row,) = (one for one in usd_to_target(comparison, parse_target("loss=0.4")) if one.row.recipe == "tf32")
+    assert row.reason == "the loss of none of its runs is a number"
 
 
 def test_the_json_has_every_run() -> None:

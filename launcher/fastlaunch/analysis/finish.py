@@ -77,8 +77,8 @@ class BreakEven:
 
     @property
     def short(self) -> Row:
-        """The cheaper row of a job of few samples."""
-        return self.one if (self.more_once, -self.less_each) >= (0, 0) else self.other
+        """The cheaper row of a job of few samples: of one, as equal times need not be so to the last digit."""
+        return self.one if (self.more_once - self.less_each, -self.less_each) >= (0, 0) else self.other
 
     @property
     def long(self) -> Row:

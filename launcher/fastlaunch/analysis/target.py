@@ -231,6 +231,8 @@ def _why_no_mean(
     if not any(run.best is not None for run in runs) and all(run.last_step == 0 for run in runs):
         return "none of its runs was evaluated on held-out data"
     if not any(run.best is not None for run in runs):
+        if target.metric == LOSS:
+            return "the loss of none of its runs is a number"
         return f"none of its runs has {target.metric}"
     if num_reached < num_seeds:
         return f"reached by {num_reached} of {num_seeds} seeds"

@@ -11,8 +11,9 @@ from fastlaunch.analysis.finish import USD, BreakEven, Finish, ToFinish, cheapes
 from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval
+from fastlaunch.report.names import name_of
 from fastlaunch.report.table import WIDTH, dollars, number
-from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
+from fastlaunch.report.words import about, grid, place_to_json, product, quantity_to_json, with_range
 
 
 def finish_table(comparison: Comparison, steps: float, *, width: int = WIDTH) -> str:

@@ -6,6 +6,7 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.metrics import Interval
+from fastlaunch.report.names import name_of
 from fastlaunch.report.table import number
 
 
@@ -82,11 +83,10 @@ def _throughput(rows: Sequence[Row], base: Row) -> str:
 
 
 def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
-    """The row in words: its recipe, and where it ran if that differs; less what it shares with `beside`."""
-    several_places = len({other.place for other in rows}) > 1
-    if beside is not None and beside.recipe == row.recipe and several_places and beside.place != row.place:
-        return f"on {row.place}"
-    return f"{row.recipe} on {row.place}" if several_places else row.recipe
+    """The row in words: its recipe, and what tells it from the others; less what it shares with `beside`."""
+    if beside is not None and beside.recipe == row.recipe and beside.place != row.place:
+        return name_of(row, rows).removeprefix(f"{row.recipe} ")
+    return name_of(row, rows)
 
 
 def _what(row: Row, priced: bool) -> str:

@@ -9,6 +9,7 @@ from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval
 from fastlaunch.report.convergence import convergence_columns, convergence_heading
+from fastlaunch.report.names import name_of
 
 WIDTH = 120
 UNKNOWN = "n/a"
@@ -206,9 +207,7 @@ def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
 def _before(rows: Sequence[Row]) -> str:
     """Seconds before the steps that count: building, compiling, warming up."""
     columns: dict[str, Cell] = {
-        "instance": lambda row: row.place,
-        "recipe": lambda row: row.recipe,
-        "batch": lambda row: str(row.batch_size_per_gpu),
+        **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART},
         "build s": lambda row: _seconds(row.build_s),
         "compile s": lambda row: _seconds(row.compile_s),
         "warm-up s": lambda row: _seconds(row.warmup_s),
@@ -239,7 +238,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         if compared and all(row in concerned for row in compared):
             notes.append(reason)
         else:
-            names = dict.fromkeys(_name(row, rows) for row in concerned)
+            names = dict.fromkeys(name_of(row, rows) for row in concerned)
             notes.append(f"{', '.join(names)}: {reason}")
     return notes
 
@@ -262,17 +261,6 @@ def _price_notes(rows: Sequence[Row]) -> list[str]:
         inferred = ", inferred" if price.inferred else ""
         notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated}{inferred}"] = None
     return list(notes)
-
-
-def _name(row: Row, rows: Sequence[Row]) -> str:
-    """The row's recipe, with as much more as tells it from the others."""
-    alike = [other for other in rows if other.recipe == row.recipe]
-    name = row.recipe
-    if len({other.place for other in alike}) > 1:
-        name += f" on {row.place}"
-    if len({other.batch_size_per_gpu for other in alike if other.place == row.place}) > 1:
-        name += f" at batch {row.batch_size_per_gpu}"
-    return name
 
 
 def _percent_of_peak(row: Row) -> str | None:

@@ -17,8 +17,9 @@ from fastlaunch.analysis.target import (
 )
 from fastlaunch.analysis.target_margins import Margin, margins
 from fastlaunch.metrics import Interval
+from fastlaunch.report.names import name_of
 from fastlaunch.report.table import WIDTH, dollars, number
-from fastlaunch.report.words import about, grid, name_of, place_to_json, product, quantity_to_json, with_range
+from fastlaunch.report.words import about, grid, place_to_json, product, quantity_to_json, with_range
 
 
 def target_table(comparison: Comparison, target: str, *, width: int = WIDTH) -> str:

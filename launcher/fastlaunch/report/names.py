@@ -1,0 +1,24 @@
+"""What a row of a comparison is called beside others."""
+
+from collections.abc import Sequence
+
+from fastlaunch.analysis.rows import Row
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """The row's recipe, with as much more as tells it from the other rows."""
+    name = row.recipe
+    if len({other.place for other in rows}) > 1:
+        name += f" on {row.place}"
+    alike = [other for other in rows if (other.recipe, other.place) == (row.recipe, row.place)]
+    if len({other.num_gpus for other in alike}) > 1:
+        name += f" x {row.num_gpus}"
+    if len({other.batch_size_per_gpu for other in alike}) > 1:
+        name += f" at batch {row.batch_size_per_gpu}"
+    if len({other.sequence_length for other in alike}) > 1:
+        name += f" of {row.sequence_length} tokens"
+    if len({other.data for other in alike}) > 1:
+        name += f" from {row.data}"
+    elif len({dict(other.fingerprint).get("data") for other in alike}) > 1:
+        name += f" from {row.data} {dict(row.fingerprint).get('data', 'not identified')}"
+    return name
