@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from data_requests import CPU, request
 from entrypoint import arguments, record, run
 
 from fastlaunch_train import corpus
@@ -14,19 +17,13 @@ from fastlaunch_train.attention import attention_backend
 from fastlaunch_train.language_models import transformer_blocks, transformers_for
 from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import Asked, Batch, DataRequest, Workload, load_workload
+from fastlaunch_train.workload import Asked, Batch, Workload, load_workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
 
 # Importing transformers' models takes seconds.
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 TEXT = "the cat sat on the mat and the dog sat on the log\n" * 40
-
-
-def request(arm: str = "synthetic", **changes: int) -> DataRequest:
-    values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-    return DataRequest(arm=arm, device=CPU, **(values | changes))
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +294,57 @@ def test_a_run_on_a_file_sees_every_sequence_once_an_epoch(tmp_path: Path) -> No
     assert exit_code == 0, output
     # A twentieth of 20 is held out: 19 samples, five steps an epoch.
     assert len(record(tmp_path / "out").steps) == 10
+
+
+def test_a_published_model_is_known_by_what_it_is_and_not_by_its_name(
+    transformers: Any, neo: Path, tmp_path: Path
+) -> None:
+    def identity(asked: Asked, name: str = "gpt2-tiny") -> Mapping[str, str | None]:
+        workload = load_workload(name, asked)
+        assert workload.model_identity is not None
+        return workload.model_identity()
+
+    shutil.copytree(neo, tmp_path / "copy")
+    known = identity(Asked(model=str(neo)))
+    assert all(known.values())
+    assert identity(Asked(model=str(tmp_path / "copy"))) == known
+    assert identity(Asked(), f"hf-clm:{neo}") == {"config": known["config"], "weights": None}
+    weights = next((tmp_path / "copy").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    changed = identity(Asked(model=str(tmp_path / "copy")))
+    assert changed["config"] == known["config"]
+    assert changed["weights"] != known["weights"]
+    transformers.GPTNeoConfig(**NEO | {"window_size": 8}).save_pretrained(tmp_path / "copy")
+    assert identity(Asked(model=str(tmp_path / "copy")))["config"] != known["config"]
+    # The others' names say what they are.
+    assert load_workload("gpt2-tiny").model_identity is None
+
+
+def test_the_tokenizer_of_a_text_is_known_by_what_it_makes_of_it(
+    transformers: Any, neo: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, normalizers
+
+    (tmp_path / "text.txt").write_text(TEXT)
+
+    def identity(folder: Path | None) -> str | None:
+        workload = load_workload(f"hf-clm:{neo}", Asked(tokenizer=folder and str(folder), sequence_length=8))
+        assert workload.data_identity is not None
+        assert workload.data_identity("synthetic") == corpus.MADE_UP
+        return workload.data_identity(f"file:{tmp_path / 'text.txt'}").tokenizer
+
+    shutil.copytree(neo, tmp_path / "copy")
+    known = identity(neo)
+    assert known is not None
+    assert known.startswith("hub ")
+    assert identity(tmp_path / "copy") == known
+    words = Tokenizer.from_file(str(neo / "tokenizer.json"))
+    words.normalizer = normalizers.Lowercase()
+    for number, (told, padding) in enumerate(
+        ((words, "?"), (Tokenizer.from_file(str(neo / "tokenizer.json")), "mat"))
+    ):
+        folder = tmp_path / str(number)
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=told, unk_token="?", pad_token=padding
+        ).save_pretrained(folder)
+        assert identity(folder) != known

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_requests import request
 from PIL import Image
 
 from fastlaunch_train.images import (
@@ -23,16 +24,11 @@ from fastlaunch_train.images import (
     make_images,
 )
 from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.workload import Batch, DataRequest
+from fastlaunch_train.workload import Batch
 from fastlaunch_train.workloads import WorkloadError
 
 SHAPE = ImageShape(size=16, num_classes=4)
 TRAIN = Path(__file__).resolve().parents[2] / "train"
-
-
-def request(arm: str, **changes: int) -> DataRequest:
-    values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-    return DataRequest(arm=arm, device=torch.device("cpu"), **(values | changes))
 
 
 def batches(arm: str, number: int, **changes: int) -> list[Batch]:

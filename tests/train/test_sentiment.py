@@ -1,9 +1,11 @@
 """DistilBERT on reviews: the published configuration, its data, and that it learns."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import data_requests
 import pytest
 import torch
 from entrypoint import arguments, record, run
@@ -13,13 +15,15 @@ from fastlaunch_train.attention import attention_backend
 from fastlaunch_train.language_models import transformer_blocks, transformers_for
 from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload
+from fastlaunch_train.workload import Asked, Workload, load_workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
 
 # Importing transformers' models takes seconds.
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
+CPU = data_requests.CPU
+#: Of batches of twelve, as in the experiment.
+request = partial(data_requests.request, batch_size=12)
 
 
 class _Operators(TorchDispatchMode):
@@ -32,11 +36,6 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.add(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
-
-
-def request(arm: str = "synthetic", **changes: int) -> DataRequest:
-    values = {"batch_size": 12, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-    return DataRequest(arm=arm, device=CPU, **(values | changes))
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +166,29 @@ def test_a_tokenizer_is_taken_from_a_folder(transformers: Any, csv_file: Path, t
     batch = next(workload.batches(request(f"file:{csv_file}")))
     for text, label in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
         assert text == [2, 5, 1, 6, (8, 7)[label], 10, 9, 3, 0, 0]
+
+
+def test_reviews_of_which_a_tokenizer_makes_nothing_train_and_score(
+    transformers: Any, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"?": 0, "good": 1, "bad": 2}, "?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
+    rows = ['"",positive', '" \t ",negative', "good,positive", "bad,negative"] * 10
+    (tmp_path / "reviews.csv").write_text("\n".join(["review,sentiment", *rows]))
+    workload = load_workload("distilbert-tiny", Asked(tokenizer=str(tmp_path)))
+    batch = next(workload.batches(request(f"file:{tmp_path / 'reviews.csv'}")))
+    assert set(batch["mask"].sum(1).tolist()) == {1}
+    model = workload.build_model()
+    workload.loss(model, batch).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert workload.score is not None
+    assert workload.held_out is not None
+    with torch.no_grad():
+        for held_out in workload.held_out(request(f"file:{tmp_path / 'reviews.csv'}"), "test"):
+            assert workload.score(model.eval(), held_out).loss_sum.isfinite()
 
 
 def test_requests_that_cannot_be_met_are_refused(tmp_path: Path, csv_file: Path) -> None:

@@ -6,19 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_requests import request
 
 from fastlaunch_train import corpus
 from fastlaunch_train.text import TextSource, batch_of
 from fastlaunch_train.tokens import ByteTokens, WordTokens
-from fastlaunch_train.workload import DataRequest
 from fastlaunch_train.workloads import WorkloadError
 
 LENGTH = 16
-
-
-def request(arm: str = "synthetic", **changes: int) -> DataRequest:
-    values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-    return DataRequest(arm=arm, device=torch.device("cpu"), **(values | changes))
 
 
 def source(length: int = LENGTH) -> TextSource:

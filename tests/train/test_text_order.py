@@ -2,17 +2,11 @@
 
 import itertools
 
-import torch
+from data_requests import request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.order import seed_of, share, shuffled
-from fastlaunch_train.workload import DataRequest
-
-
-def request(**changes: int) -> DataRequest:
-    values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-    return DataRequest(arm="any", device=torch.device("cpu"), **(values | changes))
 
 
 def global_batches(num_samples: int, number: int, *, world_size: int, **changes: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ log = logging.getLogger("fastlaunch_train")
 _CHUNK = 1000
 #: What tokenizers of one vocabulary may cut up differently: letter case, accents, spaces, numbers, scripts.
 _PROBE = "Überall  didn't 3,141.59\tNAÏVE naïve antidisestablishmentarianism 日本語のテキスト 🙂\n¿qué?"
+#: Words of a vocabulary that are looked up too, evenly spread, in upper case and joined to the next as well.
+_PROBED_WORDS = 1000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
 
 
@@ -93,15 +96,19 @@ class HubTokens:
 
     @property
     def identity(self) -> str:
-        """Of the vocabulary, the number of padding, and the tokens of a probing text.
+        """Of the vocabulary, the number of padding, and the tokens of a probing text and of words it knows.
 
-        Not of the files: their wording changes with the release that wrote them. Of two tokenizers of one
-        vocabulary that differ in their merges alone the probe tells most apart, not all.
+        Not of the files: their wording changes with the release that wrote them. Two tokenizers of one
+        vocabulary that cut only rare words differently may be taken for the same.
         """
         words = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        known = [word for word, _ in words[:: -(-len(words) // _PROBED_WORDS) or 1]]
+        probed = self.encode(
+            [_PROBE, *known, *(word.upper() for word in known), *map("".join, pairwise(known))]
+        )
         told = (f"{number} {word}".encode(errors="surrogatepass") for word, number in words)
-        (probed,) = self.encode([_PROBE])
-        return f"hub {digest_of([*told, str((self.padding, probed.tolist())).encode()])}"
+        made = ",".join(str(number) for text in probed for number in (*text.tolist(), -1))
+        return f"hub {digest_of([*told, f'{self.padding} {made}'.encode()])}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """The tokens of each text, cut off at `longest`."""
