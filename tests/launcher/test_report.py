@@ -233,6 +233,18 @@ def test_the_length_of_samples_is_told_once_or_by_row() -> None:
     assert re.search(r"^compile +128 ", text, re.MULTILINE)
 
 
+def test_rows_on_two_files_are_told_apart_in_the_table() -> None:
+    one, other = (
+        runs(recipe, 0.1, data="file", fingerprint={"data": digest})
+        for recipe, digest in (("bf16", "0a1b"), ("bf16", "2c3d"))
+    )
+    assert "batch 64 each, data file 0a1b" in as_table(compared(one)).splitlines()[0]
+    both = as_table(compared([*one, *other]))
+    assert re.search(r"^bf16 +file 0a1b .* baseline$", both, re.MULTILINE)
+    assert re.search(r"^bf16 +file 2c3d ", both, re.MULTILINE)
+    assert "trained on other data: file 2c3d against file 0a1b" in both
+
+
 def test_a_hypothetical_price_is_labelled() -> None:
     from fractions import Fraction
 

@@ -81,7 +81,7 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
         "batch": lambda row: str(row.batch_size_per_gpu),
         "GPUs": _gpus,
         "tokens each": _sequence_length,
-        "data": lambda row: row.data,
+        "data": _data,
         "runs": lambda row: str(row.num_runs),
     }
     values = {name: {cell(row) for row in rows} for name, cell in told.items()}
@@ -118,6 +118,11 @@ def _s(number: str) -> str:
     return "" if number == "1" else "s"
 
 
+def _data(row: Row) -> str:
+    """`synthetic`, or `file 0123456789abcdef` where the record says which."""
+    return f"{row.data} {dict(row.fingerprint).get('data', '')}".strip()
+
+
 def _sequence_length(row: Row) -> str:
     return str(row.sequence_length or UNKNOWN)
 
@@ -139,7 +144,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         "GPUs": _gpus,
         "batch": lambda row: str(row.batch_size_per_gpu),
         "tokens each": _sequence_length,
-        "data": lambda row: row.data,
+        "data": _data,
         "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
         f"{unit}/s": lambda row: _number(row.samples_per_s),
