@@ -178,8 +178,13 @@ def test_a_row_is_held_against_one_that_trains_by_its_rules() -> None:
     }
     assert rows_of(compared(*arms[::-1]))["compile"].guard.convergence.verdict == "within"
     text = as_table(compared(*arms))
-    assert "and its difference to the reference's at the same seeds" in text
-    assert re.search(r"^te-fp8 learning_rate=0.0001 +bf16 learning_rate=0.0001 +3 ", text, re.MULTILINE)
+    of_each = text.split("held-out loss at the end, and its difference to that of ")[1:]
+    assert [part.splitlines()[0].partition(" at the same seeds")[0] for part in of_each] == [
+        "bf16",
+        "bf16 learning_rate=0.0001",
+    ]
+    assert re.search(r"^te-fp8 learning_rate=0.0001 +3 ", of_each[1], re.MULTILINE)
+    assert "learning_rate" not in of_each[0].partition("held-out")[0]
 
 
 def test_without_such_a_row_it_is_unknown_and_the_command_is_told() -> None:
@@ -199,6 +204,15 @@ def test_without_such_a_row_it_is_unknown_and_the_command_is_told() -> None:
     ]
     assert "there is no reference with the workload's own optimizer and learning rate; run" in row.reasons[-1]
     assert "--recipe bf16 --batch-size 64" in row.reasons[-1]
+
+
+def test_a_command_in_the_notes_is_left_whole() -> None:
+    comparison = compared(BF16, arm("compile optimizer=adafactor", 0.08, WORSE))
+    for width in (80, 120):
+        (line,) = (one for one in as_table(comparison, width=width).splitlines() if "fastlaunch" in one)
+        assert line.startswith("    fastlaunch submit --local ") and line.endswith(" --seed 0 --repeats 3")
+    text = as_table(compared(BF16, arm("compile", 0.08, (2.2, 2.0, 2.26))), width=80)
+    assert not re.search(r"-$", text.partition("* ")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +419,8 @@ def test_the_table_of_held_out_loss() -> None:
     text = as_table(compared(scored(BF16, 0.8), scored(COMPILE, 0.81), scored(DULL, 0.7), unscored))
     table = text[text.index("held-out loss at the end") :].split("\n\n")[0].splitlines()
     assert table[0] == (
-        "held-out loss at the end, and its difference to bf16's at the same seeds (one-sided 95% limits):"
+        "held-out loss at the end, and its difference to that of bf16 at the same seeds"
+        " (one-sided 95% limits):"
     )
     assert re.split(" {2,}", table[1]) == [
         *("recipe", "pairs", "loss", "difference", "accuracy", "test, best", "convergence")

@@ -323,6 +323,13 @@ def test_the_answer_of_the_published_experiment(day: datetime.date, told: str) -
             r"bf16 x 2 at batch 64 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128 .*",
         ),
         (
+            [
+                *runs("bf16", 0.1, fingerprint={"torch": "2.13.0", "cuda": "13.0"}),
+                *runs("bf16", 0.05, fingerprint={"torch": "2.6.0", "cuda": "13.0"}),
+            ],
+            r"bf16 with torch 2\.6\.0 gives 1,280 images/s, 100\.0% more than bf16 with torch 2\.13\.0 .*",
+        ),
+        (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],
             r"vit-huge: bf16 gives 640 images/s; vit-tiny: bf16 gives 640 images/s\.",
         ),

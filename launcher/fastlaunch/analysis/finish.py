@@ -77,7 +77,7 @@ class BreakEven:
 
     @property
     def short(self) -> Row:
-        """The cheaper row of a job of few samples: of one, as equal times need not be so to the last digit."""
+        """The cheaper row of a job of few samples: of one, since equal times may differ in the last digit."""
         return self.one if (self.more_once - self.less_each, -self.less_each) >= (0, 0) else self.other
 
     @property

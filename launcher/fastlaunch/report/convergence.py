@@ -13,18 +13,18 @@ from fastlaunch.analysis.held_out import HeldOut
 NOTHING = "-"
 
 
-def convergence_heading(rows: Sequence[Row]) -> str:
-    """What the columns are of, with the reference that the losses are compared with."""
-    references = _references(rows)
-    name = references[0] if len(references) == 1 else "the reference"
-    against = f", and its difference to {name}'s at the same seeds (one-sided 95% limits)"
-    return f"held-out loss at the end{against if references else ''}:"
+def by_reference(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Heading -> the rows that were evaluated, those with one reference together, as they are compared."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.guard.held_out is not None:
+            found.setdefault(_heading(row.guard.convergence.reference), []).append(row)
+    return found
 
 
-def _references(rows: Sequence[Row]) -> list[str]:
-    """What the losses are compared with; rows that train by other rules have another reference."""
-    found = (row.guard.convergence.reference for row in rows if row.guard.held_out)
-    return list(dict.fromkeys(reference for reference in found if reference is not None))
+def _heading(reference: str | None) -> str:
+    against = f", and its difference to that of {reference} at the same seeds (one-sided 95% limits)"
+    return f"held-out loss at the end{against if reference else ''}:"
 
 
 def convergence_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str | None]]:
@@ -40,9 +40,7 @@ def convergence_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str | 
             "test": lambda of: of.test_metric_value,
             "test, best": lambda of: of.best_test_metric_value,
         }
-    several = len(_references(rows)) > 1
     return {
-        **({"reference": lambda row: row.guard.convergence.reference} if several else {}),
         "pairs": lambda row: _unless_reference(row, str(row.guard.convergence.num_pairs)),
         "loss": partial(_figure, value=lambda of: of.loss),
         "difference": lambda row: _unless_reference(row, _difference(row.guard.convergence.end)),

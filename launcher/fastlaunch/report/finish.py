@@ -43,7 +43,11 @@ def _section(found: ToFinish, width: int) -> str:
         parts.append(f"throughput, not training progress (as many {unit}, batched or cut otherwise):")
         parts.append(_table(others, rows))
     notes = [f"* {note}" for note in (*sentences(found), *_left_out(found))]
-    parts.append("\n".join(textwrap.fill(note, width, subsequent_indent="  ") for note in notes))
+    parts.append(
+        "\n".join(
+            textwrap.fill(note, width, subsequent_indent="  ", break_on_hyphens=False) for note in notes
+        )
+    )
     return "\n\n".join(part for part in parts if part)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from fastlaunch.analysis.rows import Row
 
+NONE = "none"
+
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
     """The row's recipe, with as much more as tells it from the other rows."""
@@ -21,4 +23,19 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
         name += f" from {row.data}"
     elif len({dict(other.fingerprint).get("data") for other in alike}) > 1:
         name += f" from {row.data} {dict(row.fingerprint).get('data', 'not identified')}"
+    same = [other for other in alike if _asked(other) == _asked(row)]
+    if len(same) > 1:
+        name += _versions(row, same)
     return name
+
+
+def _asked(row: Row) -> tuple[object, ...]:
+    return row.num_gpus, row.batch_size_per_gpu, row.sequence_length, row.data
+
+
+def _versions(row: Row, same: Sequence[Row]) -> str:
+    """` with torch 2.6.0`: in what the row differs from those that were asked for alike."""
+    own, others = dict(row.fingerprint), [dict(other.fingerprint) for other in same]
+    names = dict.fromkeys(name for of in others for name in of if name != "data")
+    differing = [name for name in names if len({of.get(name) for of in others}) > 1]
+    return f" with {', '.join(f'{name} {own.get(name, NONE)}' for name in differing)}" if differing else ""

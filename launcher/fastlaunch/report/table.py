@@ -2,13 +2,13 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval
-from fastlaunch.report.convergence import convergence_columns, convergence_heading
+from fastlaunch.report.convergence import by_reference, convergence_columns
 from fastlaunch.report.names import name_of
 
 WIDTH = 120
@@ -16,7 +16,7 @@ UNKNOWN = "n/a"
 #: A reason that the section's own line gives already.
 _TOLD_BY_THE_SECTION = "throughput, not training progress"
 #: Columns of words.
-_WORDS = ("instance", "recipe", "data", "reference", "verdict", "convergence")
+_WORDS = ("instance", "recipe", "data", "verdict", "convergence")
 #: Columns that say which row it is.
 _TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
@@ -59,7 +59,7 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
     if others:
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
-    parts.append(_held_out(rows, shared))
+    parts += _held_out(rows, shared)
     notes = _notes(rows)
     if brief:
         parts.append(f"({len(notes)} note{_s(str(len(notes)))} left out by --brief)" if notes else "")
@@ -196,17 +196,19 @@ def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]], *, left: Se
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
-    """Held-out loss at the end of the rows that were evaluated, and what is concluded from it."""
-    evaluated = [row for row in rows if row.guard.held_out is not None]
-    if not evaluated:
-        return ""
-    columns = {
-        **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART and name not in shared},
-        **convergence_columns(evaluated),
-    }
-    shown = {n: cell for n, cell in columns.items() if any(cell(row) is not None for row in evaluated)}
-    return f"{convergence_heading(evaluated)}\n{_grid(evaluated, shown)}"
+def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> Iterator[str]:
+    """Held-out loss at the end, a table for each reference, and what is concluded from it."""
+    for heading, evaluated in by_reference(rows).items():
+        columns = {
+            **{
+                name: cell
+                for name, cell in _columns(rows).items()
+                if name in _TELL_APART and name not in shared
+            },
+            **convergence_columns(evaluated),
+        }
+        shown = {n: cell for n, cell in columns.items() if any(cell(row) is not None for row in evaluated)}
+        yield f"{heading}\n{_grid(evaluated, shown)}"
 
 
 def _before(rows: Sequence[Row]) -> str:
@@ -249,9 +251,17 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _filled(notes: Sequence[str], width: int) -> str:
-    return "\n".join(
-        textwrap.fill(note, width, initial_indent="* ", subsequent_indent="  ") for note in notes
-    )
+    """The notes as a list; a command at the end of one is left whole on a line of its own, to be copied."""
+    lines = []
+    for note in notes:
+        text, separator, command = note.partition("; run fastlaunch ")
+        said = f"{text}; run" if separator else text
+        # An option must not be broken at its hyphens.
+        lines.append(
+            textwrap.fill(said, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
+        )
+        lines += [f"    fastlaunch {command}"] if separator else []
+    return "\n".join(lines)
 
 
 def _price_notes(rows: Sequence[Row]) -> list[str]:

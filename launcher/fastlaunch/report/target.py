@@ -58,7 +58,9 @@ def _section(found: Sequence[RowToTarget], target: Target, width: int) -> str:
         [
             f"{rows[0].workload}: to {target.told} on held-out data",
             grid([_cells(one, rows) for one in found], left=("row",)),
-            "\n".join(textwrap.fill(text, width, subsequent_indent="  ") for text in told),
+            "\n".join(
+                textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in told
+            ),
         ]
     ).rstrip()
 
