@@ -5,11 +5,13 @@ image, at an absolute path; models may be on the Hugging Face hub, and data made
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from fastlaunch.arms import MADE_UP, Arm, check_data_known
 from fastlaunch.cloud_terms import CloudTerms
 from fastlaunch.errors import UserError
+from fastlaunch_train.workloads import WorkloadInfo
 
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -22,9 +24,7 @@ _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
 
 def check_travels(arm: Arm, terms: CloudTerms) -> None:
     """Nothing, if data, model and the user's own file are where the job will be. Raises UserError."""
-    check_data_known(arm.data, [arm.workload])
-    if arm.data not in MADE_UP:
-        _check_data(arm.data, terms)
+    _check_data(arm, terms)
     for option, name in (("--model", arm.model), ("--tokenizer", arm.tokenizer)):
         if name is not None:
             _check_model(option, name, terms)
@@ -43,22 +43,37 @@ def check_travels(arm: Arm, terms: CloudTerms) -> None:
         )
 
 
-def _check_data(data: str, terms: CloudTerms) -> None:
-    kind, _, path = data.partition(":")
-    example = f"{kind}:/opt/data/{PurePosixPath(path).name or 'NAME'}"
-    if terms.image is None:
-        raise UserError(
-            f"{data} is on this machine, not on the instance, and data do not travel",
-            f"build an image with it, COPY {PurePosixPath(path).name or 'NAME'} /opt/data/..., and give"
-            f" --image REGISTRY/NAME@sha256:... --data {example}; or --data synthetic, or loader for images,"
-            " which are made there",
-        )
+def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
+    """Nothing, if the workloads read the data arm, and an image may have it. Raises UserError."""
+    check_data_known(data, workloads)
+    if data in MADE_UP:
+        return
+    _, _, path = data.partition(":")
     if not PurePosixPath(path).is_absolute():
         raise UserError(
             f"--data {data} is a path on this machine: in an image it begins with /",
-            f"give the path that the image has it at, such as --data {example}",
+            f"give the path that the image has it at, such as --data {_example(data)}",
         )
     _check_path("--data", path)
+
+
+def _check_data(arm: Arm, terms: CloudTerms) -> None:
+    if terms.image is not None:
+        check_data_in_image(arm.data, [arm.workload])
+        return
+    check_data_known(arm.data, [arm.workload])
+    if arm.data not in MADE_UP:
+        name = PurePosixPath(_example(arm.data)).name
+        raise UserError(
+            f"{arm.data} is on this machine, not on the instance, and data do not travel",
+            f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
+            f" --data {_example(arm.data)}; or --data synthetic, or loader for images, which are made there",
+        )
+
+
+def _example(data: str) -> str:
+    kind, _, path = data.partition(":")
+    return f"{kind}:/opt/data/{PurePosixPath(path).name or 'NAME'}"
 
 
 def _check_model(option: str, name: str, terms: CloudTerms) -> None:

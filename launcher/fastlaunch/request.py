@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.ability import command_words, nearest_that_runs, why_not
 from fastlaunch.arms import Arm, arms_of, check_data, without_model
+from fastlaunch.cloud_files import check_data_in_image
 from fastlaunch.errors import UserError
 from fastlaunch.experiments import EXPERIMENTS
 from fastlaunch.hardware import InstanceType
@@ -73,18 +74,21 @@ class _Here:
     changed: tuple[tuple[str, str], ...] = ()
 
 
-def build_jobs(request: Request, *, machine: Machine, catalogue: Catalogue | None) -> Jobs:
+def build_jobs(
+    request: Request, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
+) -> Jobs:
     """The jobs of `request` on `machine`, repeats interleaved: A B, then B A, and so on.
 
-    catalogue: needed to rehearse an instance, and to tell what a GPU takes. Raises UserError for what does
-    not exist, is not allowed or cannot run here; an arm of an experiment that cannot is left out.
+    catalogue: needed to rehearse an instance, and to tell what a GPU takes. image: the user's own, if jobs
+    run in it: data are there, and not here. Raises UserError for what does not exist, is not allowed or
+    cannot run here; an arm of an experiment that cannot is left out.
     """
     if not 1 <= request.repeats <= MAX_REPEATS:
         raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
     instance = _instance(request, catalogue)
     arms = arms_of(request, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
     for data in dict.fromkeys(arm.data for arm in arms):
-        check_data(data, [arm.workload for arm in arms])
+        (check_data_in_image if image else check_data)(data, [arm.workload for arm in arms])
     here: list[_Here] = []
     left_out: list[tuple[str, str]] = []
     for arm in arms:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from fastlaunch.ability import nearest_that_runs
+from fastlaunch.cli.submit_container import rehearsed_jobs
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import Accelerator, InstanceType
+from fastlaunch.job import JobSpec
 from fastlaunch.machine import Machine
 from fastlaunch.prices import Catalogue
 from fastlaunch.request import Request, build_jobs
@@ -68,6 +70,26 @@ def test_defaults_follow_the_machine() -> None:
     assert (here.steps, here.seed, here.num_gpus, here.instance) == (200, 0, 1, None)
     (there,) = jobs(TWO_H200).specs
     assert (there.workload, there.batch_size, there.num_gpus) == ("vit-huge", 64, 2)
+
+
+def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
+    there = f"folder:{tmp_path / 'nowhere here'}"
+
+    def rehearsed(data: str, image: str | None) -> tuple[JobSpec, ...]:
+        request = Request(workload="distilbert-tiny", data=data, model=str(tmp_path))
+        jobs = build_jobs(request, machine=CPU, catalogue=CATALOGUE, image=image).specs
+        return rehearsed_jobs(jobs, {"image": image, "num_nodes": 1})
+
+    (job,) = rehearsed(there, "acme/train:1")
+    assert (job.data, job.model) == (there, str(tmp_path))
+    for data, image, told in (
+        (there, None, "there is no folder"),
+        ("folder:nowhere", "acme/train:1", "in an image it begins with /"),
+        ("file:/opt/ml/x", "acme/train:1", "get /opt/ml from outside"),
+        ("synthetic", None, "is on this machine, not in the container"),
+    ):
+        with pytest.raises(UserError, match=told):
+            rehearsed(data, image)
 
 
 def test_what_is_given_counts() -> None:

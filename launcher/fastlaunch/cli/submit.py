@@ -90,7 +90,7 @@ def submit(
         return submit_to_cloud(around, request, typed, where, dry_run=dry_run, output=output, yes=yes)
     if options["instance"] is None:
         check_local(typed, container=container)
-    jobs = _jobs(around, region, options)
+    jobs = _jobs(around, region, options, image=typed["image"] if container else None)
     for line in _rehearsal(options, jobs, typed["num_nodes"]):
         click.echo(line, err=True)
     alone = jobs.specs, around.backends[name]
@@ -144,7 +144,7 @@ def _request(region: str, options: dict[str, Any]) -> Request:
     )
 
 
-def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
+def _jobs(around: Surroundings, region: str, options: dict[str, Any], *, image: str | None) -> Jobs:
     if options["instance"] is not None:
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
         options["instance"] = next(iter(split_names(options["instance"])), "").removeprefix(ML)
@@ -155,7 +155,7 @@ def _jobs(around: Surroundings, region: str, options: dict[str, Any]) -> Jobs:
         from fastlaunch.prices import load_catalogue
 
         catalogue = load_catalogue(around.settings.prices)
-    return build_jobs(request, machine=around.machine, catalogue=catalogue)
+    return build_jobs(request, machine=around.machine, catalogue=catalogue, image=image)
 
 
 def _rehearsal(options: Mapping[str, Any], jobs: Jobs, num_nodes: int) -> list[str]:

@@ -35,15 +35,15 @@ _HERE = InstanceType(
 def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[JobSpec, ...]:
     """The jobs on as many containers as nodes were asked for, which find each other over TCP.
 
-    Raises UserError for what stays outside of the containers.
+    Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
     """
     for job in jobs:
         outside = (job.data.partition(":")[2], job.model, job.tokenizer)
         for path in filter(None, outside):
-            if Path(path).exists():
+            if Path(path).exists() and not (typed["image"] and Path(path).is_absolute()):
                 raise UserError(
                     f"{path} is on this machine, not in the container",
-                    "leave it out, or rehearse without --container",
+                    "leave it out, rehearse without --container, or give --image and its path there",
                 )
     nodes = typed["num_nodes"]
     return tuple(
