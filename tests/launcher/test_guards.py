@@ -101,6 +101,16 @@ def test_a_failed_check_bars_with_its_numbers() -> None:
     assert row.speed_ratio_to_baseline.low is not None
 
 
+def test_a_model_that_changes_when_it_is_compiled_bars_with_its_numbers() -> None:
+    changed = (*PASSED, Check(name="as-trained", passed=False, value=0.25, limit=0.02))
+    row = rows_of(compared(BF16, arm("compile", 0.08, EQUAL, checks=changed)))["compile"]
+    assert (row.verdict, row.reasons[0]) == (
+        "not ranked",
+        "as-trained: once compiled, sharded and wrapped, the outputs differ from those before by 25%,"
+        " at most 2% is allowed",
+    )
+
+
 def test_a_check_that_failed_in_one_run_bars_the_row() -> None:
     first, *others = COMPILE
     failed = replace(first, summary=replace(first.summary, checks=ACROSS_THE_BATCH[:2]))
