@@ -18,6 +18,8 @@ from fastlaunch_train.checkpoint import (
     restore_random_state,
     write_checkpoint,
 )
+from fastlaunch_train.exit_codes import EXIT_DISK_FULL
+from fastlaunch_train.failures import UnsavedError, classify
 from fastlaunch_train.recipes import RecipeError
 
 CPU = torch.device("cpu")
@@ -110,19 +112,37 @@ def test_a_file_of_another_name_is_neither_taken_nor_removed(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [0.999, 0.9, 0.01, 0.0003])
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path, missing: float) -> None:
+    """Wherever in the file it is full: near the end torch.save has an error of its own to tell."""
     job = Job()
     job.save(tmp_path, 1)
     job.model = nn.Linear(512, 512)
     job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    size = job.save(tmp_path / "elsewhere", 2).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (round(size * (1 - missing)), before[1]))
     try:
-        with pytest.raises((OSError, RuntimeError)):
+        with pytest.raises(UnsavedError, match=r"File too large: .*step-00000002\.pt") as failed:
             job.save(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
+    assert [path.name for path in tmp_path.glob("*.*")] == ["step-00000001.pt"]
+    assert classify(failed.value).exit_code == EXIT_DISK_FULL
+
+
+def test_a_folder_that_is_no_longer_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(UnsavedError, match="File exists") as failed:
+        Job().save(tmp_path / "checkpoints", 1)
+    assert classify(failed.value).exit_code == EXIT_DISK_FULL
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "step-00000007.partial").write_bytes(b"half")
+    (tmp_path / "step-mine.partial").write_bytes(b"a user's own")
+    Job().save(tmp_path, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.pt", "step-mine.partial"]
 
 
 @pytest.mark.parametrize("change", [*vars(IDENTITY)])

@@ -388,6 +388,15 @@ def test_an_unwritable_output_is_told_before_training(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+def test_a_folder_that_takes_no_checkpoint_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    code, output = run(arguments(tmp_path, "--checkpoint-every", "10"))
+    assert code == 2, output
+    assert f"no checkpoint can be written to {tmp_path / 'checkpoints'}: File exists" in output
+    assert "leave out --checkpoint-every" in output
+    assert record(tmp_path).steps == ()
+
+
 def test_the_batch_that_fits_trains_as_if_it_had_been_given(tmp_path: Path) -> None:
     found, given = tmp_path / "found", tmp_path / "given"
     code, output = run(arguments(found, "--batch-size", "auto", "--memory-budget", "60kB"))

@@ -1,11 +1,19 @@
 """What ended a run, told apart."""
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
 
-from fastlaunch_train.failures import FabricError, InterruptedRun, NanLossError, classify
+from fastlaunch_train.failures import (
+    FabricError,
+    InterruptedRun,
+    NanLossError,
+    UnsavedError,
+    classify,
+    unsaved,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +27,7 @@ from fastlaunch_train.failures import FabricError, InterruptedRun, NanLossError,
         (OSError(errno.ENOSPC, "No space left on device"), "failed", 28),
         (OSError(errno.EROFS, "Read-only file system"), "failed", 28),
         (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "failed", 28),
+        (UnsavedError(errno.EACCES, "Permission denied"), "failed", 28),
         (OSError(errno.ENOENT, "No such file"), "failed", 1),
         (ValueError("anything else"), "failed", 1),
         (KeyboardInterrupt(), "failed", 1),
@@ -36,3 +45,9 @@ def test_a_real_allocation_failure_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**58)
     assert classify(raised.value).status == "out_of_memory"
+
+
+def test_an_error_of_the_device_while_saving_is_none_of_the_disks() -> None:
+    assert unsaved(RuntimeError("CUDA error: device-side assert triggered"), Path("a.pt")) is None
+    told = unsaved(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), Path("a.pt"))
+    assert told is not None and told.filename == "a.pt"

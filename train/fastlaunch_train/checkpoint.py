@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fastlaunch_train.failures import unsaved
 from fastlaunch_train.recipes import RecipeError
 
 KEPT = 2
@@ -78,27 +79,30 @@ def write_checkpoint(
 ) -> Path:
     """Write the checkpoint of `step` and remove all but the newest two; returns its path. For rank 0.
 
-    state: a Stepper's. random_states: of every rank, in order. Raises OSError or RuntimeError where the disk
-    refuses; then what was there before still is.
+    state: a Stepper's. random_states: of every rank, in order. Raises UnsavedError where the disk refuses:
+    what was there before still is.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    for useless in left_over(directory):
-        useless.unlink(missing_ok=True)
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
     content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
     if torch.__version__.startswith("1."):
         content = floats_as_text(content)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for useless in left_over(directory):
+            useless.unlink(missing_ok=True)
         with partial.open("wb") as file:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise
+        told = unsaved(error, path) if isinstance(error, (OSError, RuntimeError)) else None
+        if told is None:
+            raise
+        raise told from error
     for old in saved_in(directory)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

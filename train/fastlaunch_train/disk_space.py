@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from fastlaunch_train.checkpoint import KEPT, left_over, saved_in
 from fastlaunch_train.recipe_rules import ZERO_STAGES
-from fastlaunch_train.recipes import Recipe
+from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import Workload
 
 #: What a tensor takes in a checkpoint beside its values: names, shapes, alignment (torch 2.13; 400 of them in
@@ -24,12 +25,21 @@ _FP32_BYTES = 4
 def check_space(directory: Path, checkpoint_bytes: int) -> None:
     """OSError if the disk cannot hold KEPT checkpoints beside the one that is being written.
 
-    directory: of the checkpoints; those that are in it are replaced by the new ones, and what a killed
-    process left half written is removed.
+    directory: of the checkpoints, which is made; those that are in it are replaced by the new ones, and what
+    a killed process left half written is removed. Raises RecipeError if nothing can be written there.
     """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise RecipeError(
+            f"no checkpoint can be written to {directory}: {error.strerror}",
+            "give another --output, or leave out --checkpoint-every",
+        ) from error
     there = sum(path.stat().st_size for path in (*saved_in(directory), *left_over(directory)))
     needed = (KEPT + 1) * checkpoint_bytes
-    free = shutil.disk_usage(directory if directory.exists() else directory.parent).free
+    free = shutil.disk_usage(directory).free
     if free + there < needed:
         told = (
             f"{KEPT + 1} checkpoints of {checkpoint_bytes / 2**30:.2f} GiB need {needed / 2**30:.2f} GiB, "

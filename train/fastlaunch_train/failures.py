@@ -3,6 +3,7 @@
 import errno
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,11 +14,17 @@ _OUT_OF_MEMORY = (
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
 
+_UNWRITTEN = ("PytorchStreamWriter failed writing", "enforce fail at inline_container")
+
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class NanLossError(RuntimeError):
     """The loss, or what a step left of weights and optimizer, was not finite."""
+
+
+class UnsavedError(OSError):
+    """A checkpoint could not be written; what was there before still is."""
 
 
 class InterruptedRun(Exception):
@@ -70,12 +77,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+def unsaved(error: OSError | RuntimeError, path: Path) -> UnsavedError | None:
+    """What `error`, which ended the writing of `path`, is as an UnsavedError; None if the disk is not it.
+
+    torch.save ends with an error of its own, that its file has another length than it should, where the
+    system's was raised before.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return UnsavedError(cause.errno, cause.strerror or str(cause), str(path))
+        cause = cause.__cause__ or cause.__context__
+    return UnsavedError(errno.EIO, _first_line(error), str(path)) if is_disk_full(error) else None
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether `error` says that the disk is full or may not be written."""
     if isinstance(error, OSError):
-        return error.errno in _DISK_FULL
+        return isinstance(error, UnsavedError) or error.errno in _DISK_FULL
     # torch.save reports a failed write by its own writer's words.
-    return isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _UNWRITTEN)
 
 
 def _first_line(error: BaseException) -> str:
