@@ -25,11 +25,13 @@ FIRST, SECOND = "20261121-090312-aaaa", "20261121-090312-bbbb"
 IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch@sha256:{'b' * 64}"
 
 
-def arguments(*, recipe: str = "fp32", steps: int = 5, checkpoint_every: int = 0) -> tuple[str, ...]:
+def arguments(
+    *, recipe: str = "fp32", steps: int = 5, checkpoint_every: int = 0, data: str = "synthetic"
+) -> tuple[str, ...]:
     """What trains vit-tiny on a CPU for a moment."""
     return (
         *("--workload", "vit-tiny", "--recipe", recipe, "--batch-size", "4", "--steps", str(steps)),
-        *("--seed", "0", "--data", "synthetic", "--checkpoint-every", str(checkpoint_every)),
+        *("--seed", "0", "--data", data, "--checkpoint-every", str(checkpoint_every)),
     )
 
 

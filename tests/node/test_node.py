@@ -80,7 +80,9 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(
 
 
 def test_container_gets_what_the_program_says(scene: Scene) -> None:
-    program = node_program(node_run(environment={"TOKENIZERS_PARALLELISM": "it's off"}))
+    program = node_program(
+        node_run(data="folder:/opt/data/it's $here", environment={"TOKENIZERS_PARALLELISM": "it's off"})
+    )
     instance = scene.launch(program)
     assert instance.wait() == "shutdown"
     calls = instance.docker_calls()
