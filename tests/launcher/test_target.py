@@ -212,14 +212,14 @@ def test_two_seeds_are_too_few() -> None:
     comparison = compared(*reaching("bf16", [100, 200]))
     (row,) = usd_to_target(comparison, ACCURACY)
     assert (row.time_s, row.num_reached) == (None, 2)
-    assert row.reason == "2 of 3 seeds: 1 more run of other seeds"
-    assert "bf16: n/a, 2 of 3 seeds: 1 more run of other seeds" in told(comparison)
+    assert row.reason == "2 of 3 seeds: 1 more run of other seeds (--seed 3 --repeats 1)"
+    assert "bf16: n/a, 2 of 3 seeds: 1 more run of other seeds (--seed 3 --repeats 1)" in told(comparison)
 
 
 def test_repeats_of_one_seed_are_one_seed() -> None:
     (row,) = rows(*(run("bf16", 7, {100: 0.95}) for _ in range(4)))
     assert (row.num_seeds, row.time_s) == (1, None)
-    assert row.reason == "1 of 3 seeds: 2 more runs of other seeds"
+    assert row.reason == "1 of 3 seeds: 2 more runs of other seeds (--seed 8 --repeats 2)"
     (row,) = rows(run("bf16", 7, {100: 0.95}), run("bf16", 7, {100: 0.5}), *reaching("bf16", [50, 50]))
     assert (row.num_reached, row.num_seeds) == (2, 3)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.accounts import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
+from fastlaunch.analysis.further_runs import seeds
 from fastlaunch.analysis.judgement import NOT_STEADY
 from fastlaunch.analysis.pooling import Candidate
 from fastlaunch.analysis.rows import Row
@@ -238,7 +239,9 @@ def _why_no_mean(
         return f"reached by {num_reached} of {num_seeds} seeds"
     if num_seeds < MIN_SEEDS:
         missing = MIN_SEEDS - num_seeds
-        return f"{num_seeds} of {MIN_SEEDS} seeds: {missing} more run{'s' * (missing > 1)} of other seeds"
+        first = max((run.seed for run in runs if run.seed is not None), default=-1) + 1
+        more = f"{missing} more run{'s' * (missing > 1)} of other seeds"
+        return f"{num_seeds} of {MIN_SEEDS} seeds: {more} ({seeds(first, missing)})"
     return "a step time is not known" if num_timed < num_reached else None
 
 
