@@ -102,12 +102,13 @@ def run(argv: list[str], obj: object = None) -> int:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # `fastlaunch runs | head`: nobody reads on, which is no error. Keep the interpreter from flushing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # `fastlaunch runs | head`: nobody reads on, which is no error.
+        _forget_output()
         return 0
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             click.echo(f"error: the output cannot be written: {error.strerror}\n  free some space", err=True)
+            _forget_output()
             return EXIT_USAGE
         import traceback
 
@@ -115,3 +116,11 @@ def run(argv: list[str], obj: object = None) -> int:
         click.echo("this is a bug in fastlaunch: please report it with the traceback above", err=True)
         return EXIT_BUG
     return result if isinstance(result, int) else 0
+
+
+def _forget_output() -> None:
+    """Drop what stdout cannot take: the interpreter would write it at its exit, fail, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
