@@ -1,11 +1,15 @@
-"""For every test: a home, a config file and an environment of its own, and hypothesis without a clock."""
+"""For every test: a home, a config file, an environment and processes of its own; no clock for hypothesis."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
+
+from leftovers import MARK, kill_leftovers, num_started
 
 #: `aws_server` and what goes with it: tests/aws/aws_fixtures.py.
 pytest_plugins = ("aws_fixtures",)
@@ -18,13 +22,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fastlaunch"))
 def pytest_configure(config: pytest.Config) -> None:
     # What hypothesis keeps belongs with pytest's own cache, not at the top of a clone that stays clean.
     set_hypothesis_home_dir(config.rootpath / ".pytest_cache" / "hypothesis")
+    hear_signals()
+
+
+def hear_signals() -> None:
+    """Undo what `nohup`, and `&` in a script, ignore: tests raise these signals and send them to processes.
+
+    What is ignored stays so in every process that is started; what has a handler is a new process's default.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        # The session itself goes on as nohup wants it.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)
-def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The test's own FASTLAUNCH_HOME, empty; its config file is empty too, and AWS is out of reach.
 
-    Subprocesses inherit it.
+    Subprocesses inherit it, and none outlives the test.
     """
     for name in [name for name in os.environ if name.startswith(("FASTLAUNCH_", "AWS_"))]:
         monkeypatch.delenv(name)
@@ -36,4 +53,9 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return folder / "home"
+    # With it, processes meet a closed pipe or a full disk earlier than a user's would.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setenv(MARK, str(folder))
+    before = num_started()
+    yield folder / "home"
+    kill_leftovers(str(folder), look=num_started() > before)

@@ -1,0 +1,42 @@
+"""No process outlives the test that started it, whatever session or parent it has by then."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from leftovers import MARK, kill_leftovers, num_started
+
+#: While a program takes the place of another, a process has no environment.
+LEAVING = "setsid sleep 1000 > /dev/null 2>&1 & until grep -q sleep /proc/$!/cmdline; do :; done; echo $!"
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
+def test_what_a_test_leaves_is_killed(tmp_path: Path) -> None:
+    before = num_started()
+    # As a rank of torchrun: a session of its own, and by now an orphan.
+    done = subprocess.run(
+        ["bash", "-c", LEAVING],
+        env={**os.environ, MARK: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert num_started() > before
+    assert kill_leftovers(f"{tmp_path}-of-another") == []
+    assert kill_leftovers(str(tmp_path)) == [int(done.stdout)]
+
+
+def test_so_is_what_it_forked() -> None:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    process.start()
+    kill_leftovers("nobody's")
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_every_test_has_a_mark_of_its_own(isolated: Path) -> None:
+    assert os.environ[MARK] == str(isolated.parent)
