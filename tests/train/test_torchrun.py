@@ -22,14 +22,15 @@ class Ranks:
     def __init__(self, process): self.process = process
     def pids(self): return {{0: self.process.pid}}
 
+# os.write: a signal may come while a `print` of "ready" is still flushing, and a second one is refused then.
 CHILD = '''
-import signal, sys, time
+import os, signal, sys, time
 def heard(number, frame):
-    print("heard", signal.Signals(number).name, flush=True)
+    os.write(1, b"heard " + signal.Signals(number).name.encode() + b"\\\\n")
     {child}
 signal.signal(signal.SIGTERM, heard)
 signal.signal(signal.SIGINT, heard)
-print("ready", flush=True)
+os.write(1, b"ready\\\\n")
 time.sleep(60)
 '''
 
@@ -61,7 +62,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-RUN = "process = child()\nrelay.started(Ranks(process))\nsys.exit(process.wait())"
+#: In torchrun's order: until `started`, which may come later than the child's first word, a signal waits.
+RUN = "relay.starting()\nprocess = child()\nrelay.started(Ranks(process))\nsys.exit(process.wait())"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -120,7 +122,7 @@ def test_while_ranks_are_started_a_signal_waits_for_them() -> None:
 
 def test_ranks_are_not_started_again_after_they_were_asked_to_end() -> None:
     process = start(
-        "process = child()\nrelay.started(Ranks(process))\nprocess.wait()\n"
+        "relay.starting()\nprocess = child()\nrelay.started(Ranks(process))\nprocess.wait()\n"
         "relay.starting()\nprint('started again')"
     )
     wait_for(process, "ready")
@@ -141,7 +143,7 @@ def test_a_torch_without_the_hooks_is_told_from_one_with_them(api: SimpleNamespa
 
 
 def torchrun(*argv: str, before: str = "", **env: str) -> subprocess.Popen[str]:
-    """The module as a process, in one process group that a failing test can end."""
+    """The module as a process."""
     program = f"{before}\nimport sys\nfrom fastlaunch_train.torchrun import main\nmain(sys.argv[1:])"
     module = ["-c", program] if before else ["-m", "fastlaunch_train.torchrun"]
     path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
