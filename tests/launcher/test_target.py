@@ -298,6 +298,32 @@ def test_rows_of_different_global_batch_may_race_to_a_target() -> None:
     assert told(comparison)[0].endswith("with bf16 at batch 256: after 212 s")
 
 
+def test_rows_on_other_data_do_not_race() -> None:
+    def both(*data: tuple[str, str | None]) -> Comparison:
+        return compared(
+            *(
+                one
+                for recipe, (kind, digest) in zip(("bf16", "compile"), data, strict=True)
+                for one in reaching(
+                    recipe, (100, 110, 120), data=kind, fingerprint={"data": digest} if digest else {}
+                )
+            )
+        )
+
+    apart = "the rows are on other data, and evaluated on other data: they are compared with none here"
+    for one, other, told_apart in (
+        (("file", "ab"), ("file", "cd"), True),
+        (("file", "ab"), ("file", None), True),
+        (("file", "ab"), ("synthetic", None), True),
+        (("file", "ab"), ("file", "ab"), False),
+        (("file", None), ("file", None), False),
+        (("loader", None), ("synthetic", None), False),
+    ):
+        comparison = both(one, other)
+        assert (apart in told(comparison)) == told_apart
+        assert bool(margins(usd_to_target(comparison, ACCURACY))) != told_apart
+
+
 def test_a_row_that_is_not_ranked_is_shown_and_beats_none() -> None:
     wrong = Check(name="isolation", passed=False)
     comparison = compared(

@@ -15,7 +15,7 @@ from fastlaunch.analysis.target import (
     parse_target,
     usd_to_target,
 )
-from fastlaunch.analysis.target_margins import Margin, margins
+from fastlaunch.analysis.target_margins import Margin, are_on_other_data, margins
 from fastlaunch.metrics import Interval
 from fastlaunch.report.names import name_of
 from fastlaunch.report.table import WIDTH, dollars, number
@@ -123,6 +123,9 @@ def notes(found: Sequence[RowToTarget], target: Target) -> Iterator[str]:
 def _ranking(found: Sequence[RowToTarget], target: Target, rows: Sequence[Row]) -> Iterator[str]:
     ranked = [one for one in found if one.is_ranked]
     if not ranked:
+        return
+    if are_on_other_data(ranked):
+        yield "the rows are on other data, and evaluated on other data: they are compared with none here"
         return
     behind = margins(found)
     priced = all(one.usd_per_s for one in ranked)
