@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, two kept, and only for the job they were made by."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ IDENTITY = Identity(
     batch_size=4,
     world_size=1,
     sequence_length=64,
+    data_digest="0a1b",
 )
 
 
@@ -154,6 +156,16 @@ def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
         job.load(path, Identity(**other))
     assert change in refused.value.message
     assert str(vars(IDENTITY)[change]) in (refused.value.hint or "")
+
+
+def test_data_that_are_not_known_are_no_other_data(tmp_path: Path) -> None:
+    job, unknown = Job(), replace(IDENTITY, data_digest=None)
+    job.load(job.save(tmp_path / "new", 1), unknown)
+    path = job.save(tmp_path / "old", 1)
+    content = torch.load(path, weights_only=True)
+    del content["identity"]["data_digest"]  # as older checkpoints are
+    torch.save(content, path)
+    job.load(path, IDENTITY)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])

@@ -214,6 +214,19 @@ def test_the_header_says_what_was_trained_on_and_no_path(tmp_path: Path) -> None
     assert "home-of-the-user" not in str(header)
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    text = written(tmp_path, "text.txt", "text")
+    asked = ("--data", f"file:{text}", "--checkpoint-every", "5", "--resume")
+    assert run(arguments(tmp_path / "out", *asked, "--steps", "5"))[0] == 0
+    text.write_text("other")
+    exit_code, output = run(arguments(tmp_path / "out", *asked, "--steps", "10"))
+    assert exit_code == 2, output
+    assert "was made with another data_digest" in output
+    text.write_text("text")
+    exit_code, output = run(arguments(tmp_path / "out", *asked, "--steps", "10"))
+    assert exit_code == 0, output
+
+
 def test_a_run_that_fails_before_its_data_are_read_does_not_say(tmp_path: Path) -> None:
     exit_code, output = run(arguments(tmp_path, "--batch-size", "3", "--set", "grad_accumulation=2"))
     assert exit_code == 2, output

@@ -68,6 +68,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     built: list[Stepper] = []
     phase("build", lambda: built.append(_build(session, workload, arithmetic)))
     stepper = built.pop()
+    session.identify()
     checkpointing = Checkpointing(
         directory=options.output / "checkpoints",
         identity=_identity(session),
@@ -85,7 +86,6 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         phase("resume", lambda: _resume(session, checkpointing))
     request = dataclasses.replace(request, first_step=session.first_step)
     batches = workload.batches(request)
-    session.identify()
     for text in session.warnings:
         log.warning("warning: %s", text)
     session.writer.write_header(session.header())
@@ -210,6 +210,7 @@ def _identity(session: Session) -> Identity:
         batch_size=session.batch_size,
         world_size=session.process.world_size,
         sequence_length=session.workload.sequence_length,
+        data_digest=session.data_identity.digest if session.data_identity else None,
     )
 
 

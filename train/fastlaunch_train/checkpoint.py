@@ -23,7 +23,10 @@ _FLOAT = "float"
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a checkpoint belongs to; resuming anything else is refused."""
+    """What a checkpoint belongs to; resuming anything else is refused.
+
+    data_digest: of what was read; None if nothing was, or if it is not known, as of older checkpoints.
+    """
 
     workload: str
     recipe: str
@@ -32,6 +35,14 @@ class Identity:
     batch_size: int
     world_size: int
     sequence_length: int | None = None
+    data_digest: str | None = None
+
+    def differing(self, other: "Identity") -> list[str]:
+        """Names of what the two differ in; a digest that one does not know is no difference."""
+        names = [name for name, value in vars(self).items() if vars(other)[name] != value]
+        if None in (self.data_digest, other.data_digest):
+            names = [name for name in names if name != "data_digest"]
+        return names
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
@@ -122,8 +133,8 @@ def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
             f"{path} is not a checkpoint: {(str(error).splitlines() or [type(error).__name__])[0]}",
             "remove it, so that the one before is taken",
         ) from None
-    if saved != identity:
-        different = [name for name, value in vars(identity).items() if vars(saved)[name] != value]
+    different = identity.differing(saved)
+    if different:
         as_saved = ", ".join(f"{name} {vars(saved)[name]}" for name in different)
         raise RecipeError(
             f"{path} was made with another {', '.join(different)}",
