@@ -269,6 +269,15 @@ def test_a_wrong_recipe_is_shown_and_not_ranked(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("guarded")
+def test_a_brief_table_keeps_prices_and_what_bars_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = answer(capsys, "--brief", "--price-as", "p5en.48xlarge", "--price-share", "1/8")
+    notes = [line for line in out.splitlines() if line.startswith("* ")]
+    assert notes[0].startswith("* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $")
+    assert notes[1:] == ["* isolation: changing image 3 changed 28 other outputs"]
+    assert re.search(r"^\(\d+ notes? left out by --brief\)$", out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("guarded")
 def test_unverified_rows_are_ranked_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = answer(capsys, "--allow-unverified")
     assert out.splitlines()[-1].startswith("te-fp8 gives 1,280 images/s, 100.0% more than bf16")

@@ -52,7 +52,11 @@ _MIN_WIDTH = 80
     metavar="NAMES",
     help="Of the table's columns, those of these headings, with commas: 'step ms,verdict'.",
 )
-@click.option("--brief", is_flag=True, help="Tables and the answer, without the notes.")
+@click.option(
+    "--brief",
+    is_flag=True,
+    help="Without the notes, but for those of prices and of rows that are not ranked.",
+)
 @output_option
 def compare(
     selectors: tuple[str, ...],

@@ -30,8 +30,8 @@ def as_table(
     """The comparison as text of up to `width` columns, without the sentence that answers it.
 
     only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
-    leave out the times before the steps, and say but how many notes there are. Raises UnknownName for a
-    heading that no workload has.
+    leave out the times before the steps, and all notes but of prices and of what bars a row. Raises
+    UnknownName for a heading that no workload has.
     """
     sections = [
         [row for row in comparison.rows if row.workload == workload]
@@ -60,11 +60,12 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
     parts += _held_out(rows, shared)
-    notes = _notes(rows)
-    if brief:
-        parts.append(f"({len(notes)} note{_s(str(len(notes)))} left out by --brief)" if notes else "")
-    else:
-        parts += [_before(rows), _filled(notes, width)]
+    told, left_out = _notes(rows, brief)
+    if not brief:
+        parts.append(_before(rows))
+    parts.append(_filled(told, width))
+    if left_out:
+        parts.append(f"({left_out} note{_s(str(left_out))} left out by --brief)")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -231,8 +232,11 @@ def _before(rows: Sequence[Row]) -> str:
     return "before the steps that count, in no figure above:\n" + _grid(timed, shown)
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
-    """Prices with their dates, then the reasons; one that holds for every row that can have it comes once."""
+def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
+    """Prices with their dates, then the reasons; one that holds for every row that can have it comes once.
+
+    brief: of the reasons those alone that bar a row from being ranked. And how many are left out.
+    """
     notes = _price_notes(rows)
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
@@ -241,13 +245,16 @@ def _notes(rows: Sequence[Row]) -> list[str]:
                 continue
             by_reason.setdefault(reason, []).append(row)
     compared = [row for row in rows if not row.is_baseline]
+    num_left_out = 0
     for reason, concerned in by_reason.items():
-        if compared and all(row in concerned for row in compared):
+        if brief and not any(row.is_barred and reason in row.guard.failures for row in concerned):
+            num_left_out += 1
+        elif compared and all(row in concerned for row in compared):
             notes.append(reason)
         else:
             names = dict.fromkeys(name_of(row, rows) for row in concerned)
             notes.append(f"{', '.join(names)}: {reason}")
-    return notes
+    return notes, num_left_out
 
 
 def _filled(notes: Sequence[str], width: int) -> str:
