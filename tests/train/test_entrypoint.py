@@ -344,7 +344,12 @@ def test_a_failed_check_is_recorded_and_warned_of_and_ends_nothing(tmp_path: Pat
     assert code == 0, output
     read = record(tmp_path)
     passed = {check.name: check.passed for check in read.checks}
-    assert passed == {"equivalence": True, "isolation": False, "permutation": True}
+    assert passed == {
+        "equivalence": True,
+        "isolation": False,
+        "permutation": True,
+        "as-trained": True,
+    }
     (warning,) = [text for text in read.header["warnings"] if "check" in text]
     assert "isolation" in warning and f"warning: {warning}" in output
 
@@ -364,7 +369,7 @@ def test_no_more_samples_are_probed_than_a_step_has(
     code, output = run([*argv, "--set", f"grad_accumulation={parts}"], ASKED_FOR=str(asked_for))
     assert code == 0, output
     assert asked_for.read_text().split() == [str(probed), str(batch_size)]
-    assert len(record(tmp_path / "out").checks) == 3
+    assert len(record(tmp_path / "out").checks) == 4
 
 
 def test_a_batch_that_does_not_divide_into_micro_batches_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """From a session's options to a training that runs: everything built, checked and joined, in order."""
 
 import dataclasses
+import itertools
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
+from fastlaunch_train.as_trained import AsTrained
+from fastlaunch_train.batches import split_batch
 from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
-from fastlaunch_train.checkpoint import Identity
+from fastlaunch_train.checkpoint import Identity, latest_checkpoint
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.cudnn import guard_cudnn_attention
@@ -20,13 +25,12 @@ from fastlaunch_train.loop import train
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.records import Check
 from fastlaunch_train.runs_here import check_runs_here
 from fastlaunch_train.session import Session
 from fastlaunch_train.stepping import Stepper, build_stepper
 from fastlaunch_train.trainers import check_trainer, import_trainer
 from fastlaunch_train.training import Training
-from fastlaunch_train.workload import Asked, DataRequest, Workload, load_workload, next_batch
+from fastlaunch_train.workload import Asked, Batch, DataRequest, Workload, load_workload, next_batch
 from fastlaunch_train.workloads import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
@@ -65,37 +69,41 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     evaluations = plan_evaluations(
         workload, request, process, every=options.eval_every, last_step=session.steps
     )
-    built: list[Stepper] = []
-    phase("build", lambda: built.append(_build(session, workload, arithmetic)))
-    stepper = built.pop()
+    built: list[_Built] = []
+    phase("build", lambda: built.append(_build(session, workload, arithmetic, request)))
+    parts = built.pop()
     session.identify()
     checkpointing = Checkpointing(
         directory=options.output / "checkpoints",
         identity=_identity(session),
         process=process,
-        stepper=stepper,
+        stepper=parts.stepper,
         evaluations=evaluations,
         sharded=recipe.parallelism in ("fsdp2", "zero3"),
         phase=phase,
     )
     if options.checkpoint_every:
         best = evaluations is not None and evaluations.keep_best
-        size = checkpoint_bytes(stepper.model, workload, recipe, world_size=process.world_size, best=best)
+        size = checkpoint_bytes(
+            parts.stepper.model, workload, recipe, world_size=process.world_size, best=best
+        )
         check_space(checkpointing.directory, size)
     if options.resume:
         phase("resume", lambda: _resume(session, checkpointing))
     request = dataclasses.replace(request, first_step=session.first_step)
-    batches = workload.batches(request)
+    as_trained, batches = parts.as_trained, parts.batches
+    if batches is None or session.first_step > 1:
+        as_trained, batches = None, workload.batches(request)
     for text in session.warnings:
         log.warning("warning: %s", text)
     session.writer.write_header(session.header())
     return train(
         Training(
-            workload=workload,
+            workload=parts.workload,
             recipe=recipe,
             process=process,
             precision=arithmetic,
-            stepper=stepper,
+            stepper=parts.stepper,
             batches=batches,
             request=request,
             first_step=session.first_step,
@@ -108,11 +116,22 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
             interrupts=interrupts,
             num_compiles=compile.num_compiles,
             print_metrics=session.launched.print_metrics,
+            as_trained=as_trained,
         )
     )
 
 
-def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepper:
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """What there is before a checkpoint is loaded; batches, from the first step on, only if there is none."""
+
+    workload: Workload
+    stepper: Stepper
+    as_trained: AsTrained | None = None
+    batches: Iterator[Batch] | None = None
+
+
+def _build(session: Session, workload: Workload, arithmetic: Precision, request: DataRequest) -> _Built:
     options, process, recipe = session.options, session.process, session.options.recipe
     model = build_native(workload, options.seed, process)
     probe_of = probe_request(process, seed=options.seed, batch_size=_probe_size(session, workload))
@@ -126,14 +145,23 @@ def _build(session: Session, workload: Workload, arithmetic: Precision) -> Stepp
         session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
     for check in checks.run_checks(workload, recipe, arithmetic, model, probe, reference):
         session.writer.add(check)
-        session.warnings += [] if check.passed else [_told(check)]
+        session.warnings += [] if check.passed else [checks.told(check)]
+    batches, as_trained = None, None
+    if not options.resume or latest_checkpoint(options.output / "checkpoints") is None:
+        batches = workload.batches(request)
+        first = next_batch(workload, batches)
+        batches = itertools.chain([first], batches)
+        part = split_batch(first, recipe.grad_accumulation)[0]
+        as_trained = AsTrained(workload, recipe, arithmetic, model, part, rounding=reference.rounding)
+        workload = as_trained.workload
     if process.device.type == "cuda":
         # The most memory that is recorded is the training's.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
     # Lightning and Transformers join the ranks themselves.
     joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
-    return build_stepper(workload, recipe, arithmetic, joined, model)
+    stepper = build_stepper(workload, recipe, arithmetic, joined, model)
+    return _Built(workload=workload, stepper=stepper, as_trained=as_trained, batches=batches)
 
 
 def _probe_size(session: Session, workload: Workload) -> int:
@@ -145,13 +173,6 @@ def _probe_size(session: Session, workload: Workload) -> int:
     if recipe.precision == "fp8":
         return max(PROBE_BATCH, precision.batch_multiple(recipe))
     return min(PROBE_BATCH, max(LEAST_PROBE_BATCH, batch_size // recipe.grad_accumulation))
-
-
-def _told(check: Check) -> str:
-    values = "" if check.value is None else f": {check.value:.2g}"
-    limit = "" if check.limit is None else f", and {check.limit:.2g} is allowed"
-    detail = f" ({check.detail})" if check.detail else ""
-    return f"the recipe fails the check of {check.name}{values}{limit}{detail}"
 
 
 def _check_batch_size(session: Session) -> None:

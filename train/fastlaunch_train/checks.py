@@ -176,7 +176,7 @@ def _equivalence(
     if found.shape != exact.shape:
         detail = f"outputs of shape {tuple(found.shape)}, not {tuple(exact.shape)}"
         return Check(name=name, passed=False, limit=limit, detail=detail)
-    return _check(name, relative_error(found, exact), limit, None)
+    return judged(name, relative_error(found, exact), limit, None)
 
 
 def _isolation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
@@ -194,7 +194,7 @@ def _isolation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
     problem = None
     if own <= limit and differences[other] > DISTINCT * limit:
         problem = "the output of the sample that was replaced did not change"
-    return _check("isolation", max(changes), limit, problem)
+    return judged("isolation", max(changes), limit, problem)
 
 
 def _permutation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
@@ -204,12 +204,21 @@ def _permutation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
     problem = None
     if relative_error(after, before) <= limit and relative_error(exact[order], exact) > DISTINCT * limit:
         problem = "the outputs did not move with the samples"
-    return _check("permutation", relative_error(after, before[order]), limit, problem)
+    return judged("permutation", relative_error(after, before[order]), limit, problem)
 
 
-def _check(name: str, value: float, limit: float, problem: str | None) -> Check:
+def judged(name: str, value: float, limit: float, problem: str | None = None) -> Check:
+    """The line of a check that found `value`, and maybe a `problem`; what is not finite fails."""
     if not math.isfinite(value):
         return Check(name=name, passed=False, limit=limit, detail=problem or "not a finite number")
     return Check(
         name=name, passed=value <= limit and problem is None, value=value, limit=limit, detail=problem
     )
+
+
+def told(check: Check) -> str:
+    """What a reader of the log must know of a check that failed."""
+    values = "" if check.value is None else f": {check.value:.2g}"
+    limit = "" if check.limit is None else f", and {check.limit:.2g} is allowed"
+    detail = f" ({check.detail})" if check.detail else ""
+    return f"the recipe fails the check of {check.name}{values}{limit}{detail}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastlaunch_train.checks import told
 from fastlaunch_train.compile import num_cached
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
 from fastlaunch_train.evaluation import rehearse
@@ -147,7 +148,10 @@ class Progress:
         training, process = self.training, self.training.process
         closed = self._timer.close(self._meet)
         num_steps = len(closed.losses)
+        closes_first = self.last_done - num_steps < training.first_step
         self._record(closed)
+        if closes_first:
+            self._check_as_trained()
         nan = any(not math.isfinite(loss) for loss in closed.losses)
         longest_s, any_nan, any_interrupt = agree(
             process, [closed.wall_s / num_steps, float(nan), float(training.interrupts.requested)]
@@ -162,6 +166,17 @@ class Progress:
         self._pause(asked=bool(any_interrupt))
         if not self.finished:
             self._begin_block()
+
+    def _check_as_trained(self) -> None:
+        """Record what the first step's passes tell of the model as it is trained."""
+        training = self.training
+        check = training.as_trained.check() if training.as_trained is not None else None
+        if check is None:
+            return
+        training.writer.add(check)
+        training.writer.flush()
+        if not check.passed:
+            log.warning("warning: %s", told(check))
 
     def _pause(self, *, asked: bool) -> None:
         """What is due between two blocks: evaluation, checkpoint, the end."""

@@ -119,7 +119,7 @@ class Eval:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Whether the recipe computes what the model does, found before training: `value` within `limit`."""
+    """Whether the recipe computes what the model does, found by the first step: `value` within `limit`."""
 
     name: str
     passed: bool

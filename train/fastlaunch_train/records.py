@@ -7,7 +7,7 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
     eval    loss and metric on held-out data after a step
-    check   whether the recipe computes what the model does, found before the steps
+    check   whether the recipe computes what the model does, found before the steps or in the first
     end     status and message
 
 Lines reach the file a block at a time in one write, so a killed process leaves everything up to the last

@@ -13,6 +13,7 @@ from fastlaunch_train.records import RecordWriter
 from fastlaunch_train.workload import Batch, DataRequest, Workload
 
 if TYPE_CHECKING:
+    from fastlaunch_train.as_trained import AsTrained
     from fastlaunch_train.evaluation import Evaluations
     from fastlaunch_train.stepping import Stepper
 
@@ -24,6 +25,7 @@ class Training:
     stepper: the model, wrapped and compiled as the recipe says, and what makes a step of it. In the loops of
         other libraries they wrap the model themselves, and make the steps.
     request: what `batches` were asked for with; held-out data are asked for likewise.
+    as_trained: what looks at the first passes of the model; None where an earlier attempt did.
     evaluations: when and on what the model is evaluated; None for never.
     save_checkpoint: of the step that it is given.
     """
@@ -45,3 +47,4 @@ class Training:
     interrupts: Interrupts
     num_compiles: Callable[[], int]
     print_metrics: bool = False
+    as_trained: "AsTrained | None" = None
