@@ -14,9 +14,11 @@ from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, Recipe, RecipeError, 
 
 #: torchao's scalings of FP8; the others are Transformer Engine's.
 TORCHAO_SCALINGS = ("tensorwise", "rowwise")
-#: Major compute capabilities whose matrix units take a scaling: Transformer Engine 2.20, quantization.py
-#: (check_mxfp8_support, check_fp8_block_scaling_support). MXFP8 is not for 12.0, Blackwell of workstations.
-SCALING_CAPABILITIES = {"mxfp8": (10, 11), "block": (9,)}
+#: Major compute capabilities that take a scaling: Transformer Engine 2.20, quantization.py
+#: (check_mxfp8_support, check_fp8_block_scaling_support); rows, torch's scaled products. MXFP8 is not for
+#: 12.0, Blackwell of workstations. Blackwell computes what is scaled in blocks of 128 by way of MXFP8 (2.9).
+SCALING_CAPABILITIES = {"mxfp8": range(10, 12), "block": range(9, 100), "rowwise": range(9, 100)}
+_IN_WORDS = {"block": "FP8 with a scale for each block", "rowwise": "FP8 with a scale for each row"}
 #: Field and value -> what has to be installed for it, by the name it is imported by, and the extra with it.
 _SOFTWARE: Mapping[tuple[str, str], tuple[str, str, str]] = {
     ("blocks", "te"): ("transformer_engine", "Transformer Engine", "te"),
@@ -73,7 +75,7 @@ def module_of(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
 
 
 def needed_format(recipe: Recipe) -> str | None:
-    """What `recipe` needs of matrix units that not all have: `tf32`, `fp8`, `mxfp8`, `block`; or None."""
+    """What not all matrix units have and `recipe` needs: a format, or a scaling of FP8; None if nothing."""
     if recipe.precision == "fp8" and recipe.fp8_scaling in SCALING_CAPABILITIES:
         return recipe.fp8_scaling
     return recipe.precision if recipe.precision in ("fp8", "tf32") else None
@@ -90,7 +92,7 @@ def takes(accelerator: Accelerator, wanted: str) -> bool:
 
 def format_in_words(wanted: str) -> str:
     """`FP8 with a scale for each block`, `MXFP8`, `TF32`."""
-    return "FP8 with a scale for each block" if wanted == "block" else wanted.upper()
+    return _IN_WORDS.get(wanted, wanted.upper())
 
 
 def command_words(recipe: Recipe) -> str:
@@ -130,9 +132,10 @@ def _format_lacks(recipe: Recipe, accelerator: Accelerator) -> Iterator[Lack]:
         yield Lack(why=f"{accelerator.name} has no {recipe.precision.upper()}", without=without)
     wanted = needed_format(recipe)
     if wanted in SCALING_CAPABILITIES and not takes(accelerator, wanted):
+        plainer = "tensorwise" if wanted == "rowwise" else "current"
         yield Lack(
             why=f"{accelerator.name} has no {format_in_words(wanted)}",
-            without={"fp8_scaling": "current", "fp8_format": "hybrid"},
+            without={"fp8_scaling": plainer, "fp8_format": "hybrid"},
         )
 
 

@@ -23,9 +23,10 @@ def with_gpu(accelerator: str) -> Machine:
     ("gpu", "cannot"),
     [
         ("H200", {"te-mxfp8"}),
-        ("B200", {"te-fp8-block"}),
-        ("RTX PRO 6000", {"te-fp8-block", "te-mxfp8"}),
-        ("L40S", {"te-fp8-block", "te-mxfp8"}),
+        # FP8 in blocks of 128 is computed by way of MXFP8, by Transformer Engine's own word on 12.0 too.
+        ("B200", set()),
+        ("RTX PRO 6000", {"te-mxfp8"}),
+        ("L40S", {"te-fp8-block", "te-mxfp8", "ao-fp8-rowwise"}),
         (
             "A100 40GB",
             {name for name, recipe in RECIPES.items() if recipe.precision == "fp8"},
@@ -85,7 +86,9 @@ def test_what_is_deepspeeds_goes_with_it() -> None:
     ("recipe", "gpu", "nearest"),
     [
         ("te-mxfp8", "H200", "te-fp8-current"),
-        ("te-fp8-block", "B200", "te-fp8-current"),
+        ("te-fp8-block", "B200", "te-fp8-block"),
+        ("te-fp8-block", "L40S", "te-fp8-current"),
+        ("ao-fp8-rowwise", "L40S", "ao-fp8"),
         ("te-fp8-block", "A100 40GB", "te-bf16"),
         ("te-article-fp8", "A100 40GB", "te-article"),
         ("ao-fp8-rowwise", "A100 40GB", "compile"),
@@ -115,6 +118,7 @@ def test_formats_that_not_all_take() -> None:
         "tf32": "tf32",
         "te-fp8-block": "block",
         "te-mxfp8": "mxfp8",
+        "ao-fp8-rowwise": "rowwise",
     }
     # It has FP8, and is not NVIDIA's.
     assert not takes(CATALOGUE.accelerators["Trainium2"], "mxfp8")

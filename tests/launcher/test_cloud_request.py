@@ -209,10 +209,10 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8, and H100 of p5.48xlarge has none", "p6-b300; or"),
         ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8", "or recipe te-fp8-current"),
         (
-            {"instances": ("p6-b200.48xlarge",)},
+            {"instances": ("g6e.12xlarge",)},
             {"recipes": ("te-fp8-block",)},
-            "needs FP8 with a scale for each block, and B200",
-            "p5, p5e, p5en; or recipe te-fp8-current",
+            "needs FP8 with a scale for each block, and L40S",
+            "or recipe te-fp8-current",
         ),
         ({}, {"data": "real"}, "unknown data arm", "loader"),
         (

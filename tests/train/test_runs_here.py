@@ -141,6 +141,11 @@ def test_what_runs_with_which_packages() -> None:
             "fp8_scaling block needs Transformer Engine 2.3, and 2.2.1 is installed",
         ),
         (
+            "te-fp8-block",
+            machine((10, 0), versions={"transformer_engine": (2, 8)}),
+            "fp8_scaling block on Blackwell needs Transformer Engine 2.9, and 2.8 is installed",
+        ),
+        (
             "te-mxfp8",
             machine((10, 0), versions={"transformer_engine": (1, 13)}),
             "fp8_scaling mxfp8 needs Transformer Engine 2.0, and 1.13 is installed",

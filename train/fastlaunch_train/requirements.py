@@ -18,6 +18,8 @@ COMPILED_BF16_CAPABILITY = (8, 0)
 #: Of products scaled in blocks of 128 values, and by rows: Hopper. (Transformer Engine's support matrix.)
 SCALED_CAPABILITY = (9, 0)
 BLOCK_SCALING_CUDA = (12, 9)
+#: Blackwell computes products scaled in blocks of 128 by way of MXFP8, since this release.
+BLOCKS_ON_BLACKWELL, BLOCKS_ON_BLACKWELL_RELEASE = (10, 0), (2, 9)
 #: Blackwell of data centers; that of workstations, from 12.0 on, lacks some of the products.
 MXFP8_CAPABILITY = (10, 0)
 NO_MXFP8_CAPABILITY = (12, 0)
@@ -129,9 +131,12 @@ def _transformer_engine(recipe: Recipe, machine: Machine) -> Iterator[str]:
     if recipe.fp8_scaling not in TE_SCALINGS:
         return
     needed, found = TE_RELEASES[recipe.fp8_scaling], machine.version_of("transformer_engine")
+    there = ""
+    if recipe.fp8_scaling == "block" and (machine.compute_capability or ()) >= BLOCKS_ON_BLACKWELL:
+        needed, there = BLOCKS_ON_BLACKWELL_RELEASE, " on Blackwell"
     if found is not None and found < needed:
         yield (
-            f"fp8_scaling {recipe.fp8_scaling} needs Transformer Engine {dotted(needed)}, "
+            f"fp8_scaling {recipe.fp8_scaling}{there} needs Transformer Engine {dotted(needed)}, "
             f"and {dotted(found)} is installed"
         )
     problem = machine.scaling_problem(recipe.fp8_scaling)
