@@ -1,14 +1,20 @@
 """No checkpoint holds NaN, or anything infinite but what is so from the start; none is gone on from."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from entrypoint import TINY, arguments, record, run, run_command
 from torch import nn
 
-from fastlaunch_train.checkpoint import latest_checkpoint
+from fastlaunch_train.checkpoint import Identity, latest_checkpoint
+from fastlaunch_train.checkpointing import Checkpointing
+from fastlaunch_train.failures import NanLossError
 from fastlaunch_train.finiteness import not_finite, told
+from fastlaunch_train.parallel import Process
+from fastlaunch_train.phases import PhaseClock
+from fastlaunch_train.records import RecordWriter
 
 INF, NAN = float("inf"), float("nan")
 
@@ -91,6 +97,43 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path: Path) -> 
     code, output = run(argv)
     assert code == 0, output
     assert record(tmp_path, attempt=3).header["first_step"] == 11
+
+
+class Shared(nn.Module):
+    """A stepper, for a checkpoint's purposes, with a share of the weights that is padded."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.model = nn.Linear(1, 1)
+        self.weight = weight
+
+    def state(self) -> dict[str, Any]:
+        padded = [{"optimizer": {"fp32_flat_groups": [torch.tensor([self.weight, NAN])]}}]
+        return {"model": {"weight": torch.tensor([[self.weight]])}, "deepspeed": padded}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.weight = float(state["model"]["weight"])
+
+
+def test_what_pads_a_share_may_be_anything(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "rank-00000-attempt-1.jsonl")
+    stepper = Shared(3.0)
+    checkpointing = Checkpointing(
+        directory=tmp_path,
+        identity=Identity(workload="", recipe="", data="", seed=0, batch_size=1, world_size=1),
+        process=Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu")),
+        stepper=stepper,  # type: ignore[arg-type]
+        evaluations=None,
+        sharded=True,
+        phase=PhaseClock(writer, torch.device("cpu")),
+    )
+    checkpointing.save(1)
+    stepper.weight = INF
+    with pytest.raises(NanLossError, match=r"what step 2 left is not finite \(model\.weight\)"):
+        checkpointing.save(2)
+    assert checkpointing.resume(last_step=5) == 1
+    assert stepper.weight == 3.0
+    writer.close()
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ log = logging.getLogger("fastlaunch_train")
 LONG_CHECKPOINT_S = 60.0
 #: Of what is in a checkpoint beside a Stepper's state: each rank's Evaluations.state().
 EVALUATIONS = "evaluations"
+#: Under which a Stepper's state holds each rank's share, where DeepSpeed has made them.
+SHARES = "deepspeed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Checkpointing:
         if self.evaluations is not None:
             own = self.evaluations.state()
             state[EVALUATIONS] = self._gather(own) if self.sharded else [own]
-        bad = not_finite(state, self.stepper.model) if self.process.rank == 0 else []
+        bad = not_finite(_whole(state), self.stepper.model) if self.process.rank == 0 else []
         if agree(self.process, [float(len(bad))])[0]:
             kept = latest_checkpoint(self.directory)
             raise NanLossError(
@@ -98,7 +100,7 @@ class Checkpointing:
         # One killed after its last checkpoint has nothing left to do, and completes.
         if step > last_step:
             raise RecipeError(f"{path} is after step {step}, and --steps is {last_step}", "give more --steps")
-        bad = not_finite(saved.state, self.stepper.model)
+        bad = not_finite(_whole(saved.state), self.stepper.model)
         if bad:
             raise RecipeError(
                 f"{path} holds what is not finite: {told(bad)}", "remove it, so that the one before is taken"
@@ -117,3 +119,12 @@ class Checkpointing:
         gathered: list[Any] | None = [None] * self.process.world_size if self.process.rank == 0 else None
         torch.distributed.gather_object(value, gathered)
         return gathered or [value]
+
+
+def _whole(state: dict[str, Any]) -> dict[str, Any]:
+    """What has to be finite: DeepSpeed's shares are padded with what the memory happened to hold before.
+
+    (In 0.19.8 `partition_parameters` leaves the end of a parameter's last share as `torch.empty` made it. The
+    model that was gathered from the shares has none of it.)
+    """
+    return {"model": state["model"]} if SHARES in state and "model" in state else state
