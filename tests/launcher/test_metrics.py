@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fastlaunch.all_reduce import AllReduce
 from fastlaunch.metrics import Interval, RunSummary, summarize
+from fastlaunch_train.recipes import RECIPE_SCHEMA
+from fastlaunch_train.record_lines import RECORD_SCHEMA
 from fastlaunch_train.records import Block, Check, End, Eval, Phase, RankRecord, Step, read_record
 
 
@@ -469,13 +471,14 @@ def test_records_of_an_older_schema_are_read(tmp_path: Path) -> None:
     summary = summarize([of_schema_1(record)])
     assert (summary.record_schema, summary.recipe_schema, summary.problems) == (1, 1, ())
     assert summary.padding_fraction is None  # it was not counted then
-    assert (summarize([record]).record_schema, summarize([record]).recipe_schema) == (2, 2)
+    newest = summarize([record])
+    assert (newest.record_schema, newest.recipe_schema) == (RECORD_SCHEMA, RECIPE_SCHEMA)
 
 
 def test_ranks_of_one_attempt_have_one_schema(tmp_path: Path) -> None:
     first, second = read_all(write_run(tmp_path, world_size=2))
     assert summarize([first, of_schema_1(second)]).problems == (
-        "attempt 1: ranks have records of schema 1, 2",
+        f"attempt 1: ranks have records of schema 1, {RECORD_SCHEMA}",
     )
 
 
@@ -487,8 +490,8 @@ def test_attempts_of_several_schemas_are_told(tmp_path: Path) -> None:
     # The recipe means the same, though it is written otherwise.
     assert summary.problems == ()
     assert summary.warnings == (
-        "attempt 2 has records of schema 2, attempt 1 of 1",
-        "attempt 2 has recipes of schema 2, attempt 1 of 1",
+        f"attempt 2 has records of schema {RECORD_SCHEMA}, attempt 1 of 1",
+        f"attempt 2 has recipes of schema {RECIPE_SCHEMA}, attempt 1 of 1",
     )
     other = of_schema_1(first)
     other.header["recipe"]["precision"] = "tf32"
