@@ -100,8 +100,11 @@ def identity_of_own(workload: str, arm: str) -> DataIdentity:
     if arm.startswith("file:") and path.is_file():
         digest, covers = digest_of_file(path)
     elif arm.startswith("folder:") and path.is_dir():
-        found = (Path(where, name) for where, _, names in os.walk(path) for name in names)
-        digest, covers = digest_of_files({str(each.relative_to(path)): str(each) for each in found})
+        # Text alone, as in `image_loader.folder_identity`: there may be a million.
+        found = ((where, name) for where, _, names in os.walk(str(path)) for name in names)
+        digest, covers = digest_of_files(
+            {f"{where.removeprefix(str(path))}/{name}": f"{where}/{name}" for where, name in found}
+        )
     return DataIdentity(digest=digest, covers=covers, generator=f"own {digest_of_file(file)[0]}")
 
 
