@@ -10,6 +10,7 @@ import sys
 
 from fastlaunch_train import fabric
 from fastlaunch_train.assembly import train_session
+from fastlaunch_train.caveats import caveats
 from fastlaunch_train.checkpoint import latest_checkpoint
 from fastlaunch_train.exit_codes import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL
 from fastlaunch_train.failures import FabricError, Failure, classify
@@ -19,6 +20,7 @@ from fastlaunch_train.options import Options
 from fastlaunch_train.parallel import Process, agree, start_process, stop_process
 from fastlaunch_train.recipes import RecipeError
 from fastlaunch_train.records import RecordWriter, last_attempt, record_path
+from fastlaunch_train.runs_here import this_machine
 from fastlaunch_train.session import Session
 from fastlaunch_train.tracebacks import TracebackFile, leave_traceback, traceback_path
 from fastlaunch_train.workloads import WorkloadError
@@ -98,6 +100,7 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
             "give another --output, or --resume to go on",
         )
     attempt = max(round(least), 1 + round(newest))
+    capability = this_machine(process.device).compute_capability
     return Session(
         options=options,
         process=process,
@@ -107,6 +110,7 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
         attempt=attempt,
         started_at=started_at,
         steps=options.steps or 1,
+        warnings=list(caveats(options.recipe, capability=capability, world_size=process.world_size)),
     )
 
 
