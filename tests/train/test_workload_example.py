@@ -39,6 +39,7 @@ def test_the_readmes_workload_learns_and_is_checked_and_evaluated(example: Path,
         "equivalence": True,
         "isolation": True,
         "permutation": True,
+        "as-trained": True,
     }
 
 

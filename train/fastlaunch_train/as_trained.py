@@ -95,6 +95,11 @@ class AsTrained:
         """The workload to train with: its `loss` is looked at in the first passes on the batch."""
         return replace(self._of, loss=self._loss)
 
+    @property
+    def unwatched(self) -> Workload:
+        """The workload as it was given, for passes that are not the training's own."""
+        return self._of
+
     def check(self) -> Check | None:
         """The line for the record, after the first step; None if no pass on the batch was seen."""
         seen, self._seen, self._done = self._seen, [], True

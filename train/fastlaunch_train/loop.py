@@ -124,8 +124,9 @@ class Progress:
 
     def _kernels(self, batch: Batch) -> str:
         training = self.training
+        # What is watched copies some outputs, which would be counted.
         return describe_kernels(
-            training.workload,
+            training.as_trained.unwatched if training.as_trained else training.workload,
             training.stepper.model,
             batch,
             training.precision,
