@@ -232,6 +232,17 @@ def test_unsteady_runs_are_left_out_or_get_no_verdict() -> None:
     assert rows["fp32"].speed_ratio_to_baseline == Interval(value=pytest.approx(0.5, rel=1e-3))
 
 
+def test_what_all_runs_of_a_row_warn_of_is_told_once() -> None:
+    emulated, failed = "bf16 is emulated on compute capability 7.5", "the recipe fails the check of isolation: 1"
+    first = runs("bf16", (0.1,), warnings=(emulated, "step time drifted by +2.0%", failed))
+    second = runs("bf16", (0.1001,), warnings=(failed, emulated))
+    alone = runs("fp32", (0.2,), warnings=("parallelism fsdp2 with one rank",))
+    base, row = compared([*first, *second, *alone]).rows
+    assert base.reasons[0] == emulated
+    assert not [reason for reason in base.reasons if "drifted" in reason or "isolation: 1" in reason]
+    assert "parallelism fsdp2 with one rank" in row.reasons
+
+
 def test_runs_with_problems_are_named_and_never_used() -> None:
     failed = runs("bf16", (0.001,), problems=("ended as nan_loss",))
     comparison = compared([*runs("bf16", (0.1,)), *failed])

@@ -17,7 +17,7 @@ from torch import nn
 from fastlaunch_train.precision import Precision, full_fp32, set_fp32_products
 from fastlaunch_train.recipe_rules import TE_SCALINGS
 from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.records import Check
+from fastlaunch_train.records import FAILED_CHECK, Check
 from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workload import Batch, Workload
 
@@ -221,4 +221,4 @@ def told(check: Check) -> str:
     values = "" if check.value is None else f": {check.value:.2g}"
     limit = "" if check.limit is None else f", and {check.limit:.2g} is allowed"
     detail = f" ({check.detail})" if check.detail else ""
-    return f"the recipe fails the check of {check.name}{values}{limit}{detail}"
+    return f"{FAILED_CHECK} {check.name}{values}{limit}{detail}"

@@ -11,6 +11,8 @@ RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a phase `compile` that found work of an earlier run on the disk: a first run takes longer.
 FROM_CACHE = "from the compiler's cache"
+#: How the warning of a check that failed begins, which has a line of its own too.
+FAILED_CHECK = "the recipe fails the check of"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch_train.record_lines import (
+    FAILED_CHECK,
     FROM_CACHE,
     HEADER_TYPES,
     KIND_OF,
@@ -50,6 +51,7 @@ from fastlaunch_train.record_lines import (
 )
 
 __all__ = [
+    "FAILED_CHECK",
     "FROM_CACHE",
     "HEADER_TYPES",
     "RECORD_SCHEMA",

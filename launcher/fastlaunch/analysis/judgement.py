@@ -24,6 +24,7 @@ from fastlaunch.analysis.statistics import (
     verdict,
 )
 from fastlaunch.metrics import Interval
+from fastlaunch_train.records import FAILED_CHECK
 
 BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
 NOT_RANKED = "not ranked"
@@ -260,6 +261,11 @@ def _of_runs(pool: Pool) -> Iterator[str]:
         yield "derived from published percentages"
     if only_from_cache([candidate.summary for candidate in pool.all_runs]):
         yield "compiled from a cache: a first run takes longer to compile"
+    told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]
+    for warning in told[0] if told else ():
+        # What is of one run alone is told with that run; checks are judged in words of their own.
+        if all(warning in other for other in told) and not warning.startswith(FAILED_CHECK):
+            yield warning
 
 
 def _of_guard(item: PricedPool) -> Iterator[str]:
