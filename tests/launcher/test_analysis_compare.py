@@ -233,7 +233,10 @@ def test_unsteady_runs_are_left_out_or_get_no_verdict() -> None:
 
 
 def test_what_all_runs_of_a_row_warn_of_is_told_once() -> None:
-    emulated, failed = "bf16 is emulated on compute capability 7.5", "the recipe fails the check of isolation: 1"
+    emulated, failed = (
+        "bf16 is emulated on compute capability 7.5",
+        "the recipe fails the check of isolation: 1",
+    )
     first = runs("bf16", (0.1,), warnings=(emulated, "step time drifted by +2.0%", failed))
     second = runs("bf16", (0.1001,), warnings=(failed, emulated))
     alone = runs("fp32", (0.2,), warnings=("parallelism fsdp2 with one rank",))
