@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +25,9 @@ from fastlaunch_train.records import FROM_CACHE, Block, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import Batch, BatchCount, next_batch
+
+if TYPE_CHECKING:
+    from fastlaunch_train.as_trained import AsTrained
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -151,8 +155,8 @@ class Progress:
         num_steps = len(closed.losses)
         closes_first = self.last_done - num_steps < training.first_step
         self._record(closed)
-        if closes_first:
-            self._check_as_trained()
+        if closes_first and training.as_trained is not None:
+            self._check_as_trained(training.as_trained)
         nan = any(not math.isfinite(loss) for loss in closed.losses)
         longest_s, any_nan, any_interrupt = agree(
             process, [closed.wall_s / num_steps, float(nan), float(training.interrupts.requested)]
@@ -168,16 +172,16 @@ class Progress:
         if not self.finished:
             self._begin_block()
 
-    def _check_as_trained(self) -> None:
-        """Record what the first step's passes tell of the model as it is trained."""
+    def _check_as_trained(self, as_trained: "AsTrained") -> None:
+        """Record what the first passes tell of the model as it is trained; no step's time counts it."""
         training = self.training
-        check = training.as_trained.check() if training.as_trained is not None else None
-        if check is None:
-            return
-        training.writer.add(check)
-        training.writer.flush()
-        if not check.passed:
-            log.warning("warning: %s", told(check))
+        check = as_trained.check()
+        if check is not None:
+            training.writer.add(check)
+            training.writer.flush()
+            if not check.passed:
+                log.warning("warning: %s", told(check))
+        self._timer.restart(self._meet)
 
     def _pause(self, *, asked: bool) -> None:
         """What is due between two blocks: evaluation, checkpoint, the end."""
