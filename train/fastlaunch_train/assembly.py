@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from fastlaunch_train import attention, checks, compile, precision
 from fastlaunch_train.all_reduce import all_reduce_between_nodes
@@ -69,9 +70,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     evaluations = plan_evaluations(
         workload, request, process, every=options.eval_every, last_step=session.steps
     )
-    built: list[_Built] = []
-    phase("build", lambda: built.append(_build(session, workload, arithmetic, request)))
-    parts = built.pop()
+    parts = _build(session, workload, arithmetic, request, phase)
     session.identify()
     checkpointing = Checkpointing(
         directory=options.output / "checkpoints",
@@ -131,11 +130,40 @@ class _Built:
     batches: Iterator[Batch] | None = None
 
 
-def _build(session: Session, workload: Workload, arithmetic: Precision, request: DataRequest) -> _Built:
+def _build(
+    session: Session, workload: Workload, arithmetic: Precision, request: DataRequest, phase: PhaseClock
+) -> _Built:
     options, process, recipe = session.options, session.process, session.options.recipe
-    model = build_native(workload, options.seed, process)
-    probe_of = probe_request(process, seed=options.seed, batch_size=_probe_size(session, workload))
-    probe_of = dataclasses.replace(probe_of, dtype=computed_in(options.recipe))
+    with phase.during("build", "the model"):
+        model = build_native(workload, options.seed, process)
+    batches, as_trained = None, None
+    with phase.during("build", "its conversion and checks"):
+        reference = _check_converted(session, workload, arithmetic, model)
+        if not options.resume or latest_checkpoint(options.output / "checkpoints") is None:
+            batches = workload.batches(request)
+            first = next_batch(workload, batches)
+            batches = itertools.chain([first], batches)
+            part = split_batch(first, recipe.grad_accumulation)[0]
+            as_trained = AsTrained(workload, recipe, arithmetic, model, part, rounding=reference.rounding)
+            workload = as_trained.workload
+    if process.device.type == "cuda":
+        # The most memory that is recorded is the training's.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
+    # Lightning and Transformers join the ranks themselves.
+    joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
+    with phase.during("build", "what makes its steps"):
+        stepper = build_stepper(workload, recipe, arithmetic, joined, model)
+    return _Built(workload=workload, stepper=stepper, as_trained=as_trained, batches=batches)
+
+
+def _check_converted(
+    session: Session, workload: Workload, arithmetic: Precision, model: nn.Module
+) -> checks.Reference:
+    """Convert `model` as the recipe says, and record what it is and whether it computes what it did."""
+    process, recipe = session.process, session.options.recipe
+    probe_of = probe_request(process, seed=session.options.seed, batch_size=_probe_size(session, workload))
+    probe_of = dataclasses.replace(probe_of, dtype=computed_in(recipe))
     probe = next_batch(workload, workload.batches(probe_of))
     reference = checks.reference(workload, recipe, model, probe)
     convert_model(model, workload, recipe)
@@ -146,22 +174,7 @@ def _build(session: Session, workload: Workload, arithmetic: Precision, request:
     for check in checks.run_checks(workload, recipe, arithmetic, model, probe, reference):
         session.writer.add(check)
         session.warnings += [] if check.passed else [checks.told(check)]
-    batches, as_trained = None, None
-    if not options.resume or latest_checkpoint(options.output / "checkpoints") is None:
-        batches = workload.batches(request)
-        first = next_batch(workload, batches)
-        batches = itertools.chain([first], batches)
-        part = split_batch(first, recipe.grad_accumulation)[0]
-        as_trained = AsTrained(workload, recipe, arithmetic, model, part, rounding=reference.rounding)
-        workload = as_trained.workload
-    if process.device.type == "cuda":
-        # The most memory that is recorded is the training's.
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(process.device)
-    # Lightning and Transformers join the ranks themselves.
-    joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
-    stepper = build_stepper(workload, recipe, arithmetic, joined, model)
-    return _Built(workload=workload, stepper=stepper, as_trained=as_trained, batches=batches)
+    return reference
 
 
 def _probe_size(session: Session, workload: Workload) -> int:
