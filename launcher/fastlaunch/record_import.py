@@ -28,6 +28,8 @@ MAX_ARCHIVE_FILES = 100_000
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
+#: What a damaged archive raises, besides OSError and ValueError; KeyError is a link to what is not in it.
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, KeyError)
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
@@ -112,7 +114,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
         try:
             _unpack(archive, folder)
-        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as error:
+        except (*_DAMAGED, OSError, ValueError) as error:
             raise BadFile(archive, f"cannot be unpacked: {error}") from None
         yield Path(folder)
 

@@ -265,6 +265,15 @@ def test_a_link_out_of_an_archive_is_not_followed(tmp_path: Path) -> None:
         find_runs([tmp_path / "x.tar.xz"])
 
 
+def test_a_hard_link_to_nothing_is_no_bug_of_ours(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("link.jsonl")
+        entry.type, entry.linkname = tarfile.LNKTYPE, "nowhere.jsonl"
+        archive.addfile(entry)
+    with pytest.raises(BadFile, match=r"x\.tar\.gz: cannot be unpacked: .*nowhere"):
+        find_runs([tmp_path / "x.tar.gz"])
+
+
 def test_a_problem_in_an_archive_is_named_by_its_place_there(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=40)
     (tmp_path / "a" / "bad.jsonl").write_text("{}\n")
