@@ -176,6 +176,18 @@ def test_a_workload_of_the_users_own_is_known_by_its_file_and_what_data_names(tm
     assert identity_of_own(f"{own}:build", "synthetic") != known
 
 
+def test_a_folder_of_links_is_known_by_what_they_lead_to(tmp_path: Path) -> None:
+    own = written(tmp_path, "my.py", "")
+    digests = set()
+    for text in ("one", "other"):
+        lies = written(tmp_path, f"lies/{text}/1.txt", text).parent
+        (tmp_path / text).mkdir()
+        (tmp_path / text / "cat").symlink_to(lies)
+        (tmp_path / text / "back").symlink_to(tmp_path / text)
+        digests.add(identity_of_own(f"{own}:build", f"folder:{tmp_path / text}").digest)
+    assert len(digests) == 2
+
+
 def test_tokenizers_are_known_by_what_they_make_of_a_text() -> None:
     texts = ["the cat", "the dog"]
     assert WordTokens(texts, 9).identity == WordTokens(texts[::-1], 9).identity

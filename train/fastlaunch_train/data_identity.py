@@ -6,7 +6,7 @@ little beside reading, and it is what shows, when records are compared, that two
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,23 @@ def identity_of_own(workload: str, arm: str) -> DataIdentity:
         digest, covers = digest_of_file(path)
     elif arm.startswith("folder:") and path.is_dir():
         # Text alone, as in `image_loader.folder_identity`: there may be a million.
-        found = ((where, name) for where, _, names in os.walk(str(path)) for name in names)
-        digest, covers = digest_of_files(
-            {f"{where.removeprefix(str(path))}/{name}": f"{where}/{name}" for where, name in found}
-        )
+        digest, covers = digest_of_files({file.removeprefix(str(path)): file for file in _below(str(path))})
     return DataIdentity(digest=digest, covers=covers, generator=f"own {digest_of_file(file)[0]}")
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The files below `folder`, linked folders' too: a folder of a class may be a link to where it lies."""
+    followed: set[str] = set()
+    for place, subfolders, names in os.walk(folder, followlinks=True):
+        yield from (f"{place}/{name}" for name in names)
+        # Links may lead in a circle; which of two to one folder counts must not depend on the machine.
+        found, subfolders[:] = sorted(subfolders), []
+        for name in found:
+            if Path(place, name).is_symlink():
+                if (target := os.path.realpath(f"{place}/{name}")) in followed:
+                    continue
+                followed.add(target)
+            subfolders.append(name)
 
 
 def _contents_digest(path: str) -> bytes:
