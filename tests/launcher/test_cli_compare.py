@@ -275,6 +275,11 @@ def test_a_brief_table_keeps_prices_and_what_bars_a_row(capsys: pytest.CaptureFi
     assert notes[0].startswith("* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $")
     assert notes[1:] == ["* isolation: changing image 3 changed 28 other outputs"]
     assert re.search(r"^\(\d+ notes? left out by --brief\)$", out, re.MULTILINE)
+    out, _ = answer(capsys, "--brief", "--allow-unverified")
+    notes = [line for line in out.splitlines() if line.startswith("* ")]
+    assert notes == [
+        "* ranked all the same (--allow-unverified): isolation: changing image 3 changed 28 other outputs"
+    ]
 
 
 @pytest.mark.usefixtures("guarded")

@@ -217,6 +217,14 @@ def test_what_comes_before_the_steps_is_told_apart_by_all_that_differs() -> None
     assert re.search(r"^bf16 +2 +32 +loader +9\.5 ", text, re.MULTILINE)
 
 
+def test_what_all_rows_but_the_baseline_warn_of_is_told_with_their_names() -> None:
+    off = {"warnings": ("attention is off",)}
+    some = [*runs("bf16", 0.1), *runs("te-bf16", 0.08, **off), *runs("te-fp8", 0.05, **off)]
+    assert "* te-bf16, te-fp8: attention is off\n" in as_table(compared(some)) + "\n"
+    every = [*runs("bf16", 0.1, **off), *some[1:]]
+    assert "* attention is off\n" in as_table(compared(every)) + "\n"
+
+
 def _without_recipe(text: str) -> str:
     return re.sub(r"^recipe +", "", text, flags=re.MULTILINE)
 

@@ -235,9 +235,11 @@ def _before(rows: Sequence[Row]) -> str:
 def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     """Prices with their dates, then the reasons; one that holds for every row that can have it comes once.
 
-    brief: of the reasons those alone that bar a row from being ranked. And how many are left out.
+    brief: of the reasons those alone that bar a row from being ranked, or would. And how many are left out.
     """
     notes = _price_notes(rows)
+    # The baseline can have these too: where it has not, they are of rows that are named.
+    of_runs = {text for row in rows for run in row.runs for text in run.summary.warnings}
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
         for reason in row.reasons:
@@ -247,9 +249,9 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     compared = [row for row in rows if not row.is_baseline]
     num_left_out = 0
     for reason, concerned in by_reason.items():
-        if brief and not any(row.is_barred and reason in row.guard.failures for row in concerned):
+        if brief and not any(failure in reason for row in concerned for failure in row.guard.failures):
             num_left_out += 1
-        elif compared and all(row in concerned for row in compared):
+        elif compared and all(row in concerned for row in (rows if reason in of_runs else compared)):
             notes.append(reason)
         else:
             names = dict.fromkeys(name_of(row, rows) for row in concerned)
