@@ -256,6 +256,19 @@ def test_of_a_reference_of_another_batch_the_command_for_the_rows_own_is_told() 
     ) in row.reasons
 
 
+def test_of_seeds_far_apart_no_command_runs_all_between_them() -> None:
+    runs = arm("compile learning_rate=0.01", 0.08, EQUAL)
+    far = [
+        replace(run, summary=replace(run.summary, seed=seed))
+        for run, seed in zip(runs, (42, 7, 1337), strict=True)
+    ]
+    comparison = compared(BF16, far)
+    told = rows_of(comparison)["compile learning_rate=0.01"].reasons[-1]
+    assert "; for seeds 7, 42 and 1337 one by one, as for the first; run fastlaunch submit " in told
+    assert told.endswith(" --seed 7 --repeats 1")
+    assert re.search("^    fastlaunch submit .* --seed 7 --repeats 1$", as_table(comparison), re.MULTILINE)
+
+
 def test_what_is_not_known_is_ranked_and_said() -> None:
     two = arm("compile", 0.08, EQUAL, checks=())
     row = rows_of(compared([run for run in BF16 if run.summary.seed != 1], two))["compile"]

@@ -174,10 +174,16 @@ def _rules(runs: Sequence[RunSummary]) -> str:
 
 def _run(recipe: str, runs: Sequence[RunSummary]) -> str:
     """The command that makes runs of the reference for the row's seeds."""
-    known = [run.seed for run in runs if run.seed is not None]
-    first, last = min(known, default=0), max(known, default=0)
-    repeats = max(last - first + 1, FEWEST_PAIRS)
-    return f"run {submit_command(runs, [recipe], first_seed=first, repeats=repeats)}"
+    known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
+    repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
+    # Between seeds far apart lie more runs than anybody would pay for.
+    one_by_one = repeats > 2 * max(len(known), FEWEST_PAIRS)
+    command = submit_command(runs, [recipe], first_seed=known[0], repeats=1 if one_by_one else repeats)
+    return (
+        f"for {named_seeds(known)} one by one, as for the first; run {command}"
+        if one_by_one
+        else f"run {command}"
+    )
 
 
 def _pairs(number: int) -> str:
