@@ -99,13 +99,19 @@ class Ledger:
 
     def add_submission(self, command: str) -> str:
         """Id of a new submission: the runs that one command asked for. command: as it was typed."""
-        submission_id = "sub-" + new_run_id(self._clock(), self._randomness)
         with self.transaction():
+            submission_id = self._new_submission_id()
             self._file.write(
                 "INSERT INTO submissions (id, created_at, command) VALUES (?, ?, ?)",
                 (submission_id, self._now(), command),
             )
         return submission_id
+
+    def _new_submission_id(self) -> str:
+        while True:
+            submission_id = "sub-" + new_run_id(self._clock(), self._randomness)
+            if self._file.one("SELECT 1 FROM submissions WHERE id = ?", (submission_id,)) is None:
+                return submission_id
 
     def set_sites(self, submission_id: str, sites: Sequence[Mapping[str, Any]]) -> None:
         """Store where the submission's runs may be carried out, as plain data."""

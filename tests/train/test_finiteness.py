@@ -24,6 +24,7 @@ class Masked(nn.Module):
         super().__init__()
         self.linear = nn.Linear(2, 2)
         self.register_buffer("mask", torch.tensor([0.0, -INF]))
+        self.frozen = nn.Parameter(torch.tensor([0.0, -INF]), requires_grad=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

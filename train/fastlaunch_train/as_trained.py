@@ -5,8 +5,11 @@ compiled, run by ONNX Runtime, sharded, held in bf16) is seen here: in the first
 alone go through the graphs that steps do, and so cost nothing more than a copy of some outputs.
 """
 
+import copy
 import math
+import pickle
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +34,10 @@ NAME = "as-trained"
 #: equivalence, which is of one arithmetic against fp32: of two of one precision no more is expected (bf16:
 #: 0.009 compiled, 0.017 with parameters in bf16 or FSDP2).
 FP8_LIMIT, FP8_ALONG = 0.15, 0.02
-#: Values of the outputs that are kept, at most: four sequences' logits are 131 million. Samples go last.
+#: Values of an output that are kept, at most: four sequences' logits are 131 million. Samples go last.
 _MOST_VALUES = 2**17
+#: What Python looks up in the class of a container of modules, not in itself.
+_OF_CONTAINERS = ("__getitem__", "__iter__", "__len__", "__contains__")
 #: Eager passes by which the outputs' spread is known, of a model that draws, and how many of their standard
 #: deviations are allowed: in 80 trials of GPT-2, eager and compiled, the most was 3.7.
 DRAWS, SPREADS = 16, 8.0
@@ -104,22 +109,24 @@ class AsTrained:
         """The line for the record, after the first step; None if no pass on the batch was seen."""
         seen, self._seen, self._done = self._seen, [], True
         passes, self._expected, self._batch = self._expected, [], None
-        of_loss = not all(each.outputs for each in (*seen, *passes))
+        drawn_shapes = {tuple(value.shape for value in each.outputs) for each in passes}
+        of_loss = len(drawn_shapes) > 1 or not all(each.outputs for each in (*seen, *passes))
         expected = [each.values(of_loss=of_loss) for each in passes]
         found = [_compared(each.values(of_loss=of_loss), expected, self._limits) for each in seen]
         return max(found, key=_badness, default=None)
 
     def _eager(self, model: nn.Module, autocast: Callable[[], Any]) -> Iterator[_Pass]:
+        # Of copies: a loss may write to its batch, and the first step's is still to come.
         before = _random_states(model)
         with autocast():
-            first = _watched(self._of, model, self._batch)
+            first = _watched(self._of, model, copy.deepcopy(self._batch))
         if _random_states(model) == before:
             yield first
             return
         # Not the first: an eager training draws the same for its first step.
         for _ in range(DRAWS):
             with autocast():
-                yield _watched(self._of, model, self._batch)
+                yield _watched(self._of, model, copy.deepcopy(self._batch))
 
     def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         if self._done or not _same(batch, self._batch):
@@ -153,8 +160,17 @@ class _Recorder:
         return type(self.__dict__["_model"])
 
 
+def _recorder(model: nn.Module) -> Any:
+    names = [name for name in _OF_CONTAINERS if hasattr(type(model), name)]
+    return type("_Recorder", (_Recorder,), {name: _passed_on(name) for name in names})(model)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self._model, name)(*args)
+
+
 def _watched(workload: Workload, model: nn.Module, batch: Batch) -> _Pass:
-    recorder: Any = _Recorder(model)
+    recorder = _recorder(model)
     loss = workload.loss(recorder, batch)
     check_loss(workload, loss)
     return _Pass(outputs=tuple(recorder._outputs), loss=loss)
@@ -178,8 +194,10 @@ def _judged(found: torch.Tensor, draws: torch.Tensor, limits: _Limits) -> Check:
     drawn; and how far they are from it. Of one draw that is the distance of the sample that is furthest off,
     relative to the root mean square of samples' norms. Of several it is by how much the squared distance is
     more or less than theirs, as a root and relative to the mean's norm: a model that draws nothing any more
-    is as far off as the draws are.
+    is as far off as the draws are. What is infinite in all of them, as masked values are, does not differ.
     """
+    masked = (draws == found).all(0) & found.isinf()
+    found, draws = found.masked_fill(masked, 0), draws.masked_fill(masked, 0)
     mean = draws.mean(0)
     size, number = float(mean.square().sum()), len(draws)
     along = (draws * mean).sum((1, 2))
@@ -250,7 +268,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
         fits = isinstance(other, Mapping) and one.keys() == other.keys()
         return fits and all(_same(item, other[key]) for key, item in one.items())
-    return other is not None
+    return type(one) is type(other)
 
 
 def _random_states(model: nn.Module) -> tuple[Any, ...]:
@@ -258,4 +276,6 @@ def _random_states(model: nn.Module) -> tuple[Any, ...]:
     first = next(iter([*model.parameters(), *model.buffers()]), torch.zeros(()))
     on_gpu = first.device.type == "cuda"
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(first.device)] if on_gpu else [])]
-    return (random.getstate(), *(state.cpu().numpy().tobytes() for state in states))
+    numpy_random = sys.modules.get("numpy.random")
+    of_numpy = pickle.dumps(numpy_random.get_state()) if numpy_random else b""
+    return (random.getstate(), of_numpy, *(bytes(state.tolist()) for state in states))

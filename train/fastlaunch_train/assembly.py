@@ -23,6 +23,7 @@ from fastlaunch_train.disk_space import check_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
+from fastlaunch_train.parallel import broadcast
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import RecipeError
@@ -139,7 +140,9 @@ def _build(
     batches, as_trained = None, None
     with phase.during("build", "its conversion and checks"):
         reference = _check_converted(session, workload, arithmetic, model)
-        if not options.resume or latest_checkpoint(options.output / "checkpoints") is None:
+        resumes = options.resume and latest_checkpoint(options.output / "checkpoints") is not None
+        # As rank 0 sees it, which says where to resume: ranks meet after the check, and elsewhere may see more.
+        if not broadcast(process, [float(resumes)])[0]:
             batches = workload.batches(request)
             first = next_batch(workload, batches)
             batches = itertools.chain([first], batches)

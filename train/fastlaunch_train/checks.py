@@ -209,8 +209,9 @@ def _permutation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
 
 def judged(name: str, value: float, limit: float, problem: str | None = None) -> Check:
     """The line of a check that found `value`, and maybe a `problem`; what is not finite fails."""
-    if not math.isfinite(value):
-        return Check(name=name, passed=False, limit=limit, detail=problem or "not a finite number")
+    if not math.isfinite(value) or not math.isfinite(limit):
+        known = limit if math.isfinite(limit) else None
+        return Check(name=name, passed=False, limit=known, detail=problem or "not a finite number")
     return Check(
         name=name, passed=value <= limit and problem is None, value=value, limit=limit, detail=problem
     )

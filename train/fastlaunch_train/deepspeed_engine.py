@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from fastlaunch_train.parallel import Process, join_group
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.runs_here import parse_version
 from fastlaunch_train.torch_stepper import check_loss
 from fastlaunch_train.workload import Batch, Workload
 
@@ -154,8 +154,7 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
 
 def check_overlap(recipe: Recipe, release: str) -> None:
     """Returns if this `release` of DeepSpeed exchanges gradients as `recipe` says; else RecipeError."""
-    numbers = tuple(int(number) for number in re.findall(r"\d+", release)[:3])
-    if recipe.overlap_comm and numbers < OVERLAP_RELEASE:
+    if recipe.overlap_comm and parse_version(release) < OVERLAP_RELEASE:
         needed = ".".join(map(str, OVERLAP_RELEASE))
         raise RecipeError(
             f"recipe {recipe.label}: DeepSpeed {release} can corrupt gradients that it overlaps",

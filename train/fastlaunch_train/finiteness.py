@@ -17,15 +17,17 @@ _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 def not_finite(state: Any, model: nn.Module) -> list[str]:
     """Names of the tensors in `state`, a nest of mappings and lists, that are not finite; empty if all are.
 
-    model: wrapped or not, whose buffers may be infinite, as masks are, but not NaN; so may be FP8 scales.
+    model: wrapped or not, whose buffers, and parameters that are not trained, may be infinite, as masks are,
+        but not NaN; so may be FP8 scales.
     A GPU is waited for once.
     """
-    buffers = {_unwrapped(name) for name, _ in model.named_buffers()}
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    masks = {_unwrapped(name) for name in (*frozen, *(name for name, _ in model.named_buffers()))}
     found = [(path, value) for path, value in _tensors(state, ()) if value.dtype in _DTYPES and value.numel()]
     values = _extremes([value for _, value in found])
     bad = []
     for (path, _), (least, most) in zip(found, values, strict=True):
-        may_be_infinite = any(key.endswith(_EXTRA_STATE) or _unwrapped(key) in buffers for key in path)
+        may_be_infinite = any(key.endswith(_EXTRA_STATE) or _unwrapped(key) in masks for key in path)
         limit = float("inf")
         if least != least or most != most or (not may_be_infinite and (least == -limit or most == limit)):
             bad.append(".".join(path))

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,17 +29,22 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
         module: {key: value.clone() for key, value in _scales(module).items()} for module in model.modules()
     }
     devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
-    drawn = random.getstate()
+    drawn, numpy_random = random.getstate(), sys.modules.get("numpy.random")
+    drawn_by_numpy = numpy_random.get_state() if numpy_random else None
     try:
         with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
             yield
     finally:
         random.setstate(drawn)
+        if numpy_random:
+            numpy_random.set_state(drawn_by_numpy)
         for module, training in modes:
             module.training = training
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+                # A pass may make some, or make them larger.
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
             for module in model.modules():
                 _restore_scales(module, scales.get(module, {}))
 
