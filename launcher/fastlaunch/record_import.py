@@ -60,12 +60,14 @@ class Found:
 def find_runs(paths: Sequence[Path]) -> Found:
     """The runs that files and folders (searched to their depth) hold.
 
-    The rank files in one folder with one run id are one run. What cannot be read is skipped and told of,
-    except that a single file that cannot be read raises BadFile. Raises UserError for a path that is not
-    there or of no kind that can be read, and where nothing at all is found.
+    The rank files in one folder with one run id are one run. Of a run that is in an archive too, the files
+    count: they stay. What cannot be read is skipped and told of, except that a single file that cannot be
+    read raises BadFile. Raises UserError for a path that is not there or of no kind that can be read, and
+    where nothing at all is found.
     """
     found = Found()
     folders: dict[Path, dict[Path, None]] = {}
+    archives: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
             raise UserError(
@@ -74,10 +76,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
         if path.is_dir():
             for file in _walk(path, found, (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)):
                 if file.name.endswith(ARCHIVE_SUFFIXES):
-                    try:
-                        _read_archive(file, found)
-                    except BadFile as error:
-                        found.skipped.append(error)
+                    archives[file] = None
                 else:
                     _add_all(folders, [file])
         elif not path.is_file():
@@ -85,7 +84,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
         elif path.name.endswith((*SUFFIXES, ".csv")):
             _add_all(folders, [path])
         elif path.name.endswith(ARCHIVE_SUFFIXES):
-            _read_archive(path, found)
+            archives[path] = None
         else:
             kinds = ", ".join((*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES))
             raise UserError(
@@ -93,6 +92,13 @@ def find_runs(paths: Sequence[Path]) -> Found:
             )
     for folder, files in folders.items():
         _read_folder(folder, list(files), found)
+    for archive in archives:
+        try:
+            _read_archive(archive, found)
+        except BadFile as error:
+            if archive in paths:
+                raise
+            found.skipped.append(error)
     if found.skipped and len(paths) == 1 and paths[0].name.endswith((*SUFFIXES, ".csv")):
         raise found.skipped[0]
     if not found.runs:

@@ -274,6 +274,17 @@ def test_a_hard_link_to_nothing_is_no_bug_of_ours(tmp_path: Path) -> None:
         find_runs([tmp_path / "x.tar.gz"])
 
 
+def test_of_records_and_an_archive_of_them_the_records_count(tmp_path: Path) -> None:
+    """What is in the archive is gone when the run is exported again."""
+    files = write_run(tmp_path / "a", world_size=2, steps=40)
+    with tarfile.open(tmp_path / "a" / "all.tar.gz", "w:gz") as archive:
+        for file in files:
+            archive.add(file, arcname=f"a/{file.name}")
+    found = find_runs([tmp_path / "a"])
+    assert [(run.source, run.files) for run in found.runs.values()] == [(tmp_path / "a", tuple(files))]
+    assert not found.skipped
+
+
 def test_a_problem_in_an_archive_is_named_by_its_place_there(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=40)
     (tmp_path / "a" / "bad.jsonl").write_text("{}\n")
@@ -282,8 +293,8 @@ def test_a_problem_in_an_archive_is_named_by_its_place_there(tmp_path: Path) -> 
     found = find_runs([tmp_path / "a", tmp_path / "x.tar.gz"])
     assert len(found.runs) == 1
     assert [problem.message.partition(": ")[0] for problem in found.skipped] == [
-        f"{tmp_path}/x.tar.gz/a/bad.jsonl:1",
         f"{tmp_path}/a/bad.jsonl:1",
+        f"{tmp_path}/x.tar.gz/a/bad.jsonl:1",
     ]
 
 
