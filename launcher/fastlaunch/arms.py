@@ -121,6 +121,8 @@ def check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     for workload in workloads:
         if ".py:" in workload.name:
             continue
+        if workload.sample_unit == "tensors":
+            raise UserError(f"workload {workload.name!r} makes its own data", "give --data synthetic")
         if kind == "file" and not reads_text(workload):
             raise UserError(
                 f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
