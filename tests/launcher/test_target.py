@@ -265,7 +265,7 @@ def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> Non
         usd_per_hour=DOLLAR,
     )
     found = usd_to_target(comparison, ACCURACY)
-    (margin,) = margins(found)
+    (margin,) = margins(found, ACCURACY)
     assert (margin.best.row.recipe, margin.other.row.recipe) == ("compile", "bf16")
     assert margin.is_settled
     logs = [[math.log(time) for time in one.times_s] for one in found]
@@ -293,9 +293,13 @@ def test_rows_of_different_global_batch_may_race_to_a_target() -> None:
         *reaching("bf16", [100, 100, 100], batch_size_per_gpu=256, samples_per_step=256.0, step_time_s=2.0),
     )
     assert comparison.rows[1].comparable_as == "throughput"
-    (margin,) = margins(usd_to_target(comparison, ACCURACY))
+    (margin,) = margins(usd_to_target(comparison, ACCURACY), ACCURACY)
     assert margin.best.row.batch_size_per_gpu == 256 and margin.is_settled
     assert told(comparison)[0].endswith("with bf16 at batch 256: after 212 s")
+
+
+#: What is said of rows that were not evaluated alike.
+APART = "the rows were evaluated on other data, or on other tokens: they are compared with none here"
 
 
 def test_rows_on_other_data_do_not_race() -> None:
@@ -310,7 +314,6 @@ def test_rows_on_other_data_do_not_race() -> None:
             )
         )
 
-    apart = "the rows are on other data, and evaluated on other data: they are compared with none here"
     for one, other, told_apart in (
         (("file", "ab"), ("file", "cd"), True),
         (("file", "ab"), ("file", None), True),
@@ -320,8 +323,20 @@ def test_rows_on_other_data_do_not_race() -> None:
         (("loader", None), ("synthetic", None), False),
     ):
         comparison = both(one, other)
-        assert (apart in told(comparison)) == told_apart
-        assert bool(margins(usd_to_target(comparison, ACCURACY))) != told_apart
+        assert (APART in told(comparison)) == told_apart
+        assert bool(margins(usd_to_target(comparison, ACCURACY), ACCURACY)) != told_apart
+
+
+@pytest.mark.parametrize("changes", [{"fingerprint": {"tokenizer": "words ab"}}, {"sequence_length": 256}])
+def test_losses_of_other_tokens_do_not_race_but_accuracies_do(changes: dict[str, Any]) -> None:
+    alike: dict[str, Any] = {"sequence_length": 512, "fingerprint": {"tokenizer": "bytes"}}
+    runs = [
+        one
+        for recipe, of in (("bf16", alike), ("compile", {**alike, **changes}))
+        for one in reaching(recipe, (100, 110, 120), **of)
+    ]
+    assert APART in told(compared(*runs), "loss=0.1") and APART not in told(compared(*runs), "accuracy=0.9")
+    assert APART not in told(compared(*runs[:3], *reaching("fp32", (50, 60, 70), **alike)), "loss=0.1")
 
 
 def test_a_row_that_is_not_ranked_is_shown_and_beats_none() -> None:
@@ -330,7 +345,7 @@ def test_a_row_that_is_not_ranked_is_shown_and_beats_none() -> None:
         *reaching("bf16", [400, 400, 400]), *reaching("te-article", [10, 10, 10], checks=(wrong,))
     )
     found = usd_to_target(comparison, ACCURACY)
-    assert found[1].time_s is not None and margins(found) == ()
+    assert found[1].time_s is not None and margins(found, ACCURACY) == ()
     assert "accuracy >= 0.9 is reached first with bf16: after 412 s" in told(comparison)
     assert "te-article is not ranked: it is compared with none here" in told(comparison)
 

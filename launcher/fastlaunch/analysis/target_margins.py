@@ -8,8 +8,8 @@ from statistics import stdev
 from fastlaunch.analysis.judgement import exp
 from fastlaunch.analysis.pooling import data_of
 from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_value
-from fastlaunch.analysis.target import RowToTarget
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.target import LOSS, RowToTarget, Target
+from fastlaunch.metrics import Interval, RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +25,27 @@ class Margin:
         return self.ratio.low is not None and self.ratio.low > 1
 
 
-def are_on_other_data(rows: Sequence[RowToTarget]) -> bool:
+def are_on_other_data(rows: Sequence[RowToTarget], target: Target) -> bool:
     """Whether the rows were evaluated on different data: what is one's target is then no other's.
 
-    What is held out of images that are made up is the same, whether they come through a loader or not.
+    What is held out of images that are made up is the same, whether they come through a loader or not. A
+    loss is of tokens: cut otherwise, or into samples of other lengths, the same text has another.
     """
-    return len({data_of(one.row.runs[0].summary).replace("loader", "synthetic") for one in rows}) > 1
+    return len({_evaluated_on(one.row.runs[0].summary, target) for one in rows}) > 1
 
 
-def margins(rows: Sequence[RowToTarget]) -> tuple[Margin, ...]:
+def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
+    data = data_of(run).replace("loader", "synthetic")
+    return (data, run.fingerprint.get("tokenizer"), run.sequence_length) if target.metric == LOSS else (data,)
+
+
+def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     """How far the others that may be ranked are behind the best of them, the nearest first.
 
     By dollars where every one of them has a price, else by time. None where they are on other data.
     """
     ranked = [row for row in rows if row.is_ranked]
-    if len(ranked) < 2 or are_on_other_data(ranked):
+    if len(ranked) < 2 or are_on_other_data(ranked, target):
         return ()
     priced = all(row.usd_per_s for row in ranked)
     means = {id(row): _log_mean(row, priced) for row in ranked}

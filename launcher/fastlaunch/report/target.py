@@ -124,10 +124,10 @@ def _ranking(found: Sequence[RowToTarget], target: Target, rows: Sequence[Row]) 
     ranked = [one for one in found if one.is_ranked]
     if not ranked:
         return
-    if are_on_other_data(ranked):
-        yield "the rows are on other data, and evaluated on other data: they are compared with none here"
+    if are_on_other_data(ranked, target):
+        yield "the rows were evaluated on other data, or on other tokens: they are compared with none here"
         return
-    behind = margins(found)
+    behind = margins(found, target)
     priced = all(one.usd_per_s for one in ranked)
     best = behind[0].best if behind else ranked[0]
     name = name_of(best.row, rows)
@@ -165,7 +165,7 @@ def _to_json(workload: str, found: Sequence[RowToTarget], target: Target) -> dic
                 "ratio": quantity_to_json(margin.ratio),
                 "settled": margin.is_settled,
             }
-            for margin in margins(found)
+            for margin in margins(found, target)
         ],
         "notes": list(notes(found, target)),
     }
