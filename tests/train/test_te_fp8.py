@@ -1,12 +1,14 @@
 """Transformer Engine's FP8 through its oldest interface and its newest, without Transformer Engine."""
 
 import contextlib
+import pickle
 import random
 from collections.abc import Iterator
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -163,14 +165,27 @@ def test_scales_that_were_there_come_back_and_new_ones_are_reset() -> None:
 
 def test_a_model_is_left_as_it_was_by_what_fails_too() -> None:
     model = nn.BatchNorm1d(2)
-    drawn = random.getstate()
+    drawn, drawn_by_numpy = random.getstate(), pickle.dumps(numpy.random.get_state())
     with pytest.raises(ZeroDivisionError), left_as_it_was(model):
         model(torch.randn(3, 2))
         random.random()
+        numpy.random.random()
         model.eval()
         raise ZeroDivisionError
     assert model.training and model.num_batches_tracked == 0
     assert random.getstate() == drawn
+    assert pickle.dumps(numpy.random.get_state()) == drawn_by_numpy
+
+
+def test_buffers_that_a_pass_makes_are_left_to_it() -> None:
+    model = nn.Module()
+    model.register_buffer("cache", torch.zeros(2))
+    model.register_buffer("count", torch.zeros(1))
+    with left_as_it_was(model):
+        model.count += 1
+        model.cache = torch.ones(4)
+        model.register_buffer("made", torch.ones(1))
+    assert model.count == 0 and model.cache.sum() == 4 and model.made == 1
 
 
 def test_a_model_is_left_as_it_was() -> None:
