@@ -1,15 +1,15 @@
 """The model as it is trained: what is around it changes nothing, and a wrong compiler is caught."""
 
 import dataclasses
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import toy
-from entrypoint import TINY, arguments, record, run, run_command
+from entrypoint import TINY, arguments, record, run, run_command, start
 from torch import nn
 
 from fastlaunch_train.as_trained import AsTrained, _some
@@ -245,85 +245,6 @@ def test_a_workload_sees_the_model_as_it_is() -> None:
     assert seen[0].model.last_batch_size == 8
 
 
-def drawn_by_numpy(model: nn.Module, batch: Batch) -> torch.Tensor:
-    share = float(numpy.random.beta(0.8, 0.8))
-    return toy.loss(model, (share * batch[0] + (1 - share) * batch[0].flip(0), batch[1]))
-
-
-def of_some_samples(model: nn.Module, batch: Batch) -> torch.Tensor:
-    kept = int(torch.randint(1, 9, ()))
-    return toy.loss(model, (batch[0][:kept], batch[1][:kept]))
-
-
-def by_its_parts(model: nn.Module, batch: Batch) -> torch.Tensor:
-    parts: Any = model
-    assert [*parts] == [parts[0], parts[1]] and len(parts) == 2
-    return nn.functional.cross_entropy(parts[1](parts[0](batch[0])), batch[1])
-
-
-def in_place(model: nn.Module, batch: Batch) -> torch.Tensor:
-    batch[0].sub_(batch[0].mean()).mul_(2)
-    return toy.loss(model, batch)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"loss": drawn_by_numpy},
-        {"loss": of_some_samples},
-        {"loss": in_place},
-        {"loss": by_its_parts, "build_model": lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 5))},
-        {
-            "loss": lambda model, batch: toy.loss(model, batch[:2]),
-            "batches": lambda request: ((*batch, None) for batch in toy.batches(request)),
-        },
-    ],
-)
-def test_what_a_users_loss_may_do_is_no_error(changes: dict[str, Any]) -> None:
-    for seed in range(3):
-        check = first_step("fp32", dataclasses.replace(toy.TOY, **changes), seed=seed)
-        assert check is not None and check.passed
-
-
-def test_the_batch_is_left_for_the_first_step() -> None:
-    recipe = resolve_recipe("fp32")
-    precision = setup_precision(recipe, ALONE.device)
-    batch = next(toy.batches(toy.request(ALONE)))
-    before = batch[0].clone()
-    AsTrained(dataclasses.replace(toy.TOY, loss=in_place), recipe, precision, toy.Toy(), batch, rounding=0.0)
-    assert torch.equal(batch[0], before)
-
-
-class Drawn(toy.Toy):
-    """Its last class has a logit of its own."""
-
-    def __init__(self, last: float) -> None:
-        super().__init__()
-        self.last = torch.tensor([0.0] * (toy.CLASSES - 1) + [last])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(super().forward(x), 0.1) + self.last
-
-
-def of_classes_with_a_logit(model: nn.Module, batch: Batch) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(batch[0])[:, :-1], batch[1].clamp(max=toy.CLASSES - 2))
-
-
-def test_what_is_masked_by_all_is_no_difference() -> None:
-    masked = dataclasses.replace(
-        toy.TOY, build_model=lambda: Drawn(-float("inf")), loss=of_classes_with_a_logit
-    )
-    check = first_step("fp32", masked)
-    assert check is not None and check.passed
-    check = first_step("fp32", masked, change=lambda stepper: setattr(stepper.model, "last", torch.zeros(5)))
-    assert check is not None and not check.passed
-
-
-def test_what_was_not_finite_before_can_be_written() -> None:
-    check = first_step("fp32", dataclasses.replace(toy.TOY, build_model=lambda: Drawn(float("nan"))))
-    assert check == Check(name="as-trained", passed=False, detail="not a finite number")
-
-
 def test_where_the_batch_is_another_nothing_is_said() -> None:
     precision, recipe = setup_precision(resolve_recipe("fp32"), ALONE.device), resolve_recipe("fp32")
     model, batches = toy.Toy(), toy.batches(toy.request(ALONE))
@@ -382,6 +303,26 @@ def test_an_attempt_that_finds_no_checkpoint_asks(tmp_path: Path) -> None:
     code, printed = run([*arguments(tmp_path, "--steps", "2"), "--resume"])
     assert code == 0, printed
     assert [check.name for check in record(tmp_path).checks] == ["as-trained"]
+
+
+def test_ranks_that_see_other_files_meet_all_the_same(tmp_path: Path) -> None:
+    """A machine that was replaced has no checkpoint, and one that was not has: rank 0's files count."""
+    stale = tmp_path / "1" / "checkpoints" / "step-00000005.pt"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        start([*arguments(tmp_path / rank, "--steps", "3"), "--resume"], RANK=rank, LOCAL_RANK=rank, **world)
+        for rank in ("0", "1")
+    ]
+    printed = [rank.wait(timeout_s=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    for rank in (0, 1):
+        (check,) = record(tmp_path / str(rank), rank=rank).checks
+        assert check.name == "as-trained" and check.passed
 
 
 @pytest.mark.slow

@@ -141,7 +141,8 @@ def _build(
     with phase.during("build", "its conversion and checks"):
         reference = _check_converted(session, workload, arithmetic, model)
         resumes = options.resume and latest_checkpoint(options.output / "checkpoints") is not None
-        # As rank 0 sees it, which says where to resume: ranks meet after the check, and elsewhere may see more.
+        # As rank 0 sees it, which says where to resume from: ranks elsewhere may see more, and all meet after
+        # the check.
         if not broadcast(process, [float(resumes)])[0]:
             batches = workload.batches(request)
             first = next_batch(workload, batches)
