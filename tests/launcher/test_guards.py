@@ -269,6 +269,21 @@ def test_of_seeds_far_apart_no_command_runs_all_between_them() -> None:
     assert re.search("^    fastlaunch submit .* --seed 7 --repeats 1$", as_table(comparison), re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("instance", "where"),
+    [
+        (None, "--local --workload vit-huge"),
+        ("p5.48xlarge", "--instance p5.48xlarge --num-nodes 2 --workload"),
+    ],
+)
+def test_nodes_are_asked_for_where_they_can_be(instance: str | None, where: str) -> None:
+    several: dict[str, Any] = {"instance": instance, "num_nodes": 2, "num_gpus": 16}
+    row = rows_of(compared(BF16, arm("te-fp8", 0.04, WORSE, **several)))["te-fp8"]
+    (told,) = (reason for reason in row.reasons if "fastlaunch submit" in reason)
+    assert f"; run fastlaunch submit {where} " in f"{told} "
+    assert ("--nproc 16" in told) == (instance is None)
+
+
 def test_what_is_not_known_is_ranked_and_said() -> None:
     two = arm("compile", 0.08, EQUAL, checks=())
     row = rows_of(compared([run for run in BF16 if run.summary.seed != 1], two))["compile"]

@@ -28,7 +28,8 @@ def submit_command(
     like = runs[0]
     names = [label.split()[0] for label in recipes]
     words = ["--local"] if like.instance is None else ["--instance", like.instance]
-    if like.num_nodes > 1:
+    # Of several nodes here nothing can be submitted: as many processes on one train alike.
+    if like.num_nodes > 1 and like.instance is not None:
         words += ["--num-nodes", str(like.num_nodes)]
     words += ["--workload", like.workload, "--recipe", ",".join(names)]
     for override in recipes[0].split()[1:]:

@@ -258,7 +258,7 @@ def _next(
     """The next command worth typing: more runs where a verdict waits for them, else a price."""
     rows = comparison.rows
     for row in rows:
-        if row.more_runs is not None and row.instance is None:
+        if row.more_runs is not None and row.instance is None and row.num_nodes == 1:
             return _more_runs(row, rows)
     alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
     if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
