@@ -18,6 +18,7 @@ from fastlaunch.metrics import Interval
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
+from fastlaunch.report.names import name_of
 from fastlaunch.report.sentence import answer
 from fastlaunch.report.table import as_table, dollars, number
 
@@ -251,6 +252,10 @@ def test_rows_on_two_files_are_told_apart_in_the_table() -> None:
     assert re.search(r"^bf16 +file 0a1b .* baseline$", both, re.MULTILINE)
     assert re.search(r"^bf16 +file 2c3d ", both, re.MULTILINE)
     assert "trained on other data: file 2c3d against file 0a1b" in both
+    three = compared([*one, *other, *runs("bf16", 0.1)]).rows
+    assert [name_of(row, three) for row in three] == [
+        *("bf16 from file 0a1b", "bf16 from file 2c3d", "bf16 from synthetic")
+    ]
 
 
 def test_a_hypothetical_price_is_labelled() -> None:

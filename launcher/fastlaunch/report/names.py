@@ -19,10 +19,11 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
         name += f" at batch {row.batch_size_per_gpu}"
     if len({other.sequence_length for other in alike}) > 1:
         name += f" of {row.sequence_length} tokens"
-    if len({other.data for other in alike}) > 1:
-        name += f" from {row.data}"
-    elif len({dict(other.fingerprint).get("data") for other in alike}) > 1:
+    of_a_kind = [other for other in alike if other.data == row.data]
+    if len({dict(other.fingerprint).get("data") for other in of_a_kind}) > 1:
         name += f" from {row.data} {dict(row.fingerprint).get('data', 'not identified')}"
+    elif len(of_a_kind) < len(alike):
+        name += f" from {row.data}"
     same = [other for other in alike if _asked(other) == _asked(row)]
     if len(same) > 1:
         name += _versions(row, same)
