@@ -14,6 +14,8 @@ _SHARED_BY_RANKS = (
     *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
     *("image_digest", "commit", "instance"),
 )
+#: What a rank may have failed to look at, as on a disk over the network: it trained all the same.
+_MAY_BE_UNKNOWN = ("data_identity", "model_identity")
 #: Packages whose versions count whatever the recipe is.
 _ALWAYS_PACKAGES = ("torch", "cuda", "cudnn", "timm", "transformer_engine")
 
@@ -62,10 +64,10 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
     ours, theirs = one.get(key), other.get(key)
     if key == "recipe":
         return resolved_record(one[key]) != resolved_record(other[key])
-    if key == "data_identity":
+    if key in _MAY_BE_UNKNOWN:
         return ours is not None and theirs is not None and ours != theirs
     if key == "workload":
-        return any(one[key][name] != other[key][name] for name in one[key].keys() & other[key].keys())
+        return any(_differ(one[key], other[key], name) for name in one[key].keys() & other[key].keys())
     return bool(ours != theirs)
 
 

@@ -428,6 +428,18 @@ def test_the_files_of_a_model_are_in_the_fingerprint(run) -> None:
     assert (summary.fingerprint["model_config"], "model_weights" in summary.fingerprint) == ("ab", False)
 
 
+def test_a_model_that_an_attempt_could_not_look_at_is_no_contradiction(run) -> None:
+    workload = {"name": "gpt2-xsmall", "sample_unit": "sequences", "flops_per_sample": None}
+
+    def attempt(number: int, known: dict[str, str] | None) -> Any:
+        info = {**workload, "num_parameters": None, "model_identity": known}
+        return run(attempt=number, first_step=200 * number - 199, header={"workload": info})
+
+    assert attempt(1, {"config": "ab"}).problems == ()
+    assert attempt(2, None).problems == ()
+    assert attempt(3, {"config": "cd"}).problems == ("attempt 3 differs from the first in workload",)
+
+
 def test_ranks_and_attempts_on_other_data_are_no_run(run) -> None:
     first, other = {**IDENTITY, "digest": "ab"}, {**IDENTITY, "digest": "cd"}
     assert run(header={"data_identity": first}).problems == ()
