@@ -6,7 +6,7 @@ image, at an absolute path; models may be on the Hugging Face hub, and data made
 
 import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.arms import MADE_UP, Arm, check_data_known
 from fastlaunch.cloud_terms import CloudTerms
@@ -72,8 +72,9 @@ def _check_data(arm: Arm, terms: CloudTerms) -> None:
 
 
 def _example(data: str) -> str:
+    """The arm with a path in an image, of the name that it has here; `C:\\data\\acl` has one, too."""
     kind, _, path = data.partition(":")
-    return f"{kind}:/opt/data/{PurePosixPath(path).name or 'NAME'}"
+    return f"{kind}:/opt/data/{PureWindowsPath(path).name or 'NAME'}"
 
 
 def _check_model(option: str, name: str, terms: CloudTerms) -> None:

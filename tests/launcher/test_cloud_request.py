@@ -170,6 +170,12 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ),
         ({}, {"data": "file:/t.txt"}, "workload 'vit-huge' reads no text", "--data folder:PATH"),
         ({}, {**TEXT, "data": "folder:/t"}, "gpt2-xsmall' reads one file of text", "--data file:PATH"),
+        (
+            OWN,
+            {**REVIEWS, "data": r"folder:C:\d\acl"},
+            "in an image it begins with /",
+            "folder:/opt/data/acl",
+        ),
         (OWN, {"workload": "gelu", "data": "folder:/t"}, "gelu' makes its own data", "--data synthetic"),
         (OWN, {**REVIEWS, "data": "folder:aclImdb"}, "in an image it begins with /", "folder:/opt/data/acl"),
         (
