@@ -10,7 +10,7 @@ import toy
 from test_as_trained import ALONE, first_step
 from torch import nn
 
-from fastlaunch_train.as_trained import AsTrained
+from fastlaunch_train.as_trained import AsTrained, _judged, _Limits
 from fastlaunch_train.precision import setup_precision
 from fastlaunch_train.recipes import resolve_recipe
 from fastlaunch_train.records import Check
@@ -98,3 +98,11 @@ def test_what_is_masked_by_all_is_no_difference() -> None:
 def test_what_was_not_finite_before_can_be_written() -> None:
     check = first_step("fp32", dataclasses.replace(toy.TOY, build_model=lambda: Drawn(float("nan"))))
     assert check == Check(name="as-trained", passed=False, detail="not a finite number")
+
+
+def test_few_outputs_are_seldom_taken_for_others_by_what_was_drawn() -> None:
+    """Each of so many is a run that would be barred from the ranks."""
+    limits = _Limits(sample=1e-4, along=1e-4)
+    drawn = 1 + torch.randn(3000, 17, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    passes = [(each[0], each[1:]) for each in drawn]
+    assert sum(not _judged(found, draws, limits).passed for found, draws in passes) <= 1

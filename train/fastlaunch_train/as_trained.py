@@ -39,8 +39,9 @@ _MOST_VALUES = 2**17
 #: What Python looks up in the class of a container of modules, not in itself.
 _OF_CONTAINERS = ("__getitem__", "__iter__", "__len__", "__contains__")
 #: Eager passes by which the outputs' spread is known, of a model that draws, and how many of their standard
-#: deviations are allowed: in 80 trials of GPT-2, eager and compiled, the most was 3.7.
-DRAWS, SPREADS = 16, 8.0
+#: deviations are allowed: in 80 trials of GPT-2, eager and compiled, the most was 3.7. Few outputs (two
+#: to four classes of 1 to 12 samples) have long tails: of 7578 right trials 10 were off by 8, and one by 12.
+DRAWS, SPREADS = 16, 12.0
 
 
 @dataclass(frozen=True, kw_only=True)
