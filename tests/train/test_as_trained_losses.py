@@ -70,6 +70,21 @@ def test_the_batch_is_left_for_the_first_step() -> None:
     assert torch.equal(batch[0], before)
 
 
+def test_of_data_in_one_place_no_more_than_the_batch_is_copied() -> None:
+    sizes: list[int] = []
+
+    def measured(model: nn.Module, batch: Batch) -> torch.Tensor:
+        sizes.extend(tensor.untyped_storage().nbytes() // tensor.nbytes for tensor in batch)
+        return toy.loss(model, batch)
+
+    recipe = resolve_recipe("fp32")
+    precision = setup_precision(recipe, ALONE.device)
+    whole = next(toy.batches(dataclasses.replace(toy.request(ALONE), batch_size=80)))
+    part = tuple(tensor[8:16] for tensor in whole)
+    AsTrained(dataclasses.replace(toy.TOY, loss=measured), recipe, precision, toy.Toy(), part, rounding=0.0)
+    assert sizes == [1, 1]
+
+
 class Drawn(toy.Toy):
     """Its last class has a logit of its own."""
 

@@ -120,14 +120,14 @@ class AsTrained:
         # Of copies: a loss may write to its batch, and the first step's is still to come.
         before = _random_states(model)
         with autocast():
-            first = _watched(self._of, model, copy.deepcopy(self._batch))
+            first = _watched(self._of, model, _copied(self._batch))
         if _random_states(model) == before:
             yield first
             return
         # Not the first: an eager training draws the same for its first step.
         for _ in range(DRAWS):
             with autocast():
-                yield _watched(self._of, model, copy.deepcopy(self._batch))
+                yield _watched(self._of, model, _copied(self._batch))
 
     def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         if self._done or not _same(batch, self._batch):
@@ -146,7 +146,9 @@ class _Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self._model(*args, **kwargs)
-        self._outputs.extend(_copy(_some(tensor.detach())) for tensor in _tensors(found))
+        self._outputs.extend(
+            _copy(_some(tensor.detach())) for tensor in _tensors(found) if _of_samples(tensor)
+        )
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -232,16 +234,24 @@ def _badness(check: Check) -> tuple[bool, float]:
     return not check.passed, check.value / check.limit if known else math.inf  # type: ignore[operator]
 
 
+def _copied(batch: Batch) -> Batch:
+    # Tensors by themselves: else of a view all that it is a part of would be copied.
+    return copy.deepcopy(batch, {id(tensor): tensor.clone() for tensor in _tensors(batch)})
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of samples in a nest, in order."""
+    """The tensors in a nest, in order."""
     if isinstance(value, torch.Tensor):
-        if value.dim() and value.numel() and value.is_floating_point():
-            yield value
+        yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _tensors(item)
     elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))
+
+
+def _of_samples(value: torch.Tensor) -> bool:
+    return bool(value.dim() and value.numel() and value.is_floating_point())
 
 
 def _some(value: torch.Tensor) -> torch.Tensor:
