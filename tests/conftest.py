@@ -55,6 +55,8 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     # With it, processes meet a closed pipe or a full disk earlier than a user's would.
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    # Of a terminal, or of 80 columns that pytest's workers are told, tables would be as wide.
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv(MARK, str(folder))
     before = num_started()
     yield folder / "home"

@@ -192,7 +192,10 @@ def test_the_list_can_be_cut_to_the_newest(rows: Path, own: Path, capsys: pytest
     assert "--limit: '0' is not above 0" in capsys.readouterr().err
 
 
-def test_the_list_fits_in_100_columns(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_fits_in_100_columns(
+    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     write_run(
         tmp_path / "a",
         steps=40,

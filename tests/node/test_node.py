@@ -262,7 +262,7 @@ def test_no_segment_is_ever_written_twice_with_other_bytes(scene: Scene) -> None
         "SlowDown",
         where=lambda request: "/node-0/" in request.parameters["Key"] and next(lots),
     )
-    program = node_program(node_run(steps=40, environment={"FAKE_STEP_S": "0.1"}))
+    program = node_program(node_run(steps=150, environment={"FAKE_STEP_S": "0.1"}))
     instance = scene.launch(program)
     scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-")
     time.sleep(2)
