@@ -68,7 +68,11 @@ def test_a_group_that_torch_jit_script_fused_is_one_operator() -> None:
 
 @pytest.mark.slow
 def test_compiled_for_a_cpu_it_is_one_kernel() -> None:
+    from torch._inductor.codecache import PyCodeCache
+
     torch.compiler.reset()
+    # It holds what other tests of this process compiled, and a run is a process of its own.
+    PyCodeCache.cache_clear()
     assert described("compile precision=fp32") == "1 kernel a tensor: cpp_fused_add_div_erf_mul_0"
 
 
