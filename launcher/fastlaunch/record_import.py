@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import JobSpec
@@ -25,6 +25,16 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
 #: What an archive may hold, unpacked: far beyond any export, and little enough for a disk.
 MAX_ARCHIVE_BYTES = 2 << 30
 MAX_ARCHIVE_FILES = 100_000
+#: What an archive may claim to hold for each of its own bytes, beyond a size that is written in no time:
+#: xz makes records some 30 times smaller, gzip anything at most some 1,000 times.
+MAX_UNPACKED_RATIO = 300
+UNPACKED_IN_NO_TIME = 64 << 20
+#: A name too long for its header, or a file's pax fields; read whole, and before the file is known of.
+MAX_HEADER_BYTES = 1 << 20
+_HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
@@ -126,16 +136,34 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 
 def _unpack(archive: Path, folder: str) -> None:
-    """Unpack member by member, so that little of what is too much is written. Raises ValueError for that."""
-    num_bytes = 0
-    with tarfile.open(archive) as file:
+    """Unpack member by member, so that nothing of what is too much is read. Raises ValueError for that."""
+    num_bytes, packed = 0, archive.stat().st_size
+    with tarfile.open(archive, tarinfo=_Header) as file:
         for number, member in enumerate(file, start=1):
             num_bytes += member.size
             if num_bytes > MAX_ARCHIVE_BYTES or number > MAX_ARCHIVE_FILES:
                 raise ValueError(
                     f"it holds more than {MAX_ARCHIVE_BYTES >> 30} GiB or {MAX_ARCHIVE_FILES:,} files"
                 )
+            if num_bytes > max(UNPACKED_IN_NO_TIME, MAX_UNPACKED_RATIO * packed):
+                raise ValueError(
+                    f"it claims to hold {num_bytes >> 20:,} MiB, more than {MAX_UNPACKED_RATIO} times its own"
+                    f" {packed:,} bytes"
+                )
             file.extract(member, folder, filter="data")
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is refused for the size it claims, before any of what follows it is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0:
+            raise ValueError(f"a header claims {header.size:,} bytes")
+        if header.type in _HEADERS and header.size > MAX_HEADER_BYTES:
+            raise ValueError(f"a header claims a name or fields of {header.size:,} bytes")
+        return header
 
 
 def _read_archive(archive: Path, found: Found) -> None:

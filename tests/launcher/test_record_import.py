@@ -255,6 +255,33 @@ def test_an_archive_that_holds_absurdly_much_is_not_unpacked(tmp_path: Path) -> 
         find_runs([tmp_path / "x.tar.xz"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "claim", "told"),
+    [
+        (tarfile.REGTYPE, 512 << 20, r"it claims to hold 512 MiB, more than 300 times its own [\d,]+ bytes"),
+        (tarfile.GNUTYPE_LONGNAME, 512 << 20, "a header claims a name or fields of 536,870,912 bytes"),
+        (tarfile.XHDTYPE, 512 << 20, "a header claims a name or fields of 536,870,912 bytes"),
+        (tarfile.REGTYPE, -512, "a header claims -512 bytes"),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_an_archive_is_refused_by_what_a_header_claims(
+    tmp_path: Path, kind: bytes, claim: int, told: str, before: bool
+) -> None:
+    """Nothing follows the header: whoever reads on finds that out, and says something else."""
+    write_run(tmp_path / "a", steps=40)
+    entry = tarfile.TarInfo("rank-00000-attempt-2.jsonl")
+    entry.type, entry.size = kind, claim
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        if before:
+            archive.add(tmp_path / "a", arcname="a")
+    records = (tmp_path / "a.tar").read_bytes().rstrip(b"\0") if before else b""
+    records += bytes(-len(records) % tarfile.BLOCKSIZE)
+    (tmp_path / "x.tar.xz").write_bytes(lzma.compress(records + entry.tobuf(tarfile.GNU_FORMAT)))
+    with pytest.raises(BadFile, match=rf"x\.tar\.xz: cannot be unpacked: {told}"):
+        find_runs([tmp_path / "x.tar.xz"])
+
+
 def test_a_link_out_of_an_archive_is_not_followed(tmp_path: Path) -> None:
     write_run(tmp_path / "outside", steps=40)
     with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as archive:
