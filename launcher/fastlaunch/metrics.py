@@ -52,6 +52,8 @@ class RunSummary:
     evals: on held-out data, by step, eval_s all of them together; checks: of the recipe, before the steps.
     sequence_length: tokens of a sample. padding_fraction: of the tokens, those that mean nothing.
     record_schema, recipe_schema: the versions of records and recipes; None for a published row.
+    commit: of the training code; None for a published row, and where it was not recorded. It is no part of
+    what two summaries are compared by: those of before it was kept are the same.
     all_reduce: the bandwidth between the nodes before the steps; None for one node, and for older records.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
     problems: what makes the run unfit to compare, in words; empty for a sound one.
@@ -110,6 +112,7 @@ class RunSummary:
     metric: str | None = None
     metric_value: float | None = None
     all_reduce: AllReduce | None = None
+    commit: str | None = field(default=None, compare=False)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -260,6 +263,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         all_reduce=network,
+        commit=header["commit"],
         fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),

@@ -13,6 +13,7 @@ FIELDS = {
     "state": "state",
     "submission": "submission_id",
     "backend": "backend",
+    "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
 }
 _MAX_LENGTH = 1000
 _MAX_CANDIDATES = 8

@@ -402,9 +402,9 @@ class Ledger:
         """Runs, oldest first: those named, and those that all filters fit; all of them without selectors.
 
         A selector is a run's id, a prefix or last part of it that no other run has, or a filter
-        `field=glob` on workload, recipe, instance, state, submission or backend. Of several filters on one
-        field, one must fit. submission: only runs of this one. Raises UnknownName for a run that does not
-        exist or a field that there is not, UserError for a name that fits several runs.
+        `field=glob` on workload, recipe, instance, state, submission, backend or commit. Of several filters
+        on one field, one must fit. submission: only runs of this one. Raises UnknownName for a run that does
+        not exist or a field that there is not, UserError for a name that fits several runs.
         """
         condition, values = where(self._file.all, selectors, submission)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fastlaunch.analysis.commits import commit_notes
 from fastlaunch.analysis.compiling import only_from_cache
 from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
@@ -259,6 +260,7 @@ def _of_runs(pool: Pool) -> Iterator[str]:
         yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
     if pool.first.derived:
         yield "derived from published percentages"
+    yield from commit_notes(pool)
     if only_from_cache([candidate.summary for candidate in pool.all_runs]):
         yield "compiled from a cache: a first run takes longer to compile"
     told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]

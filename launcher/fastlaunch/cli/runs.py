@@ -37,7 +37,7 @@ _HEADERS = {
 }
 _FILTERS_HELP = """
     RUN is a run's id, or the beginning or last part of it; FILTER is field=glob, such as 'recipe=te-*', on
-    workload, recipe, instance, state, submission or backend.
+    workload, recipe, instance, state, submission, backend or commit (of the training code).
 """
 
 

@@ -1,9 +1,11 @@
 """A comparison as a table for people: a section for each workload, what the columns leave out underneath."""
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from fastlaunch.analysis.commits import OF_COMMITS
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
@@ -20,6 +22,8 @@ _WORDS = ("instance", "recipe", "data", "verdict", "convergence")
 #: Columns that say which row it is.
 _TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
+#: Where a command begins that ends a note.
+_COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
 
 Cell = Callable[[Row], str | None]
 
@@ -249,9 +253,10 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     compared = [row for row in rows if not row.is_baseline]
     num_left_out = 0
     for reason, concerned in by_reason.items():
+        of_any = reason in of_runs or reason.startswith(OF_COMMITS)
         if brief and not any(failure in reason for row in concerned for failure in row.guard.failures):
             num_left_out += 1
-        elif compared and all(row in concerned for row in (rows if reason in of_runs else compared)):
+        elif compared and all(row in concerned for row in (rows if of_any else compared)):
             notes.append(reason)
         else:
             names = dict.fromkeys(name_of(row, rows) for row in concerned)
@@ -263,13 +268,13 @@ def _filled(notes: Sequence[str], width: int) -> str:
     """The notes as a list; a command at the end of one is left whole on a line of its own, to be copied."""
     lines = []
     for note in notes:
-        text, separator, command = note.partition("; run fastlaunch ")
-        said = f"{text}; run" if separator else text
+        text, *command = _COMMAND.split(note, maxsplit=1)
+        said = f"{text} run" if command else text
         # An option must not be broken at its hyphens.
         lines.append(
             textwrap.fill(said, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
         )
-        lines += [f"    fastlaunch {command}"] if separator else []
+        lines += [f"    fastlaunch {words}" for words in command]
     return "\n".join(lines)
 
 
