@@ -396,6 +396,8 @@ def test_a_training_jobs_run_without_a_noted_price_is_charged_sagemakers(
         )
         ledger.set_summary(run_id, summary)
         ledger.set_state(run_id, RunState.COMPLETED)
+    _, err = answer(capsys)
+    assert err.splitlines()[-1] == "next: fastlaunch prices --instance p5.48xlarge --service sagemaker --all"
     (row,) = rows(capsys)
     assert (row["service"], row["usd_per_hour"], row["num_nodes"]) == ("sagemaker", 63.296, 2)
     # 32 images in 0.1 s on both: 320/s.

@@ -270,15 +270,18 @@ def test_of_seeds_far_apart_no_command_runs_all_between_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "where"),
+    ("instance", "service", "where"),
     [
-        (None, "--local --workload vit-huge"),
-        ("p5.48xlarge", "--instance p5.48xlarge --num-nodes 2 --workload"),
+        (None, "ec2", "--local --workload vit-huge"),
+        ("p5.48xlarge", "ec2", "--instance p5.48xlarge --num-nodes 2 --workload"),
+        # Further runs on EC2 would be other rows than those that they are to continue.
+        ("p5.48xlarge", "sagemaker", "--instance ml.p5.48xlarge --num-nodes 2 --workload"),
     ],
 )
-def test_nodes_are_asked_for_where_they_can_be(instance: str | None, where: str) -> None:
+def test_nodes_are_asked_for_where_they_can_be(instance: str | None, service: str, where: str) -> None:
     several: dict[str, Any] = {"instance": instance, "num_nodes": 2, "num_gpus": 16}
-    row = rows_of(compared(BF16, arm("te-fp8", 0.04, WORSE, **several)))["te-fp8"]
+    rented = [replace(run, service=service) for run in arm("te-fp8", 0.04, WORSE, **several)]
+    row = rows_of(compared(BF16, rented))["te-fp8"]
     (told,) = (reason for reason in row.reasons if "fastlaunch submit" in reason)
     assert f"; run fastlaunch submit {where} " in f"{told} "
     assert ("--nproc 16" in told) == (instance is None)

@@ -19,15 +19,18 @@ def seeds(first: int, number: int) -> str:
 
 
 def submit_command(
-    runs: Sequence[RunSummary], recipes: Sequence[str], *, first_seed: int, repeats: int
+    runs: Sequence[RunSummary], recipes: Sequence[str], *, service: str, first_seed: int, repeats: int
 ) -> str:
     """The command that makes `repeats` further runs, asked for as `runs` were, of each of `recipes`.
 
-    recipes: labels that share their overrides. Where data lie stands in no record: PATH is left to fill in.
+    recipes: labels that share their overrides. service: which the runs' instance was rented of, `ec2` or
+    `sagemaker`. Where data lie stands in no record: PATH is left to fill in.
     """
     like = runs[0]
     names = [label.split()[0] for label in recipes]
-    words = ["--local"] if like.instance is None else ["--instance", like.instance]
+    # The prefix says on which of the two, and a record has the type as EC2 calls it.
+    prefix = "ml." if service == "sagemaker" else ""
+    words = ["--local"] if like.instance is None else ["--instance", f"{prefix}{like.instance}"]
     # Of several nodes here nothing can be submitted: as many processes on one train alike.
     if like.num_nodes > 1 and like.instance is not None:
         words += ["--num-nodes", str(like.num_nodes)]

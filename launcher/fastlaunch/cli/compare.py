@@ -263,9 +263,11 @@ def _next(
     alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
     if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
         return shlex.join(["fastlaunch", "compare", *selection, *charged])
-    instance = next((row.instance for row in rows if row.instance and row.price), None)
-    if instance:
-        return f"fastlaunch prices --instance {instance} --all"
+    priced = next((row for row in rows if row.instance and row.price), None)
+    if priced:
+        # Without a service it is the prices of both.
+        of_service = " --service sagemaker" if priced.service == "sagemaker" else ""
+        return f"fastlaunch prices --instance {priced.instance}{of_service} --all"
     return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])
 
 
@@ -284,6 +286,7 @@ def _more_runs(row: "Row", rows: "Sequence[Row]") -> str:
     return submit_command(
         [run.summary for run in row.runs],
         [base.recipe, row.recipe] if both else [row.recipe],
+        service=row.service,
         first_seed=seed,
         repeats=row.more_runs or 1,
     )
