@@ -1,4 +1,4 @@
-"""No checkpoint holds NaN, or anything infinite but what is so from the start; none is gone on from."""
+"""No run goes on from NaN, or completes with it, nor with anything infinite but what is so from the start."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 from fastlaunch_train.checkpoint import Identity, latest_checkpoint
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.failures import NanLossError
-from fastlaunch_train.finiteness import not_finite, told
+from fastlaunch_train.finiteness import not_finite, told, trained
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.records import RecordWriter
@@ -59,7 +59,29 @@ def test_a_mask_may_be_infinite_and_no_weight(wrap) -> None:  # type: ignore[no-
     assert not_finite({"model": model.state_dict()}, wrap(model)) == ["model.mask", "model.linear.bias"]
 
 
-@pytest.mark.parametrize(
+def test_what_is_trained_is_looked_at_and_what_is_saved_with_it() -> None:
+    model = Masked()
+    model.register_buffer("scratch", torch.tensor([NAN]), persistent=False)
+    wrapped = nn.ModuleDict({"module": model})
+    found = trained(wrapped, rank=0)
+    assert found.keys() == {"linear.weight", "linear.bias", "mask"}
+    assert not_finite(found, wrapped) == []
+    with torch.no_grad():
+        model.linear.bias[0] = INF
+        model.mask[0] = NAN
+    assert not_finite(trained(wrapped, rank=0), wrapped) == ["linear.bias", "mask"]
+
+
+@pytest.mark.parametrize(("rank", "bad"), [(0, ["weight"]), (1, []), (2, [])])
+def test_of_a_share_its_padding_is_not_looked_at(rank: int, bad: list[str]) -> None:
+    """Three weights on three ranks, two to a share: the second's ends with padding, the third's is all so."""
+    model = nn.Linear(3, 1, bias=False)
+    shares = [torch.tensor([0.0, NAN]), torch.tensor([0.0, NAN]), torch.tensor([NAN, NAN])]
+    model.weight.ds_tensor, model.weight.ds_numel = shares[rank], 3  # type: ignore[attr-defined]
+    assert not_finite(trained(model, rank), model) == bad
+
+
+each_loop = pytest.mark.parametrize(
     "loop",
     [
         "ours",
@@ -67,6 +89,44 @@ def test_a_mask_may_be_infinite_and_no_weight(wrap) -> None:  # type: ignore[no-
         pytest.param("transformers", marks=pytest.mark.slow),
     ],
 )
+
+
+@each_loop
+@pytest.mark.parametrize("more", [(), ("--checkpoint-every", "10", "--eval-every", "10")])
+def test_weights_that_the_last_step_ruins_end_the_run(
+    tmp_path: Path, loop: str, more: tuple[str, ...]
+) -> None:
+    """Step 15's loss is finite and its gradients are not; no loss comes after it, and nothing is saved."""
+    more = (*more, "--steps", "15", "--set", f"loop={loop}")
+    code, output = run(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
+    assert code == 33, output
+    found = record(tmp_path)
+    assert found.end is not None and found.end.status == "nan_loss"
+    assert (found.end.message or "").startswith("what step 15 left is not finite (0.weight and")
+    assert [step.step for step in found.steps if step.loss is not None] == list(range(1, 16))
+    assert found.blocks[-1].last_step == 15
+    assert 15 not in {each.step for each in found.evals}, "nothing asks a model that is none"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("recipe", ["fp32", "fsdp2", "zero1", "zero3"])
+def test_every_rank_ends_where_the_last_step_ruins_ones_share(tmp_path: Path, recipe: str) -> None:
+    if recipe.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    argv = arguments(tmp_path, "--steps", "1", workload=f"{TINY}:infinite_last_weight", recipe=recipe)
+    code, output = run_command(argv, nproc=2)
+    assert code != 0, output
+    ends = [record(tmp_path, rank=rank).end for rank in range(2)]
+    assert [end.status for end in ends if end is not None] == 2 * ["nan_loss"], output
+    whole, named = "what step 1 left is not finite", " (shift)"
+    holds_it = (recipe in ("fp32", "zero1"), True)
+    assert [end.message for end in ends if end is not None] == [
+        whole + (named if holds else "") for holds in holds_it
+    ]
+
+
+@each_loop
 def test_weights_that_a_steps_update_ruins_are_not_saved(tmp_path: Path, loop: str) -> None:
     """Step 15's loss is finite and its gradients are not; a checkpoint is due right after it."""
     more = ("--checkpoint-every", "5", "--eval-every", "5", "--set", f"loop={loop}")

@@ -19,7 +19,7 @@ from fastlaunch_train.checkpoint import (
 )
 from fastlaunch_train.evaluation import Evaluations
 from fastlaunch_train.failures import NanLossError
-from fastlaunch_train.finiteness import not_finite, told
+from fastlaunch_train.finiteness import not_finite, told, told_of
 from fastlaunch_train.parallel import Process, agree, broadcast
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.recipes import RecipeError
@@ -74,7 +74,7 @@ class Checkpointing:
         if agree(self.process, [float(len(bad))])[0]:
             kept = latest_checkpoint(self.directory)
             raise NanLossError(
-                f"what step {step} left is not finite{f' ({told(bad)})' if bad else ''}: it is not saved, "
+                f"{told_of(step, bad)}: it is not saved, "
                 + (f"{kept.name} is the last checkpoint" if kept else "and there is no checkpoint before it")
             )
         if self.process.rank != 0:

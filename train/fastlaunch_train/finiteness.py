@@ -1,10 +1,12 @@
-"""Whether a training can go on from what a checkpoint holds: no NaN in it, and nothing infinite."""
+"""Whether what a step left can be gone on from, or used: no NaN in it, and nothing infinite."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from fastlaunch_train.fsdp import local
 
 #: How Transformer Engine's modules call what they save of their FP8 scales.
 _EXTRA_STATE = "_extra_state"
@@ -34,9 +36,37 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
     return bad
 
 
+def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    """The parameters of `model` that are trained, and its buffers that are saved, by their names in it.
+
+    model: wrapped or not. Of what is sharded it is the share of this `rank`, which waits for no other.
+    """
+    found = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
+    for prefix, module in model.named_modules():
+        passing = module._non_persistent_buffers_set
+        buffers = module.named_buffers(prefix, recurse=False)
+        found |= {name: value for name, value in buffers if name.rpartition(".")[2] not in passing}
+    return {_unwrapped(name): value for name, value in found.items()}
+
+
 def told(names: list[str]) -> str:
     """The first of `names`, and how many others there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def told_of(step: int, names: list[str]) -> str:
+    """That what `step` left is not finite: `names` of it on this rank, which may be none."""
+    return f"what step {step} left is not finite{f' ({told(names)})' if names else ''}"
+
+
+def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
+    share = getattr(parameter, "ds_tensor", None)
+    if share is None:
+        return local(parameter.detach())
+    # By DeepSpeed, whose last shares are longer than the parameter, by what the memory happened to hold.
+    left: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
+    own: torch.Tensor = share.detach().flatten()[: max(0, left)]
+    return own
 
 
 def _tensors(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

@@ -18,6 +18,7 @@ from fastlaunch_train.compile import num_cached
 from fastlaunch_train.environment import DeviceMonitor, memory_gib
 from fastlaunch_train.evaluation import rehearse
 from fastlaunch_train.failures import InterruptedRun, NanLossError
+from fastlaunch_train.finiteness import not_finite, told_of, trained
 from fastlaunch_train.fusion import describe_kernels
 from fastlaunch_train.parallel import agree, barrier
 from fastlaunch_train.recipes import Recipe
@@ -99,8 +100,8 @@ class Progress:
         """The optimizer step on the batch that was fetched first, of those not done, has been queued.
 
         loss: scalar, detached; it is not waited for. Raises InterruptedRun after a signal, with a checkpoint
-        saved if checkpoints are on, and NanLossError; the record then holds every step up to the block in
-        which it was seen.
+        saved if checkpoints are on, and NanLossError for a loss that is not finite or, after the last step,
+        weights that are not; the record then holds every step up to the block in which it was seen.
         """
         fetched = self._fetched.popleft()
         self._timer.step_done(loss, fetched.wait_s)
@@ -186,13 +187,16 @@ class Progress:
     def _pause(self, *, asked: bool) -> None:
         """What is due between two blocks: evaluation, checkpoint, the end."""
         training = self.training
+        every = training.checkpoint_every
+        # What is saved is looked at there.
+        if self.finished and not (every and (asked or self.last_done % every == 0)):
+            self._check_left()
         # Who was asked to stop has no time for an evaluation: the next attempt makes up for it.
         evaluated = (
             not asked and training.evaluations is not None and training.evaluations.due(self.last_done)
         )
         if evaluated:
             asked = self._evaluate()
-        every = training.checkpoint_every
         saved = bool(every) and (asked or self.last_done % every == 0)
         if saved:
             asked = self._save() or asked
@@ -203,6 +207,20 @@ class Progress:
             self._finish(saved=saved)
         elif evaluated or saved:
             self._timer.restart(self._meet)
+
+    def _check_left(self) -> None:
+        """NanLossError, on every rank, if what the last step left on one is not finite: no loss tells of it.
+
+        The steps' clock has stopped before. A GPU is waited for once.
+        """
+        training = self.training
+        if not training.workload.trains:
+            return
+        model = training.stepper.model
+        bad = not_finite(trained(model, training.process.rank), model)
+        (any_bad,) = agree(training.process, [float(bool(bad))])
+        if any_bad:
+            raise NanLossError(told_of(self.last_done, bad))
 
     def _evaluate(self) -> bool:
         """Evaluate the model if that is due now; whether a rank was asked to stop before it was done."""

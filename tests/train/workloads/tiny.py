@@ -277,6 +277,25 @@ def infinite_gradients() -> Workload:
     return evaluated(loss=steep)
 
 
+class LastBias(nn.Module):
+    """The gradient of its last bias alone is too large by far, and finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        self.shift = nn.Parameter(torch.zeros(2 * NUM_CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self.shift[-1]
+        steep = (last - last.detach()) * 1e15
+        return self.linear(x) + self.shift.sum() + nn.functional.pad(steep[None], (NUM_CLASSES - 1, 0))  # type: ignore[no-any-return]
+
+
+def infinite_last_weight() -> Workload:
+    """As `evaluated`; in the first step the optimizer makes one weight infinite, the last rank's."""
+    return evaluated(build_model=LastBias, learning_rate=1e30)
+
+
 def out_of_memory() -> Workload:
     def allocate(step: int) -> None:
         if step == 5:
