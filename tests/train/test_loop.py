@@ -4,8 +4,9 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fastlaunch_train.parallel import Process
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import RecordWriter
+from fastlaunch_train.records import Block, Check, RecordWriter, Step
 from fastlaunch_train.stepping import build_stepper
 from fastlaunch_train.training import Training
 from fastlaunch_train.workload import DataRequest
@@ -67,6 +68,29 @@ def training(tmp_path: Path) -> Iterator[Training]:
     writer.close()
 
 
+@dataclass
+class Slow:
+    """A clock that only tests move on, and what looks at the first passes for a minute."""
+
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def check(self) -> Check:
+        self.now_s += 60
+        return Check(name="as-trained", passed=True)
+
+
+class Lines(list[Any]):
+    """A record that is not written."""
+
+    add = list.append
+
+    def flush(self) -> None:
+        pass
+
+
 def step(progress: Progress) -> torch.Tensor:
     batch = progress.fetch()
     progress.step_done(progress.training.stepper.step(batch))
@@ -97,6 +121,21 @@ def test_a_lone_rank_does_not_finish_its_block_when_asked_to_stop(training: Trai
     with pytest.raises(InterruptedRun):
         step(progress)
     assert progress.last_done == 4, "the second block would end with step 10"
+
+
+def test_no_step_counts_the_check_of_the_model_as_trained(training: Training) -> None:
+    clock, lines = Slow(), Lines()
+    training = replace(training, as_trained=clock, writer=lines, last_step=3)  # type: ignore[arg-type]
+    progress = Progress(training, clock)
+    progress.begin()
+    while not progress.finished:
+        batch = progress.fetch()
+        loss = training.stepper.step(batch)
+        clock.now_s += 1
+        progress.step_done(loss)
+    assert clock.now_s == 163
+    assert [line.step_time_s for line in lines if isinstance(line, Step)] == [1, 1, 1]
+    assert [line.wall_s for line in lines if isinstance(line, Block)] == [1, 1, 1]
 
 
 def test_batches_may_be_fetched_ahead_of_their_steps(training: Training) -> None:

@@ -47,15 +47,17 @@ class Progress:
     A loop calls `begin`, and while it is not `finished` fetches a batch, trains on it and tells with
     `step_done`. Everything else happens in there: blocks and their records, compiling, evaluation,
     checkpoints, and what ends a run. All ranks call the same in the same order.
+    clock: seconds, of the host.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter) -> None:
         self.training = training
         self.last_done = training.first_step - 1
         self._batches: Iterator[Batch] = training.batches
         self._fetched: deque[_Fetched] = deque()
         self._counts: list[BatchCount] = []
-        self._timer = BlockTimer(training.process.device)
+        self._clock = clock
+        self._timer = BlockTimer(training.process.device, clock)
         self._monitor = DeviceMonitor(training.process.device)
         self._block_end = self.last_done
         self._step_time_s = 0.0
@@ -90,9 +92,9 @@ class Progress:
     def fetch(self) -> Batch:
         """The next batch. Raises WorkloadError if there is none."""
         training = self.training
-        before = time.perf_counter()
+        before = self._clock()
         batch = next_batch(training.workload, self._batches)
-        wait_s = time.perf_counter() - before
+        wait_s = self._clock() - before
         self._fetched.append(_Fetched(wait_s=wait_s, count=self._count(batch)))
         return batch
 
