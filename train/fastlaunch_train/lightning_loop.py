@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import sum_in_bf16
 from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, check_loss
@@ -23,7 +22,6 @@ def train_with_lightning(progress: Progress) -> None:
     micro-batches and calls the optimizer, which is the recipe's. It leaves nothing on the disk.
     """
     training = progress.training
-    prepare_torchvision()
     import lightning.pytorch as lightning
 
     # It tells which devices it found, and gives hints.

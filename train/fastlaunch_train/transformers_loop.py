@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fastlaunch_train.checkpoint import random_state, restore_random_state
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import Process, sum_in_bf16
 from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, check_loss
@@ -37,7 +36,6 @@ def train_with_transformers(progress: Progress) -> None:
 
 
 def _trainer(progress: Progress, drawn: dict[str, torch.Tensor]) -> Any:
-    prepare_torchvision()
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
     training = progress.training
