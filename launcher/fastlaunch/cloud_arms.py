@@ -16,6 +16,10 @@ from fastlaunch_train.recipes import Recipe
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 #: Releases of Transformer Engine that brought FP8's scalings, by its release notes; before 2.0 it knew less.
 TE_RELEASES = {"none": (2, 0), "delayed": (2, 0), "mxfp8": (2, 0), "current": (2, 2), "block": (2, 3)}
+#: From this compute capability on, Blackwell, what is scaled in blocks is computed by way of MXFP8, since
+#: this release; and the CUDA that products scaled in blocks need anywhere.
+BLOCKS_ON_BLACKWELL, BLOCKS_ON_BLACKWELL_RELEASE = (10, 0), (2, 9)
+BLOCK_SCALING_CUDA = (12, 9)
 #: Option of `fastlaunch build` for an image with a module, and with all else that runs beside it.
 _BUILT_BY = {"torch_ort": "--ort"}
 
@@ -35,35 +39,58 @@ def why_not_on(
     )
 
 
-def check_base(arms: Sequence[Arm], base: BaseImage, others: Sequence[BaseImage]) -> None:
+def check_base(
+    arms: Sequence[Arm],
+    base: BaseImage,
+    others: Sequence[BaseImage],
+    accelerators: Sequence[Accelerator],
+) -> None:
     """Nothing, if AWS's image holds what the arms' recipes need, in a version that has it; else UserError.
 
-    others: images of its flavour, of which the error names those that do. What is not known is believed.
+    others: images of its flavour, of which the error names those that do. accelerators: that the image is to
+    be used with. What is not known is believed.
     """
+    blackwell = next((one.name for one in accelerators if _is_blackwell(one)), None)
     for arm in arms:
-        problem = _base_problem(arm.recipe, base)
+        problem = _base_problem(arm.recipe, base, blackwell)
         if problem is None:
             continue
         fitting = [
-            one.torch for one in others if _base_problem(arm.recipe, one) is None and not one.uncertain
+            one.torch
+            for one in others
+            if _base_problem(arm.recipe, one, blackwell) is None and not one.uncertain
         ]
         raise UserError(
             f"recipe {arm.recipe.label} needs {problem}", f"give --base-image {' or '.join(fitting[:3])}"
         )
 
 
-def _base_problem(recipe: Recipe, base: BaseImage) -> str | None:
+def _is_blackwell(accelerator: Accelerator) -> bool:
+    capability = accelerator.compute_capability
+    return capability is not None and version(capability) >= BLOCKS_ON_BLACKWELL
+
+
+def _base_problem(recipe: Recipe, base: BaseImage, blackwell: str | None) -> str | None:
+    """What of the image is lacking, or too old. blackwell: a GPU of that kind, if there is one."""
     if recipe.blocks != "native":
-        wanted = TE_RELEASES.get(recipe.fp8_scaling, TE_RELEASES["none"])
+        wanted, where = TE_RELEASES.get(recipe.fp8_scaling, TE_RELEASES["none"]), ""
+        if recipe.fp8_scaling == "block" and blackwell is not None:
+            wanted, where = BLOCKS_ON_BLACKWELL_RELEASE, f" on {blackwell}"
         held = base.transformer_engine
         # An image inferred from its tag says nothing of what it holds.
         if held is None and not base.uncertain:
             return f"Transformer Engine, which {base.name} lacks"
         if held is not None and version(held) < wanted:
-            return f"Transformer Engine {'.'.join(map(str, wanted))}, and {base.name} holds {held}"
+            return f"Transformer Engine {_dotted(wanted)}{where}, and {base.name} holds {held}"
+    if recipe.fp8_scaling == "block" and version(base.cuda) < BLOCK_SCALING_CUDA and not base.uncertain:
+        return f"CUDA {_dotted(BLOCK_SCALING_CUDA)}, and {base.name} holds {base.cuda}"
     if recipe.parallelism.startswith("zero") and base.deepspeed is None and not base.uncertain:
         return f"DeepSpeed, which {base.name} lacks"
     return None
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _gpu_problem(

@@ -13,6 +13,7 @@ from fastlaunch.cloud_arms import why_not_on
 from fastlaunch.cloud_files import check_travels
 from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
 from fastlaunch.cost_ceiling import HourlyRate, check_sold, dearest_rate
+from fastlaunch.emulation import emulated_on
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.hardware import InstanceType
 from fastlaunch.job import JobSpec
@@ -27,6 +28,7 @@ class CloudRequest:
     """What to train, and where and how it may be bought: checked as far as that needs no AWS.
 
     arms: what is trained, in order. left_out: arms of an experiment that the machines cannot run, and why.
+    caveats: what to know of the others' figures before they are made.
     instances, regions: in the order they are tried.
     max_price_usd: the most paid per hour of spot, None for the on-demand price. image: a container image by
     digest that holds the training code; None for AWS's own with a code bundle, of tag `base_image` if given.
@@ -55,6 +57,7 @@ class CloudRequest:
     keep_alive_minutes: int = 0
     training_plan: str | None = None
     left_out: tuple[tuple[str, str], ...] = ()
+    caveats: tuple[str, ...] = ()
 
     @property
     def user_file(self) -> Path | None:
@@ -94,6 +97,7 @@ def build_cloud_request(request: Request, terms: CloudTerms, *, catalogue: Catal
     return CloudRequest(
         arms=tuple(kept),
         left_out=tuple((name, why.message) for name, why in left_out),
+        caveats=_caveats(kept, instances, catalogue),
         repeats=request.repeats,
         seed=request.seed,
         num_workers=request.num_workers,
@@ -182,6 +186,12 @@ def jobs_at(
         for arm in request.arms
     ]
     return interleaved(specs, request.repeats)
+
+
+def _caveats(arms: Sequence[Arm], instances: Sequence[InstanceType], catalogue: Catalogue) -> tuple[str, ...]:
+    accelerators = [catalogue.accelerators[instance.accelerator] for instance in instances]
+    told = (emulated_on(arm.recipe, accelerator) for accelerator in accelerators for arm in arms)
+    return tuple(filter(None, dict.fromkeys(told)))
 
 
 def _instance(name: str, catalogue: Catalogue) -> InstanceType:

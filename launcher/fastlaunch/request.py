@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fastlaunch.ability import command_words, nearest_that_runs, why_not
 from fastlaunch.arms import Arm, arms_of, check_data, without_model
 from fastlaunch.cloud_files import check_data_in_image
+from fastlaunch.emulation import emulated_here
 from fastlaunch.errors import UserError
 from fastlaunch.experiments import EXPERIMENTS
 from fastlaunch.hardware import InstanceType
@@ -56,12 +57,13 @@ class Request:
 class Jobs:
     """specs: in the order they run. left_out: what a rehearsal does not cover, as (what, how it is here).
 
-    workloads: of the specs, each once.
+    workloads: of the specs, each once. caveats: what to know of their figures before they are made.
     """
 
     specs: tuple[JobSpec, ...]
     left_out: tuple[tuple[str, str], ...] = ()
     workloads: tuple[WorkloadInfo, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,9 @@ def build_jobs(
         specs=interleaved(specs, request.repeats),
         left_out=tuple(dict.fromkeys(left_out)),
         workloads=tuple(dict.fromkeys(one.arm.workload for one in here)),
+        caveats=tuple(
+            filter(None, dict.fromkeys(emulated_here(spec.recipe, machine, catalogue) for spec in specs))
+        ),
     )
 
 

@@ -160,6 +160,21 @@ def test_missing_torch_is_told_before_anything_is_written(capsys: pytest.Capture
     assert not load_settings().home.exists()
 
 
+def test_bf16_on_a_gpu_that_emulates_it_is_told_before_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(device: str, recipe: str) -> list[str]:
+        argv = ("submit", "--local", "--dry-run", "--recipe", recipe, "--repeats", "2")
+        assert fastlaunch(*argv, machine=replace(CPU, devices=(device,) * 2)) == 0
+        return capsys.readouterr().err.splitlines()
+
+    (warning,) = told("Tesla T4", "bf16,fp32")
+    assert warning == (
+        "warning: recipe bf16: Tesla T4 emulates bf16, having compute capability 7.5, where GPUs have units "
+        "for it from 8.0 on: its figures say nothing of theirs; recipe fp16 is the nearest that it has units "
+        "for"
+    )
+    assert told("Tesla T4", "fp16") == told("NVIDIA H200", "bf16") == []
+
+
 def test_rehearsal_says_what_it_does_not_cover(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["submit", "--local", "--instance", "p5.48xlarge", "--recipe", "te-fp8", "--steps", "20"]
     assert fastlaunch(*argv) == 0

@@ -308,3 +308,39 @@ def test_dry_run_imports_nothing_that_reaches_aws_and_opens_no_connection() -> N
     loaded = done.stdout.splitlines()[-1].split()
     assert loaded[:2] == ["sockets", "loaded"] and "fastlaunch" in loaded
     assert not {"boto3", "botocore", "urllib3", "torch", "numpy", "sqlite3", "rich"} & set(loaded)
+
+
+OLDER = """
+schema: 1
+accelerators:
+  T4: {memory_gib: 16, bandwidth_tb_per_s: 0.3, compute_capability: "7.5", peak_tflops: {fp16: 65},
+    formats: [fp32, fp16], device_names: [Tesla T4], source: somebody's own}
+instances:
+  g4dn.xlarge: {accelerator: T4, num_accelerators: 1, vcpus: 4, memory_gib: 16, network_gbps: 25,
+    num_network_cards: 1, num_efa_interfaces: 0, local_nvme_gb: 125, purchase_options: [on-demand],
+    source: somebody's own}
+prices:
+  - {instance: g4dn.xlarge, service: ec2, region: us-east-1, usd_per_hour: 0.526, as_of: 2026-01-01,
+    source: somebody's own}
+"""
+
+
+def test_bf16_on_a_gpu_that_emulates_it_is_told_before_it_is_paid_for(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (isolated.parent / "prices.yaml").write_text(OLDER)
+    (isolated.parent / "config.yaml").write_text(f"prices: {isolated.parent / 'prices.yaml'}\n")
+    argv = ("submit", "--dry-run", "--instance", "g4dn.xlarge", "--workload", "vit-tiny", "--repeats", "2")
+    assert fastlaunch(*argv, "--recipe", "bf16,fp16") == 0
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
+    assert warning.startswith("warning: recipe bf16: T4 emulates bf16, having compute capability 7.5, where")
+    assert fastlaunch(*argv, "--recipe", "fp16") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_base_image_too_old_for_blackwell_is_refused_there(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--recipe", "te-fp8-block", "--base-image", "2.8", "--dry-run")
+    err = refusal(capsys, "submit", "--instance", "p6-b200.48xlarge", *argv)
+    assert "recipe te-fp8-block needs Transformer Engine 2.9 on B200, and pytorch-training:2.8.0" in err
+    assert "give --base-image 2.13.0 or" in err
+    assert fastlaunch("submit", "--instance", "p5.48xlarge", *argv) == 0

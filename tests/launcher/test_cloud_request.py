@@ -18,6 +18,7 @@ from fastlaunch_train.recipes import RECIPES
 
 TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
+H100 = catalogue().accelerators["H100"]
 TEXT: dict[str, Any] = {"workload": "gpt2-xsmall"}
 REVIEWS: dict[str, Any] = {"workload": "distilbert-imdb"}
 OWN: dict[str, Any] = {"image": IMAGE}
@@ -395,11 +396,43 @@ def test_a_base_image_without_what_a_recipe_needs_is_refused(
     images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
     old = next(one for one in images if one.torch.startswith(f"{base}."))
     with pytest.raises(UserError, match=re.escape(f"recipe {recipe} needs {problem}")) as caught:
-        check_base(build({"image": IMAGE}, recipes=("bf16", recipe)).arms, old, images)
+        check_base(build({"image": IMAGE}, recipes=("bf16", recipe)).arms, old, images, [H100])
     assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "base", "problem"),
+    [
+        ("H100", "2.9", None),
+        ("H100", "2.8", None),
+        ("H100", "2.7", "CUDA 12.9, and pytorch-training:2.7.1-gpu-py312-cu128-ubuntu22.04-ec2 holds 12.8.0"),
+        ("B200", "2.9", None),
+        (
+            *("B200", "2.8"),
+            "Transformer Engine 2.9 on B200, and"
+            " pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-ec2 holds 2.5",
+        ),
+        ("RTX PRO 6000", "2.7", "Transformer Engine 2.9 on RTX PRO 6000, and"),
+    ],
+)
+def test_what_fp8_in_blocks_needs_of_an_image_depends_on_the_gpu(
+    gpu: str, base: str, problem: str | None
+) -> None:
+    images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
+    old = next(one for one in images if one.torch.startswith(f"{base}."))
+    arms = build({"image": IMAGE}, recipes=("te-fp8-block",)).arms
+    asked = arms, old, images, [H100, catalogue().accelerators[gpu]]
+    if problem is None:
+        check_base(*asked)
+        return
+    with pytest.raises(UserError, match=re.escape(f"recipe te-fp8-block needs {problem}")) as caught:
+        check_base(*asked)
+    assert caught.value.hint == "give --base-image 2.13.0 or 2.12.1 or 2.11.0"
 
 
 def test_the_newest_base_image_holds_what_every_recipe_needs_of_it() -> None:
     images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
     newest = next(one for one in images if one.uncertain is None)
-    check_base(build({"image": IMAGE}, recipes=("te-fp8", "te-fp8-block", "zero3")).arms, newest, images)
+    check_base(
+        build({"image": IMAGE}, recipes=("te-fp8", "te-fp8-block", "zero3")).arms, newest, images, [H100]
+    )

@@ -93,6 +93,8 @@ def submit(
     jobs = _jobs(around, region, options, image=typed["image"] if container else None)
     for line in _rehearsal(options, jobs, typed["num_nodes"]):
         click.echo(line, err=True)
+    for caveat in jobs.caveats:
+        click.echo(f"warning: {caveat}", err=True)
     alone = jobs.specs, around.backends[name]
     specs, here = _in_containers(around, jobs.specs, typed) if container else alone
     if dry_run:

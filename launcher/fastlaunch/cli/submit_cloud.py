@@ -57,6 +57,8 @@ def submit_to_cloud(
     asked = ask_offline(around, request, typed, where)
     for name, why in asked.request.left_out:
         click.echo(f"left out: {name}: {why}", err=True)
+    for caveat in asked.request.caveats:
+        click.echo(f"warning: {caveat}", err=True)
     for site in asked.offline.sites:
         check_plan(site, jobs_of(asked.request, site), max_minutes=asked.request.max_minutes)
     if dry_run:
@@ -78,7 +80,7 @@ def ask_offline(around: Surroundings, request: Request, typed: Mapping[str, Any]
             settings=settings,
             catalogue=catalogue,
             today=today,
-            image_at=_images(cloud, today),
+            image_at=_images(cloud, today, catalogue),
             commit=around.commit,
         )
     )
@@ -126,7 +128,7 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
     )
 
 
-def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]:
+def _images(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> Callable[[str], str]:
     """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
     from fastlaunch.base_image_file import shipped_base_images
     from fastlaunch.cloud_arms import check_base
@@ -143,7 +145,12 @@ def _images(request: CloudRequest, today: datetime.date) -> Callable[[str], str]
 
     base = training_base(request.base_image, today=today)
     known = shipped_base_images().images
-    check_base(request.arms, base, [one for one in known if one.flavour == base.flavour])
+    check_base(
+        request.arms,
+        base,
+        [one for one in known if one.flavour == base.flavour],
+        [catalogue.accelerators[instance.accelerator] for instance in request.instances],
+    )
     return lambda region: image_uri(base, region, "<image-digest>")
 
 
