@@ -5,15 +5,13 @@
 
 Every arm is WORKLOAD/RECIPE[,FIELD=VALUE...]:BATCH[@STEPS] and runs once a round through `python -m
 fastlaunch_train`, with the round as its seed, in an order that is turned round every second round (A B B A):
-a slow drift of the machine falls on all arms alike. The records go into DIR/records.tar.xz, one folder
-per run, which `fastlaunch runs import` reads. With --seconds no new run begins when the arm's
-last run would not fit any more. A run that fails is said, and the others go on. What follows `--` is passed
-on to every run.
+a slow drift of the machine falls on all arms alike. The records lie in DIR, one folder per run, and after
+every run all of them go into DIR/records.tar.xz, which `fastlaunch runs import` reads: what was measured
+outlasts a kill. With --seconds no run begins that would not fit any more, by the arm's last run, and before that
+by the longest of all. A run that fails is said, and the others go on. What follows `--` is passed on to every run.
 """
 
 import argparse
-import io
-import lzma
 import os
 import re
 import subprocess
@@ -73,22 +71,23 @@ def main() -> None:
     asked.passed_on = passed_on.split()
 
     asked.output.mkdir(parents=True, exist_ok=True)
-    started, took = time.monotonic(), dict.fromkeys((arm.text for arm in asked.arms), 0.0)
-    with tarfile.open(asked.output / "records.tar.xz", "w:xz", preset=lzma.PRESET_EXTREME) as archive:
-        for number in range(asked.first_round, asked.first_round + asked.rounds):
-            for arm in asked.arms if number % 2 else reversed(asked.arms):
-                if time.monotonic() - started + took[arm.text] > asked.seconds:
-                    print(f"{arm.text} round {number}: no time left", flush=True)
-                    continue
-                began = time.monotonic()
-                print(measure(asked, archive, arm, number), flush=True)
-                took[arm.text] = time.monotonic() - began
+    started, took = time.monotonic(), dict[str, float]()
+    for number in range(asked.first_round, asked.first_round + asked.rounds):
+        for arm in asked.arms if number % 2 else reversed(asked.arms):
+            expected = took.get(arm.text, max(took.values(), default=0.0))
+            if time.monotonic() - started + expected > asked.seconds:
+                print(f"{arm.text} round {number}: no time left", flush=True)
+                continue
+            began = time.monotonic()
+            print(measure(asked, arm, number), flush=True)
+            pack(asked.output)
+            took[arm.text] = time.monotonic() - began
 
 
-def measure(asked: argparse.Namespace, archive: tarfile.TarFile, arm: Arm, number: int) -> str:
-    """Run one arm once, add its records to the archive, and return a line about it."""
+def measure(asked: argparse.Namespace, arm: Arm, number: int) -> str:
+    """Run one arm once, with its records in a folder of its own, and return a line about it."""
     run_id = re.sub(r"[^A-Za-z0-9.]+", "-", f"{arm.text}-x{asked.nproc}-r{number}")
-    output = asked.output.parent / f"run-{os.getpid()}" / run_id
+    output = asked.output / run_id
     prefix = [sys.executable, "-m"]
     if asked.nproc > 1:
         prefix += ["torch.distributed.run", "--standalone", f"--nproc-per-node={asked.nproc}", "-m"]
@@ -101,14 +100,18 @@ def measure(asked: argparse.Namespace, archive: tarfile.TarFile, arm: Arm, numbe
         argv, env={**os.environ, "FASTLAUNCH_RUN_ID": run_id}, capture_output=True, text=True, check=False
     )
     seconds = time.monotonic() - began
-    for path in sorted(output.glob("rank-*.jsonl")):
-        packed = lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME)
-        entry = tarfile.TarInfo(f"{run_id}/{path.name}.xz")
-        entry.size = len(packed)
-        archive.addfile(entry, io.BytesIO(packed))
     if done.returncode:
         return f"{run_id}: exit {done.returncode}\n{done.stdout[-300:]}{done.stderr[-1500:]}"
     return f"{run_id}: {told(output / 'rank-00000-attempt-1.jsonl', asked.nproc)}, {seconds:.0f} s in all"
+
+
+def pack(output: Path) -> None:
+    """Put all records below `output` into its records.tar.xz, whose earlier state a kill leaves whole."""
+    packed, unfinished = output / "records.tar.xz", output / "records.tar.xz.tmp"
+    with tarfile.open(unfinished, "w:xz") as archive:
+        for path in sorted(output.glob("*/rank-*.jsonl")):
+            archive.add(path, arcname=str(path.relative_to(output)))
+    unfinished.replace(packed)
 
 
 def told(path: Path, num_ranks: int) -> str:
