@@ -7,8 +7,9 @@ Every arm is WORKLOAD/RECIPE[,FIELD=VALUE...]:BATCH[@STEPS] and runs once a roun
 fastlaunch_train`, with the round as its seed, in an order that is turned round every second round (A B B A):
 a slow drift of the machine falls on all arms alike. The records lie in DIR, one folder per run, and after
 every run all of them go into DIR/records.tar.xz, which `fastlaunch runs import` reads: what was measured
-outlasts a kill. With --seconds no run begins that would not fit any more, by the arm's last run, and before that
-by the longest of all. A run that fails is said, and the others go on. What follows `--` is passed on to every run.
+outlasts a kill. With --seconds no run begins that would not fit any more, by the arm's last run, and before
+that by the longest of all. A run that fails is said, and the others go on. What follows `--` is passed on to
+every run.
 """
 
 import argparse
