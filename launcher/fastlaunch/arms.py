@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.experiments import EXPERIMENTS, Experiment
+from fastlaunch_train.recipe_rules import sgd_problem
 from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
@@ -253,11 +254,20 @@ def _check_fits(arm: Arm) -> None:
         )
     if recipe.pointwise != "written" and kind != "gelu":
         raise UserError(f"{told}, which writes out no pointwise functions", "give bf16, or --workload gelu")
-    # As in the published experiment; the small stand-in's is another.
-    is_adafactor = kind == "causal_lm" and arm.workload.name != "gpt2-tiny"
-    optimizer = "adafactor" if recipe.optimizer == "workload" and is_adafactor else recipe.optimizer
+    optimizer = workload_optimizer(arm.workload) if recipe.optimizer == "workload" else recipe.optimizer
     if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
         raise UserError(f"{told}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")
+    problem = sgd_problem(recipe, optimizer)
+    if problem:
+        message, hint = problem
+        raise UserError(f"{told}: {message}", hint)
+
+
+def workload_optimizer(workload: WorkloadInfo) -> str:
+    """The optimizer of one of our workloads, as in the published experiments; the small ones' is another."""
+    if workload.small == workload.name:
+        return "adamw"
+    return {"causal_lm": "adafactor", "vit": "sgd"}.get(workload.module.rpartition(".")[2], "adamw")
 
 
 def without_model(arm: Arm) -> Arm:

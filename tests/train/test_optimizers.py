@@ -1,15 +1,17 @@
 """The optimizer that a recipe names, and Adafactor against known answers."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import toy
+from entrypoint import TINY, arguments, run
 from torch import nn
 
 from fastlaunch_train.adafactor import Adafactor
-from fastlaunch_train.optimizers import build_optimizer
+from fastlaunch_train.optimizers import build_optimizer, check_optimizer
 from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
 from fastlaunch_train.workloads import WorkloadError
 
@@ -44,8 +46,25 @@ def test_what_there_is_not_is_refused() -> None:
     adafactor = dataclasses.replace(toy.TOY, optimizer="adafactor")
     with pytest.raises(RecipeError, match="parameter by parameter"):
         build_optimizer(adafactor, resolve_recipe("fp32", ["optimizer_impl=foreach"]), parameters())
-    with pytest.raises(RecipeError, match="no fused SGD for the sharded parameters"):
-        build_optimizer(toy.TOY, resolve_recipe("fsdp2", ["optimizer_impl=fused"]), parameters())
+
+
+def test_a_workloads_own_sgd_is_not_fused_where_it_is_sharded() -> None:
+    fused = resolve_recipe("fsdp2", ["optimizer_impl=fused"])
+    with pytest.raises(RecipeError, match="no fused SGD for the sharded parameters") as refused:
+        check_optimizer(toy.TOY, fused)
+    assert "optimizer_impl=foreach" in (refused.value.hint or "")
+    check_optimizer(dataclasses.replace(toy.TOY, optimizer="adamw"), fused)
+    check_optimizer(dataclasses.replace(toy.TOY, trains=False), fused)
+    check_optimizer(toy.TOY, resolve_recipe("fsdp2", ["optimizer_impl=fused", "optimizer=adamw"]))
+    check_optimizer(toy.TOY, resolve_recipe("fsdp2", ["optimizer_impl=foreach"]))
+    check_optimizer(toy.TOY, resolve_recipe("zero1", ["optimizer_impl=fused"]))
+
+
+def test_the_entrypoint_refuses_it_before_it_builds_the_model(tmp_path: Path) -> None:
+    more = ("--set", "optimizer_impl=fused")
+    code, output = run(arguments(tmp_path, *more, workload=f"{TINY}:no_model", recipe="fsdp2"))
+    assert code == 2, output
+    assert "recipe fsdp2 optimizer_impl=fused: torch has no fused SGD" in output
 
 
 def test_the_first_step_of_adafactor_by_hand() -> None:

@@ -223,6 +223,7 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
         ("fp32", ["parameter_dtype=bf16"], "bf16 parameters with precision fp32"),
         ("transformers", ["parameter_dtype=bf16-master"], "kept by our own loop"),
         ("bf16", ["optimizer=adafactor", "optimizer_impl=fused"], "adafactor has no fused"),
+        ("fsdp2", ["optimizer=sgd", "optimizer_impl=fused"], "no fused SGD for the sharded parameters"),
     ],
 )
 def test_a_contradiction_is_refused(name: str, overrides: list[str], message: str) -> None:

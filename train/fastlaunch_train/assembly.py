@@ -23,6 +23,7 @@ from fastlaunch_train.disk_space import check_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
+from fastlaunch_train.optimizers import check_optimizer
 from fastlaunch_train.parallel import broadcast
 from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.precision import Precision
@@ -55,6 +56,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     workload = session.workload = load_workload(options.workload, asked)
     if recipe.loop != "ours":
         check_trainer(workload, recipe, process.device)
+    check_optimizer(workload, recipe)
     # Now: cuBLAS reads how it is to compute when its first handle is made.
     set_deterministic(recipe)
     arithmetic = precision.setup_precision(recipe, process.device)

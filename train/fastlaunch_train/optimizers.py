@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlaunch_train.recipe_rules import sgd_problem
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import Workload
 from fastlaunch_train.workloads import WorkloadError
@@ -19,6 +20,17 @@ _IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def check_optimizer(workload: Workload, recipe: Recipe) -> None:
+    """Returns if the workload's own optimizer can be built as the recipe says; else RecipeError.
+
+    The recipe's can, or the recipe is none. For before the model is built, whose parameters it takes.
+    """
+    problem = sgd_problem(recipe, _name(workload, recipe)) if workload.trains else None
+    if problem:
+        message, hint = problem
+        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
+
+
 def build_optimizer(
     workload: Workload, recipe: Recipe, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
@@ -27,16 +39,10 @@ def build_optimizer(
     Raises WorkloadError for a name that is none of sgd, adamw and adafactor, and RecipeError for an
     implementation that it has not.
     """
-    name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
+    name = _name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
     implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
     if name == "sgd":
-        if recipe.parallelism == "fsdp2" and recipe.optimizer_impl == "fused":
-            # Up to 2.13, which shards fused Adam and AdamW alone (torch.distributed.tensor._ops).
-            raise RecipeError(
-                f"recipe {recipe.label}: torch has no fused SGD for the sharded parameters of fsdp2",
-                "add --set optimizer_impl=foreach, or --set optimizer=adamw",
-            )
         return torch.optim.SGD(parameters, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=rate, **implementation)
@@ -52,3 +58,7 @@ def build_optimizer(
     raise WorkloadError(
         f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
     )
+
+
+def _name(workload: Workload, recipe: Recipe) -> str:
+    return workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer

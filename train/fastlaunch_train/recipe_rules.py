@@ -66,6 +66,17 @@ def recipe_problem(recipe: "Recipe") -> Problem | None:
     return None
 
 
+def sgd_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
+    """What is wrong with `recipe` where `optimizer`, its own or the workload's, is SGD; None if nothing."""
+    if (optimizer, recipe.parallelism, recipe.optimizer_impl) != ("sgd", "fsdp2", "fused"):
+        return None
+    # Up to 2.13, which shards fused Adam and AdamW alone (torch.distributed.tensor._ops).
+    return (
+        "torch has no fused SGD for the sharded parameters of fsdp2",
+        "add --set optimizer_impl=foreach, or --set optimizer=adamw",
+    )
+
+
 def _choices(recipe: "Recipe") -> Iterator[Problem]:
     for field, allowed in CHOICES.items():
         value = getattr(recipe, field)
@@ -197,3 +208,6 @@ def _parameters(recipe: "Recipe") -> Iterator[Problem]:
         yield "fp32 masters are kept by our own loop", "add --set loop=ours"
     if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
         yield "adafactor has no fused implementation in torch", "leave out optimizer_impl"
+    problem = sgd_problem(recipe, recipe.optimizer)
+    if problem:
+        yield problem

@@ -334,6 +334,15 @@ def ending_batches() -> Workload:
     return workload(batches=lambda request: itertools.islice(batches(request), 3))
 
 
+def no_model() -> Workload:
+    """Nobody may build its model."""
+
+    def build_none() -> nn.Module:
+        raise AssertionError("a model is built")
+
+    return workload(build_model=build_none)
+
+
 def no_parameters() -> Workload:
     return workload(build_model=nn.Identity)
 

@@ -1,0 +1,49 @@
+"""The optimizer that the launcher takes a workload for having is its own, refused where it cannot be had."""
+
+from typing import Any
+
+import pytest
+
+from fastlaunch.arms import arms_of, workload_optimizer
+from fastlaunch.errors import UserError
+from fastlaunch.request import Request
+from fastlaunch_train.workload import load_workload
+from fastlaunch_train.workloads import WORKLOADS, workload_info
+
+FUSED: dict[str, Any] = {"recipes": ("fsdp2",), "overrides": ("optimizer_impl=fused",)}
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, "timm:resnet18"])
+def test_a_workloads_optimizer_is_what_it_is_taken_for(name: str) -> None:
+    workload = load_workload(name)
+    assert not workload.trains or workload_optimizer(workload_info(name)) == workload.optimizer
+
+
+@pytest.mark.parametrize("name", ["vit-huge", "timm:resnet18"])
+def test_fused_sgd_of_shards_is_refused_before_anything_is_started(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        arms_of(Request(**FUSED), name)
+    assert refused.value.message == (
+        f"recipe fsdp2 optimizer_impl=fused does not fit workload {name}: "
+        "torch has no fused SGD for the sharded parameters of fsdp2"
+    )
+    assert refused.value.hint == "add --set optimizer_impl=foreach, or --set optimizer=adamw"
+
+
+def test_a_recipe_with_an_sgd_of_its_own_is_refused_for_any_workload() -> None:
+    overrides = (*FUSED["overrides"], "optimizer=sgd")
+    with pytest.raises(UserError, match="recipe fsdp2: torch has no fused SGD for the sharded parameters"):
+        arms_of(Request(recipes=("fsdp2",), overrides=overrides), "distilbert-imdb")
+
+
+@pytest.mark.parametrize("name", ["vit-tiny", "distilbert-imdb", "gelu"])
+def test_what_has_no_sgd_is_let_through(name: str) -> None:
+    assert arms_of(Request(**FUSED), name)
+
+
+def test_the_optimizers_that_there_are_in_its_place_are_let_through() -> None:
+    for override in ("optimizer_impl=foreach", "optimizer_impl=auto"):
+        assert arms_of(Request(recipes=("fsdp2",), overrides=(override,)), "vit-huge")
+    overrides = (*FUSED["overrides"], "optimizer=adamw")
+    assert arms_of(Request(recipes=("fsdp2",), overrides=overrides), "vit-huge")
+    assert arms_of(Request(recipes=("bf16",), overrides=FUSED["overrides"]), "vit-huge")
