@@ -55,8 +55,8 @@ def notes(*candidates: Candidate) -> list[str]:
 def test_commits_further_apart_than_their_runs_are_told_with_their_speeds() -> None:
     """What would become 769 images/s, which nobody has measured."""
     assert notes(*runs(OLD, (825.4, 824.6)), *runs(NEW, (717.1, 716.9))) == [
-        f"{OF_COMMITS}76689a9 (2 runs, 825 images/s), e20c5bc (2 runs, 717 images/s), further apart than runs"
-        " of one commit lie; for one alone, run fastlaunch compare 'commit=76689a9*'"
+        f"{OF_COMMITS}76689a9 (2 runs, 825 images/s), e20c5bc (2 runs, 717 images/s), further apart than"
+        " one commit's runs; for one alone, run fastlaunch compare 'commit=76689a9*'"
     ]
 
 
@@ -133,6 +133,15 @@ def test_the_note_names_its_row_ends_in_a_command_and_goes_into_json() -> None:
     assert told.startswith(f"* bf16: {OF_COMMITS[:20]}")
     assert "    fastlaunch compare 'commit=76689a9*'" in lines
     assert OF_COMMITS in to_json(comparison)["rows"][0]["reason"]
+
+
+def test_a_brief_table_keeps_the_commits_that_are_apart() -> None:
+    apart = [*runs(OLD, (825, 826)), *runs(NEW, (717, 718))]
+    close = [*runs(OLD, (901, 900), "compile"), *runs(NEW, (899,), "compile")]
+    comparison = compared(*apart, *close)
+    assert f"* compile: {OF_COMMITS}" in as_table(comparison)
+    text = as_table(comparison, brief=True)
+    assert f"* bf16: {OF_COMMITS}" in text and f"* compile: {OF_COMMITS}" not in text
 
 
 def test_of_a_row_beside_a_baseline_of_one_commit_the_row_is_named() -> None:

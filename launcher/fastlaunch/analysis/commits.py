@@ -10,7 +10,9 @@ from fastlaunch.analysis.pooling import STEP, Candidate, Pool, log_time_of, samp
 from fastlaunch.analysis.statistics import LEVEL, Arm, p_value, pooled_spread, uncertainty
 
 #: What the note begins with; any row may have it, the baseline too.
-OF_COMMITS = "runs of several commits of the training code make one row: "
+OF_COMMITS = "runs of several commits make one row: "
+#: What it says where the row's mean is that of several speeds.
+FURTHER_APART = ", further apart than one commit's runs"
 #: As git shortens one.
 _SHORT = 7
 _MOST_SHOWN = 4
@@ -35,8 +37,7 @@ def commit_notes(pool: Pool) -> Iterator[str]:
     parts = [_named(commit, groups, _rate(pool, groups[commit]) if differ else None) for commit in shown]
     if len(groups) > len(shown):
         parts.append(f"and {len(groups) - len(shown)} more")
-    end = ", further apart than runs of one commit lie" if differ else ""
-    text = f"{OF_COMMITS}{', '.join(parts)}{end}"
+    text = f"{OF_COMMITS}{', '.join(parts)}{FURTHER_APART if differ else ''}"
     if (glob := _glob(largest[0], groups)) is not None:
         text += f"; for one alone, run fastlaunch compare {shlex.quote(f'commit={glob}')}"
     yield text

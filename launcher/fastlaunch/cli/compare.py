@@ -55,7 +55,7 @@ _MIN_WIDTH = 80
 @click.option(
     "--brief",
     is_flag=True,
-    help="Without the notes, but for those of prices and of rows that are not ranked.",
+    help="Without the notes, but for those of prices, of rows that are not ranked and of commits far apart.",
 )
 @output_option
 def compare(

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fastlaunch.analysis.commits import OF_COMMITS
+from fastlaunch.analysis.commits import FURTHER_APART, OF_COMMITS
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
@@ -34,8 +34,8 @@ def as_table(
     """The comparison as text of up to `width` columns, without the sentence that answers it.
 
     only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
-    leave out the times before the steps, and all notes but of prices and of what bars a row. Raises
-    UnknownName for a heading that no workload has.
+    leave out the times before the steps, and all notes but of prices, of what bars a row and of speeds that
+    differ by commit. Raises UnknownName for a heading that no workload has.
     """
     sections = [
         [row for row in comparison.rows if row.workload == workload]
@@ -239,7 +239,8 @@ def _before(rows: Sequence[Row]) -> str:
 def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     """Prices with their dates, then the reasons; one that holds for every row that can have it comes once.
 
-    brief: of the reasons those alone that bar a row from being ranked, or would. And how many are left out.
+    brief: of the reasons those alone that bar a row from being ranked, or would, and that its runs are of
+    commits of several speeds. And how many are left out.
     """
     notes = _price_notes(rows)
     # The baseline can have these too: where it has not, they are of rows that are named.
@@ -253,8 +254,10 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     compared = [row for row in rows if not row.is_baseline]
     num_left_out = 0
     for reason, concerned in by_reason.items():
-        of_any = reason in of_runs or reason.startswith(OF_COMMITS)
-        if brief and not any(failure in reason for row in concerned for failure in row.guard.failures):
+        of_commits = reason.startswith(OF_COMMITS)
+        of_any = reason in of_runs or of_commits
+        bars = any(failure in reason for row in concerned for failure in row.guard.failures)
+        if brief and not bars and not (of_commits and FURTHER_APART in reason):
             num_left_out += 1
         elif compared and all(row in concerned for row in (rows if of_any else compared)):
             notes.append(reason)
