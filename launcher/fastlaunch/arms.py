@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.experiments import EXPERIMENTS, Experiment
-from fastlaunch_train.recipe_rules import sgd_problem
-from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe, sgd_problem
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
 if TYPE_CHECKING:
