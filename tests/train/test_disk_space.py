@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 import toy
+from entrypoint import arguments, record, start_command
 from torch import nn
 
 from fastlaunch_train.checkpoint import Identity
 from fastlaunch_train.checkpointing import Checkpointing
-from fastlaunch_train.disk_space import check_space, checkpoint_bytes
+from fastlaunch_train.disk_space import check_space, check_writers_space, checkpoint_bytes
 from fastlaunch_train.evaluation import Best, Evaluations
 from fastlaunch_train.parallel import Process, stop_process
 from fastlaunch_train.phases import PhaseClock
@@ -159,6 +161,49 @@ def test_checkpoints_that_will_be_replaced_are_room(tmp_path: Path) -> None:
     (tmp_path / "step-00000001.pt").rename(tmp_path / "step-mine.pt")
     with pytest.raises(OSError, match="3 checkpoints"):
         check_space(tmp_path, 2**42)
+
+
+def test_the_rank_that_writes_is_refused_as_others_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="3 checkpoints") as refused:
+        check_writers_space(ALONE, tmp_path, 2**50)
+    assert refused.value.errno == errno.ENOSPC
+    check_writers_space(ALONE, tmp_path, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("node", "is_refused"), [(0, True), (1, False)])
+def test_only_where_checkpoints_are_written_they_need_room(
+    tmp_path: Path, node: int, is_refused: bool
+) -> None:
+    """Two nodes with disks of their own, where one has a file in the way."""
+    outputs = [tmp_path / f"node-{each}" for each in range(2)]
+    for output in outputs:
+        output.mkdir()
+    (outputs[node] / "checkpoints").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    master = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0")
+    nodes = [
+        start_command(
+            arguments(output, "--checkpoint-every", "10"), rendezvous=(*master, f"--node-rank={rank}")
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    try:
+        told = [each.communicate(timeout=100)[0] for each in nodes]
+    finally:
+        for each in nodes:
+            each.kill()
+    ends = [record(output, rank=rank).end for rank, output in enumerate(outputs)]
+    if is_refused:
+        for end in ends:
+            assert end is not None and end.status == "failed", told
+            assert (end.message or "").startswith(f"no checkpoint can be written to {outputs[0]}"), told
+        assert all("give another --output" in text for text in told)
+    else:
+        assert [end.status for end in ends if end is not None] == 2 * ["completed"], told
+        assert (outputs[0] / "checkpoints" / "step-00000020.pt").exists()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.conversion import convert_model
 from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.deterministic import set_deterministic
-from fastlaunch_train.disk_space import check_space, checkpoint_bytes
+from fastlaunch_train.disk_space import check_writers_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
@@ -89,7 +89,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         size = checkpoint_bytes(
             parts.stepper.model, workload, recipe, world_size=process.world_size, best=best
         )
-        check_space(checkpointing.directory, size)
+        check_writers_space(process, checkpointing.directory, size)
     if options.resume:
         phase("resume", lambda: _resume(session, checkpointing))
     request = dataclasses.replace(request, first_step=session.first_step)

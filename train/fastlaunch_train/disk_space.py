@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.checkpoint import KEPT, left_over, saved_in
+from fastlaunch_train.parallel import Process, broadcast_object
 from fastlaunch_train.recipe_rules import ZERO_STAGES
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import Workload
@@ -20,6 +21,22 @@ _ENTRY_BYTES = 512
 #: Random generators of a rank: 5056 bytes of the CPU's, 16 of a GPU's.
 _RANK_BYTES = 8192
 _FP32_BYTES = 4
+
+
+def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int) -> None:
+    """As `check_space`, for the rank that writes: every rank calls this, and raises what it does there.
+
+    Other nodes write no checkpoints, and may have disks without room for one.
+    """
+    refused: RecipeError | OSError | None = None
+    if process.rank == 0:
+        try:
+            check_space(directory, checkpoint_bytes)
+        except (RecipeError, OSError) as error:
+            refused = error
+    refused = broadcast_object(process, refused)
+    if refused is not None:
+        raise refused
 
 
 def check_space(directory: Path, checkpoint_bytes: int) -> None:

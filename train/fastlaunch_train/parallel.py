@@ -137,6 +137,15 @@ def broadcast(process: Process, values: Sequence[float]) -> list[float]:
     return [float(value) for value in message]
 
 
+def broadcast_object(process: Process, value: Any) -> Any:
+    """Rank 0's `value`, which pickles, on every rank; every rank calls it."""
+    if process.world_size == 1:
+        return value
+    message = [value]
+    dist.broadcast_object_list(message, src=0)
+    return message[0]
+
+
 def barrier(process: Process) -> None:
     """Returns when every rank has called it. Does not wait for the device."""
     # Not dist.barrier: with two backends it takes NCCL's.
