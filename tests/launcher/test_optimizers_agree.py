@@ -30,6 +30,15 @@ def test_fused_sgd_of_shards_is_refused_before_anything_is_started(name: str) ->
     assert refused.value.hint == "add --set optimizer_impl=foreach, or --set optimizer=adamw"
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "ao-fp8"])
+def test_fused_adafactor_is_refused_before_anything_is_started(recipe: str) -> None:
+    with pytest.raises(
+        UserError, match="does not fit workload gpt2-xsmall: there is no fused adafactor"
+    ) as told:
+        arms_of(Request(recipes=(recipe,), overrides=("optimizer_impl=fused",)), "gpt2-xsmall")
+    assert told.value.hint == "add --set optimizer_impl=auto, or --set optimizer=adamw"
+
+
 def test_a_recipe_with_an_sgd_of_its_own_is_refused_for_any_workload() -> None:
     overrides = (*FUSED["overrides"], "optimizer=sgd")
     with pytest.raises(UserError, match="recipe fsdp2: torch has no fused SGD for the sharded parameters"):

@@ -9,6 +9,7 @@ import torch
 import toy
 from entrypoint import TINY, arguments, run
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastlaunch_train.adafactor import Adafactor
 from fastlaunch_train.optimizers import build_optimizer, check_optimizer
@@ -44,8 +45,8 @@ def test_what_there_is_not_is_refused() -> None:
     with pytest.raises(WorkloadError, match="asks for optimizer 'lion'"):
         build_optimizer(unknown, RECIPES["fp32"], parameters())
     adafactor = dataclasses.replace(toy.TOY, optimizer="adafactor")
-    with pytest.raises(RecipeError, match="parameter by parameter"):
-        build_optimizer(adafactor, resolve_recipe("fp32", ["optimizer_impl=foreach"]), parameters())
+    with pytest.raises(RecipeError, match="there is no fused adafactor"):
+        check_optimizer(adafactor, resolve_recipe("fp32", ["optimizer_impl=fused"]))
 
 
 def test_a_workloads_own_sgd_is_not_fused_where_it_is_sharded() -> None:
@@ -89,6 +90,55 @@ def test_an_update_that_jumps_is_scaled_down() -> None:
     optimizer.step()
     # Its root mean square would be 1 / sqrt(1 - (1 - 2 ** -0.8)) = 1.32.
     torch.testing.assert_close(before - weight.detach(), torch.ones(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_of_one_shape_are_updated_as_each_alone_is(dtype: torch.dtype) -> None:
+    shapes = [(5, 7), (3,), (5, 7), (), (2, 3, 4), (5, 7), (3,), ()]
+
+    def trained(foreach: bool) -> list[nn.Parameter]:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+        optimizer = Adafactor(weights, lr=1e-2, foreach=foreach)
+        for step in range(6):
+            for index, weight in enumerate(weights):
+                # The third has no gradient at first, and is then some steps behind its like.
+                grad = (10.0 ** (index - 4) * torch.randn(weight.shape)).to(dtype)
+                weight.grad = None if index == 2 and step < 3 else grad
+            optimizer.step()
+        return weights
+
+    for one, other in zip(trained(foreach=True), trained(foreach=False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operators that are run."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gpu_is_given_fewer_kernels_to_start_for_parameters_of_one_shape() -> None:
+    def num_operators(shapes: list[tuple[int, ...]], foreach: bool) -> int:
+        weights = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+        optimizer = Adafactor(weights, lr=1e-2, foreach=foreach)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        with Dispatched() as counted:
+            optimizer.step()
+        return counted.num
+
+    alike, apart = [(4, 4)] * 40, [(4, 4 + index) for index in range(40)]
+    assert num_operators(alike, foreach=True) < num_operators(alike, foreach=False) / 4
+    # Large ones are not copied into a stack.
+    large = [(2**12, 2**12)] * 2
+    for shapes in (apart, large):
+        assert num_operators(shapes, foreach=True) == num_operators(shapes, foreach=False)
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
         ("lightning", ["compile_mode=default", "compile_scope=wrapped"], "wraps the model itself"),
         ("fp32", ["parameter_dtype=bf16"], "bf16 parameters with precision fp32"),
         ("transformers", ["parameter_dtype=bf16-master"], "kept by our own loop"),
-        ("bf16", ["optimizer=adafactor", "optimizer_impl=fused"], "adafactor has no fused"),
+        ("bf16", ["optimizer=adafactor", "optimizer_impl=fused"], "there is no fused adafactor"),
         ("fsdp2", ["optimizer=sgd", "optimizer_impl=fused"], "no fused SGD for the sharded parameters"),
     ],
 )

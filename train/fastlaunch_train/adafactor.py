@@ -1,6 +1,6 @@
 """Adafactor as the Transformers Trainer with `--optim adafactor` runs it, which `run_clm.py` uses."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ _DECAY = 0.8
 #: Added to the square of gradients. Root mean square above which an update is scaled down.
 _EPS = 1e-30
 _CLIP = 1.0
+#: Numbers updated at once at the most. Larger parameters keep a GPU busy each, and a copy of each is large.
+_AT_ONCE = 2**24
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -20,48 +22,80 @@ class Adafactor(torch.optim.Optimizer):
     relative_step=False)` of `--optim adafactor`, and this computes the same. torch.optim.Adafactor does not:
     it scales every update by the parameter's own size and caps the learning rate at step ** -0.5.
     Parameters may be sharded (DTensor) and in bf16; the moments are fp32.
+
+    foreach: parameters of one shape are stacked and updated at once, up to 2**24 numbers of them: a GPU is
+        given a fourth of the kernels to start. What is sharded is updated one by one.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, foreach: bool = True) -> None:
         super().__init__(parameters, {"lr": lr})
+        self._foreach = foreach
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group["lr"])
+            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in given:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+            for alike in self._alike(given) if self._foreach else ([parameter] for parameter in given):
+                self._update(alike, group["lr"])
 
-    def _update(self, parameter: nn.Parameter, lr: float) -> None:
-        assert parameter.grad is not None
-        grad = parameter.grad.float()
-        state = self.state[parameter]
-        step = state["step"] = state.get("step", 0) + 1
-        kept = 1.0 - step**-_DECAY
+    def _alike(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        """Those that are updated at once: of one shape, dtype, device and step."""
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            if hasattr(parameter, "placements"):
+                yield [parameter]
+                continue
+            key = (parameter.shape, parameter.dtype, parameter.device, self.state[parameter]["step"])
+            waiting = alike.setdefault(key, [])
+            waiting.append(parameter)
+            if (len(waiting) + 1) * parameter.numel() > _AT_ONCE:
+                yield alike.pop(key)
+        yield from alike.values()
+
+    def _update(self, parameters: list[nn.Parameter], lr: float) -> None:
+        """One step of `parameters`, all of one shape; the first dimension of what is computed is theirs."""
+        grad = _stacked([parameter.grad for parameter in parameters if parameter.grad is not None]).float()
+        states = [self.state[parameter] for parameter in parameters]
+        kept = 1.0 - states[0]["step"] ** -_DECAY
         squares = grad.square().add_(_EPS)
-        if grad.dim() >= 2:
+        if grad.dim() > 2:
             # Means of rows and columns stand for the whole matrix of second moments.
-            row = _averaged(state, "exp_avg_sq_row", _mean(squares, -1), kept)
-            column = _averaged(state, "exp_avg_sq_col", _mean(squares, -2), kept)
+            row = _averaged(states, "exp_avg_sq_row", _mean(squares, -1), kept)
+            column = _averaged(states, "exp_avg_sq_col", _mean(squares, -2), kept)
             row = (row / _mean(row, -1).unsqueeze(-1)).rsqrt_().unsqueeze(-1)
             update = row * column.unsqueeze(-2).rsqrt() * grad
         else:
-            update = _averaged(state, "exp_avg_sq", squares, kept).rsqrt() * grad
-        size = _whole(update.square().sum()).div(update.numel()).sqrt()
+            update = _averaged(states, "exp_avg_sq", squares, kept).rsqrt() * grad
+        size = update.square()
+        for _ in range(1, update.dim()):
+            size = size.sum(dim=-1)
+        size = _whole(size).div(parameters[0].numel()).sqrt().view(-1, *[1] * (update.dim() - 1))
         update = update / size.div_(_CLIP).clamp_(min=1.0)
-        parameter.copy_(parameter.float() - lr * update)
+        moved = _stacked(parameters).float() - lr * update
+        for parameter, new in zip(parameters, moved.unbind(), strict=True):
+            parameter.copy_(new)
 
 
-def _averaged(state: dict[str, Any], name: str, value: torch.Tensor, kept: float) -> torch.Tensor:
-    """The running mean under `name`, with `value` taken in. In the first step it is `value`: kept is 0."""
-    if name in state:
-        state[name].mul_(kept).add_(value, alpha=1.0 - kept)
+def _stacked(tensors: list[Any]) -> torch.Tensor:
+    # One alone is not copied, and may be sharded.
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].detach().unsqueeze(0)
+
+
+def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kept: float) -> torch.Tensor:
+    """The running means under `name`, with `values` taken in. In the first step they are these: kept is 0."""
+    if name not in states[0]:
+        for state, value in zip(states, values.unbind(), strict=True):
+            state[name] = value.clone()
     else:
-        state[name] = value.clone()
-    mean: torch.Tensor = state[name]
-    return mean
+        means = [state[name] for state in states]
+        torch._foreach_mul_(means, kept)
+        torch._foreach_add_(means, list(values.unbind()), alpha=1.0 - kept)
+    return _stacked([state[name] for state in states])
 
 
 def _mean(value: torch.Tensor, dim: int) -> torch.Tensor:

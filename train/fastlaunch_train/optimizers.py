@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.recipe_rules import sgd_problem
+from fastlaunch_train.recipe_rules import optimizer_problem
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.workload import Workload
 from fastlaunch_train.workloads import WorkloadError
@@ -25,7 +25,7 @@ def check_optimizer(workload: Workload, recipe: Recipe) -> None:
 
     The recipe's can, or the recipe is none. For before the model is built, whose parameters it takes.
     """
-    problem = sgd_problem(recipe, _name(workload, recipe)) if workload.trains else None
+    problem = optimizer_problem(recipe, _name(workload, recipe)) if workload.trains else None
     if problem:
         message, hint = problem
         raise RecipeError(f"recipe {recipe.label}: {message}", hint)
@@ -36,8 +36,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer that the workload names, unless the recipe names another.
 
-    Raises WorkloadError for a name that is none of sgd, adamw and adafactor, and RecipeError for an
-    implementation that it has not.
+    Raises WorkloadError for a name that is none of sgd, adamw and adafactor. Implementations that it has not
+    are refused by `check_optimizer`.
     """
     name = _name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
@@ -49,12 +49,7 @@ def build_optimizer(
     if name == "adafactor":
         from fastlaunch_train.adafactor import Adafactor
 
-        if recipe.optimizer_impl in ("foreach", "fused"):
-            raise RecipeError(
-                f"recipe {recipe.label}: adafactor is computed parameter by parameter here",
-                "add --set optimizer_impl=auto, or leave it out",
-            )
-        return Adafactor(parameters, lr=rate)
+        return Adafactor(parameters, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
     raise WorkloadError(
         f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
     )

@@ -66,15 +66,19 @@ def recipe_problem(recipe: "Recipe") -> Problem | None:
     return None
 
 
-def sgd_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
-    """What is wrong with `recipe` where `optimizer`, its own or the workload's, is SGD; None if nothing."""
-    if (optimizer, recipe.parallelism, recipe.optimizer_impl) != ("sgd", "fsdp2", "fused"):
+def optimizer_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
+    """What `recipe` asks in vain of `optimizer`, its own or the workload's, and what would do; or None."""
+    if recipe.optimizer_impl != "fused":
         return None
+    if optimizer == "adafactor":
+        return "there is no fused adafactor", "add --set optimizer_impl=auto, or --set optimizer=adamw"
     # Up to 2.13, which shards fused Adam and AdamW alone (torch.distributed.tensor._ops).
-    return (
-        "torch has no fused SGD for the sharded parameters of fsdp2",
-        "add --set optimizer_impl=foreach, or --set optimizer=adamw",
-    )
+    if (optimizer, recipe.parallelism) == ("sgd", "fsdp2"):
+        return (
+            "torch has no fused SGD for the sharded parameters of fsdp2",
+            "add --set optimizer_impl=foreach, or --set optimizer=adamw",
+        )
+    return None
 
 
 def _choices(recipe: "Recipe") -> Iterator[Problem]:
@@ -206,8 +210,6 @@ def _parameters(recipe: "Recipe") -> Iterator[Problem]:
             yield "ORTModule is given fp32 parameters here", "leave out parameter_dtype"
     if recipe.parameter_dtype == "bf16-master" and recipe.loop != "ours":
         yield "fp32 masters are kept by our own loop", "add --set loop=ours"
-    if recipe.optimizer == "adafactor" and recipe.optimizer_impl == "fused":
-        yield "adafactor has no fused implementation in torch", "leave out optimizer_impl"
-    problem = sgd_problem(recipe, recipe.optimizer)
+    problem = optimizer_problem(recipe, recipe.optimizer)
     if problem:
         yield problem
