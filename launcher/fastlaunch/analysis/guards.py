@@ -115,8 +115,13 @@ def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
 def _what_failed(check: Check) -> str:
     if check.detail or check.value is None:
         return check.detail or "failed"
-    limit = "" if check.limit is None else f", at most {100 * check.limit:.2g}% is allowed"
-    return f"{_CHECKED.get(check.name, 'off by')} {100 * check.value:.2g}%{limit}"
+    limit = "" if check.limit is None else f", at most {_per_hundred(check.limit)} is allowed"
+    return f"{_CHECKED.get(check.name, 'off by')} {_per_hundred(check.value)}{limit}"
+
+
+def _per_hundred(part: float) -> str:
+    """`137%`, `5.2%`, `0.0013%`: to two digits, and without an exponent where it is large."""
+    return f"{100 * part:.0f}%" if 0.1 <= part < 1e6 else f"{100 * part:.2g}%"
 
 
 def _blocks_of(label: str) -> str | None:
