@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from fastlaunch.all_reduce import AllReduce, all_reduce_of
-from fastlaunch.recorded_events import checkpoints_of, checks_of, evals_of, padding_fraction
+from fastlaunch.recorded_events import checkpoints_of, checks_of, evals_of, kernels_of, padding_fraction
 from fastlaunch.recorded_headers import (
     contradictions,
     fingerprint_of,
@@ -55,6 +55,7 @@ class RunSummary:
     commit: of the training code; None for a published row, and where it was not recorded. It is no part of
     what two summaries are compared by: those of before it was kept are the same.
     all_reduce: the bandwidth between the nodes before the steps; None for one node, and for older records.
+    kernels: what one forward pass ran before the steps, in words, where what is measured is their fusion.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
     problems: what makes the run unfit to compare, in words; empty for a sound one.
     """
@@ -112,6 +113,7 @@ class RunSummary:
     metric: str | None = None
     metric_value: float | None = None
     all_reduce: AllReduce | None = None
+    kernels: str | None = None
     commit: str | None = field(default=None, compare=False)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -263,6 +265,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         final_loss=_final_loss(attempts.values()),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         all_reduce=network,
+        kernels=kernels_of(timed),
         commit=header["commit"],
         fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
         warnings=tuple(dict.fromkeys(warnings)),

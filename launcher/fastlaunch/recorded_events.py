@@ -80,6 +80,12 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
     return num_padding / num_tokens if num_tokens else None
 
 
+def kernels_of(records: Sequence[RankRecord]) -> str | None:
+    """What one forward pass ran, as the first rank that looked says; None where none did."""
+    told = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")
+    return next((detail for detail in told if detail), None)
+
+
 def _chain(attempts: Attempts) -> list[tuple[Sequence[RankRecord], float]]:
     """Each attempt's records, with the last of its steps that no later attempt did again."""
     chain: list[tuple[Sequence[RankRecord], float]] = []

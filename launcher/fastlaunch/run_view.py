@@ -67,6 +67,7 @@ def measured(run: Run) -> str | None:
     further = [summary.all_reduce.told] if summary.all_reduce else []
     if summary.padding_fraction:
         further.append(f"{summary.padding_fraction:.1%} of the tokens are padding")
+    further += [f"a forward pass ran {summary.kernels}"] if summary.kernels else []
     further += [f"at the end {_scored(summary.evals[-1])}"] if summary.evals else []
     failed = [check.name for check in summary.checks if not check.passed]
     further += [f"it does NOT pass the check of {', '.join(failed)}"] if failed else []

@@ -270,7 +270,8 @@ def test_show_tells_evaluations_checks_and_padding(
         Check(name="equivalence", passed=True, value=0.00312, limit=0.01),
         Check(name="isolation", passed=False, detail="28 other samples changed"),
     ]
-    write_run(tmp_path, run_id=OWN, evals=evals, checks=checks, num_tokens=512, num_padding=64)
+    ran = [Phase(name="kernels", seconds=0.1, step=0, detail="1 kernel a tensor: fused")]
+    write_run(tmp_path, run_id=OWN, phases=ran, evals=evals, checks=checks, num_tokens=512, num_padding=64)
     assert run(["runs", "import", str(tmp_path)]) == 0
     capsys.readouterr()
     assert run(["runs", "show", OWN]) == 0
@@ -285,7 +286,8 @@ def test_show_tells_evaluations_checks_and_padding(
         "padding_fraction 0.125",
     ):
         assert line in lines
-    assert "; 12.5% of the tokens are padding; at the end accuracy 0.9125 and loss 0.25 on test" in told
+    assert "; 12.5% of the tokens are padding; a forward pass ran 1 kernel a tensor: fused; " in told
+    assert "; at the end accuracy 0.9125 and loss 0.25 on test" in told
     assert "; it does NOT pass the check of isolation." in told
     assert run(["runs", "show", OWN, "--output", "json"]) == 0
     summary = json.loads(capsys.readouterr().out)["summary"]

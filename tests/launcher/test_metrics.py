@@ -325,6 +325,14 @@ def test_without_evaluations_there_are_none(run) -> None:
     assert (summary.evals, summary.eval_s, summary.checks, summary.padding_fraction) == ((), None, (), None)
 
 
+def test_what_a_forward_pass_ran_is_kept(run) -> None:
+    assert run().kernels is None
+    phases = [Phase(name="kernels", seconds=0.1, step=0, detail="1 kernel a tensor: fused")]
+    summary = run(attempt=2, phases=phases)
+    assert summary.kernels == "1 kernel a tensor: fused"
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
 def test_of_several_ranks_the_slowest_sets_the_time_of_an_evaluation(tmp_path: Path) -> None:
     first, second = read_all(write_run(tmp_path, world_size=2, evals=[scored(100, seconds=2.0)]))
     second = replace(second, evals=(scored(100, seconds=5.0),))

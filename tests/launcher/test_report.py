@@ -45,7 +45,8 @@ FURTHER = (
         "run_ids",
     ),
     *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),
-    *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "service", "region", "purchase"),
+    *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "kernels"),
+    *("service", "region", "purchase"),
     *("price_source", "price_inferred", "price_hypothetical", "usd_per_billion_tokens"),
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
@@ -224,6 +225,29 @@ def test_what_all_rows_but_the_baseline_warn_of_is_told_with_their_names() -> No
     assert "* te-bf16, te-fp8: attention is off\n" in as_table(compared(some)) + "\n"
     every = [*runs("bf16", 0.1, **off), *some[1:]]
     assert "* attention is off\n" in as_table(compared(every)) + "\n"
+
+
+def test_what_a_forward_pass_ran_is_told_of_rows_that_ran_the_same_together() -> None:
+    apart = {"kernels": "5 kernels a tensor: Mul x3, add, erf"}
+    fused = {"kernels": "1 kernel a tensor: fused_mul_div_erf_add_mul"}
+    rows = [*runs("bf16", 0.1, **apart), *runs("compile", 0.05, **fused), *runs("jit-script", 0.06, **fused)]
+    text = as_table(compared(rows))
+    first, second, *_ = text.partition("what one forward pass ran:\n")[2].splitlines()
+    assert first == "* bf16: 5 kernels a tensor: Mul x3, add, erf"
+    assert second == "* compile, jit-script: 1 kernel a tensor: fused_mul_div_erf_add_mul"
+    assert "forward pass" not in as_table(compared(rows), brief=True)
+    assert "forward pass" not in as_table(compared(runs("bf16", 0.1)))
+    found = [row["kernels"] for row in to_json(compared(rows))["rows"]]
+    assert found == [[apart["kernels"]], [fused["kernels"]], [fused["kernels"]]]
+
+
+def test_runs_of_a_row_that_ran_other_kernels_are_both_told() -> None:
+    first, second = runs("bf16", 0.1, 0.1, kernels="1 kernel a tensor: fused")
+    second = replace(second, summary=replace(second.summary, kernels="5 kernels a tensor: erf"))
+    (row,) = compared([first, second]).rows
+    assert row.kernels == ("1 kernel a tensor: fused", "5 kernels a tensor: erf")
+    text = as_table(compared([first, second]))
+    assert "* bf16: 1 kernel a tensor: fused\n* bf16: 5 kernels a tensor: erf" in text
 
 
 def _without_recipe(text: str) -> str:

@@ -90,6 +90,12 @@ class Row:
         return self.batch_size_per_gpu * self.num_gpus
 
     @property
+    def kernels(self) -> tuple[str, ...]:
+        """What one forward pass ran, in words; several if its runs differ in that, empty if none looked."""
+        told = (run.summary.kernels for run in self.runs)
+        return tuple(dict.fromkeys(text for text in told if text))
+
+    @property
     def place(self) -> str:
         """Where it ran, as short as can be: the instance, else the device."""
         return self.instance or self.device_name or "unknown"

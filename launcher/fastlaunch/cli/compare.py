@@ -55,7 +55,8 @@ _MIN_WIDTH = 80
 @click.option(
     "--brief",
     is_flag=True,
-    help="Without the notes, but for those of prices, of rows that are not ranked and of commits far apart.",
+    help="Without the times before the steps, the kernels, and the notes but for those of prices, of rows"
+    " that are not ranked and of commits far apart.",
 )
 @output_option
 def compare(

@@ -72,6 +72,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "compile_s": row.compile_s,
         "warmup_s": row.warmup_s,
         "peak_memory_gib": row.peak_memory_gib,
+        "kernels": list(row.kernels),
         "service": row.service,
         "region": row.region,
         "purchase": row.purchase,

@@ -34,8 +34,8 @@ def as_table(
     """The comparison as text of up to `width` columns, without the sentence that answers it.
 
     only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
-    leave out the times before the steps, and all notes but of prices, of what bars a row and of speeds that
-    differ by commit. Raises UnknownName for a heading that no workload has.
+    leave out the times before the steps, the kernels, and all notes but of prices, of what bars a row and of
+    speeds that differ by commit. Raises UnknownName for a heading that no workload has.
     """
     sections = [
         [row for row in comparison.rows if row.workload == workload]
@@ -66,7 +66,7 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
     parts += _held_out(rows, shared)
     told, left_out = _notes(rows, brief)
     if not brief:
-        parts.append(_before(rows))
+        parts += [_before(rows), _ran(rows, width)]
     parts.append(_filled(told, width))
     if left_out:
         parts.append(f"({left_out} note{_s(str(left_out))} left out by --brief)")
@@ -234,6 +234,18 @@ def _before(rows: Sequence[Row]) -> str:
         if name not in shared and any(cell(row) is not None for row in timed)
     }
     return "before the steps that count, in no figure above:\n" + _grid(timed, shown)
+
+
+def _ran(rows: Sequence[Row], width: int) -> str:
+    """What one forward pass ran, where fusion is measured; rows that ran the same are told together."""
+    by_kernels: dict[str, list[str]] = {}
+    for row in rows:
+        for kernels in row.kernels:
+            by_kernels.setdefault(kernels, []).append(name_of(row, rows))
+    if not by_kernels:
+        return ""
+    told = [f"{', '.join(names)}: {kernels}" for kernels, names in by_kernels.items()]
+    return f"what one forward pass ran:\n{_filled(told, width)}"
 
 
 def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
