@@ -203,3 +203,16 @@ def test_no_commit_and_no_time_crashes_the_note(given: list[tuple[str | None, fl
     (row,), _ = pool(candidates)
     told = list(commit_notes(row))
     assert len(told) == (len({commit for commit, _ in given}) > 1)
+
+
+def test_a_row_of_other_commits_than_its_baseline_says_so() -> None:
+    rest = {"recipe": "compile"}
+    (_, row) = compared(*runs(OLD, (800, 801)), *runs(NEW, (900, 901), **rest)).rows
+    assert "of another commit than the baseline: e20c5bc against 76689a9" in row.reasons
+    for candidates in (
+        runs(OLD, (900, 901), **rest),
+        [*runs(OLD, (900,), **rest), *runs(NEW, (901,), **rest)],
+        runs(None, (900, 901), **rest),
+    ):
+        (_, row) = compared(*runs(OLD, (800, 801)), *candidates).rows
+        assert "another commit than the baseline" not in " ".join(row.reasons)

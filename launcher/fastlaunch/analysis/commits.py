@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from fastlaunch.analysis.pooling import STEP, Candidate, Pool, log_time_of, samples_per_step
@@ -43,6 +43,18 @@ def commit_notes(pool: Pool) -> Iterator[str]:
     yield text
 
 
+def other_commits(pool: Pool, base: Pool) -> Iterator[str]:
+    """That no commit has runs both in a row and in its baseline, where those of both are known."""
+    ours, theirs = (
+        dict.fromkeys(commit for run in item.all_runs if (commit := run.summary.commit))
+        for item in (pool, base)
+    )
+    if ours and theirs and not ours.keys() & theirs.keys():
+        both = {*ours, *theirs}
+        row, baseline = (" and ".join(_short(commit, both) for commit in of) for of in (ours, theirs))
+        yield f"of another commit than the baseline: {row} against {baseline}"
+
+
 def _speeds_differ(pool: Pool, groups: _Groups) -> bool:
     """Whether two commits are further apart than the spread of the row's runs within a commit allows."""
     if not pool.is_steady or pool.measure != STEP:
@@ -77,18 +89,18 @@ def _named(commit: str | None, groups: _Groups, rate: str | None) -> str:
     return f"{_short(commit, groups)} ({', '.join(facts)})"
 
 
-def _short(commit: str | None, groups: _Groups) -> str:
+def _short(commit: str | None, known: Iterable[str | None]) -> str:
     if commit is None:
         return "unknown"
     # What was changed since a commit is no part of its hash, and what a foreign file calls one may be long.
     name, dash, state = commit.partition("-")
-    text = f"{name[: _length(commit, groups)]}{dash}{state[:20]}"
+    text = f"{name[: _length(commit, known)]}{dash}{state[:20]}"
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _length(commit: str, groups: _Groups) -> int:
-    """So many of its characters as tell it from the row's others, but for what is behind a dash."""
-    names = {other.partition("-")[0] for other in groups if other} - {commit.partition("-")[0]}
+def _length(commit: str, known: Iterable[str | None]) -> int:
+    """So many of its characters as tell it from the others known, but for what is behind a dash."""
+    names = {other.partition("-")[0] for other in known if other} - {commit.partition("-")[0]}
     length = _SHORT
     while any(other[:length] == commit[:length] for other in names) and length < len(commit):
         length += 1

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fastlaunch.analysis.commits import commit_notes
+from fastlaunch.analysis.commits import commit_notes, other_commits
 from fastlaunch.analysis.compiling import only_from_cache
 from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
@@ -249,6 +249,7 @@ def _qualifications(pair: _Pair) -> Iterator[str]:
             yield f"differs from the baseline in {', '.join(differing)}"
     elif row.kind != base.kind:
         yield f"{_KINDS[row.kind]} against {_KINDS[base.kind]}: versions may differ"
+    yield from other_commits(pair.row.pool, pair.base.pool)
 
 
 def _of_runs(pool: Pool) -> Iterator[str]:
