@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         return run(rest, settings)
     if command in ("stop", "kill"):
         wait_s = float(rest[rest.index("-t") + 1]) / settings["container_scale"] if command == "stop" else 0.0
-        return stop(rest[-1], wait_s)
+        return stop(rest[-1], wait_s, listens=bool(settings["stand_in"]))
     return refuse(f"docker: {command!r} is not a docker command.")
 
 
@@ -120,8 +120,12 @@ def note_records(output: str) -> None:
             noted.write(f"{hashlib.sha256(path.read_bytes()).hexdigest()} {name}\n")
 
 
-def stop(name: str, wait_s: float) -> int:
-    """SIGTERM to the container's first process, and SIGKILL after `wait_s` (SIGKILL at once for 0)."""
+def stop(name: str, wait_s: float, *, listens: bool) -> int:
+    """SIGTERM to the container's first process, and SIGKILL after `wait_s` (SIGKILL at once for 0).
+
+    listens: not before it has said what it does on SIGTERM. run_train.sh says so in its first lines; what
+    stands in for it is a Python that takes a while to start, and as process 1 would miss it meanwhile.
+    """
     try:
         outer = int((STATE / name).read_text())
         children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
@@ -129,6 +133,9 @@ def stop(name: str, wait_s: float) -> int:
         return refuse(f"Error response from daemon: No such container: {name}")
     for child in map(int, children):
         if wait_s:
+            end = time.monotonic() + 10.0
+            while listens and not _has_said(child, signal.SIGTERM) and time.monotonic() < end:
+                time.sleep(0.02)
             os.kill(child, signal.SIGTERM)
         end = time.monotonic() + wait_s
         while Path(f"/proc/{child}").exists() and time.monotonic() < end:
@@ -138,6 +145,18 @@ def stop(name: str, wait_s: float) -> int:
             os.kill(child, signal.SIGKILL)
     print(name)
     return 0
+
+
+def _has_said(process: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal, or ignores it; or is no more."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return True
+    masks = [
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigCgt", "SigIgn"))
+    ]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 if __name__ == "__main__":
