@@ -37,9 +37,19 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def test_the_longest_checkpoint_of_the_same_training_is_told(ledger: Ledger) -> None:
-    told = slow_checkpoint(ledger, [SPOT])
+    told = slow_checkpoint(ledger, [SPOT], backend="ec2")
     assert told is not None
     assert "bf16 on vit-huge took 72 s" in told
+    assert "EC2 gives a spot instance two minutes" in told
+
+
+def test_of_sagemakers_spot_no_notice_is_promised(ledger: Ledger) -> None:
+    told = slow_checkpoint(ledger, [SPOT], backend="sagemaker")
+    assert told is not None
+    assert "bf16 on vit-huge took 72 s" in told
+    assert "SageMaker promises no time" in told
+    assert "EC2" not in told
+    assert "minutes" not in told
 
 
 @pytest.mark.parametrize(
@@ -53,4 +63,4 @@ def test_the_longest_checkpoint_of_the_same_training_is_told(ledger: Ledger) -> 
     ids=["on demand", "not above a minute", "never measured", "no checkpoint measured"],
 )
 def test_nothing_is_told_otherwise(ledger: Ledger, job: JobSpec) -> None:
-    assert slow_checkpoint(ledger, [job]) is None
+    assert slow_checkpoint(ledger, [job], backend="ec2") is None

@@ -169,7 +169,8 @@ def _submit(
     check_home(asked.settings.home)
     prepared, submission = _prepared(around, asked, detach=detach, max_cost=max_cost)
     with open_ledger(asked.settings) as ledger, StopRequest() as stop:
-        slow = slow_checkpoint(ledger, submission.jobs_at(prepared.sites[0]))
+        first = prepared.sites[0]
+        slow = slow_checkpoint(ledger, submission.jobs_at(first), backend=first.backend)
         _ask(prepared, submission, slow, asked.settings, yes=yes)
         upload_code(prepared, around.aws)
         launcher = CloudLauncher(
