@@ -16,7 +16,7 @@ LONGEST_S = 60.0
 _TOLD = {
     "ec2": "EC2 gives a spot instance two minutes, upload included; the one it is taken in may be lost",
     "sagemaker": (
-        "SageMaker promises no time for one before it takes a spot instance; the job goes on from the last one"
+        "SageMaker promises no time for one before it takes a spot instance; the job goes on from the last"
         " that reached S3"
     ),
 }
