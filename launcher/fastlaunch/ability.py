@@ -10,7 +10,14 @@ from typing import Any
 from fastlaunch.hardware import Accelerator
 from fastlaunch.machine import Machine
 from fastlaunch.prices import Catalogue
-from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.recipes import (
+    OVERRIDABLE,
+    RECIPES,
+    Recipe,
+    RecipeError,
+    optimizer_problem,
+    resolve_recipe,
+)
 
 #: torchao's scalings of FP8; the others are Transformer Engine's.
 TORCHAO_SCALINGS = ("tensorwise", "rowwise")
@@ -52,18 +59,23 @@ def why_not(recipe: Recipe, machine: Machine, catalogue: Catalogue | None) -> st
     return lack.why if lack else None
 
 
-def nearest_that_runs(recipe: Recipe, machine: Machine, catalogue: Catalogue | None) -> Recipe:
-    """`recipe` if `machine` can run it, else the one that differs in as little as what is lacking allows."""
+def nearest_that_runs(
+    recipe: Recipe, machine: Machine, catalogue: Catalogue | None, *, optimizer: str
+) -> Recipe:
+    """`recipe` if `machine` can run it, else the one that differs in as little as what is lacking allows.
+
+    optimizer: of the workload, which the recipe may replace.
+    """
     values = {field: getattr(recipe, field) for field in OVERRIDABLE}
     found = recipe
     # Every lack takes another field back to what needs less, so that this ends.
     while (lack := next(_lacks(found, machine, catalogue), None)) is not None:
         values |= lack.without
-        try:
-            found = _named(values)
-        except RecipeError:
+        allowed = _allowed(values, optimizer)
+        if allowed is None:
             # What was asked for beside it needs what is lacking.
             return RECIPES["bf16"]
+        found = allowed
     return found
 
 
@@ -151,6 +163,20 @@ def _without(module: str, recipe: Recipe) -> Mapping[str, Any]:
         "transformers": {"loop": "ours"},
         "torch_ort": {"engine": "torch"},
     }[module]
+
+
+def _allowed(values: Mapping[str, Any], optimizer: str) -> Recipe | None:
+    """The recipe with these values; where its optimizer cannot be had so, as torch chooses; None if no rule
+    lets it through.
+    """
+    for plainer in ({}, {"optimizer_impl": "auto"}):
+        try:
+            found = _named({**values, **plainer})
+        except RecipeError:
+            continue
+        if not optimizer_problem(found, optimizer if found.optimizer == "workload" else found.optimizer):
+            return found
+    return None
 
 
 def _named(values: Mapping[str, Any]) -> Recipe:

@@ -263,7 +263,12 @@ def _check_fits(arm: Arm) -> None:
 
 
 def workload_optimizer(workload: WorkloadInfo) -> str:
-    """The optimizer of one of our workloads, as in the published experiments; the small ones' is another."""
+    """The optimizer of one of our workloads, as in the published experiments; the small ones' is another.
+
+    Of a user's own it is not known here: the one of a Workload that names none.
+    """
+    if ".py:" in workload.name:
+        return "sgd"
     if workload.small == workload.name:
         return "adamw"
     return {"causal_lm": "adafactor", "vit": "sgd"}.get(workload.module.rpartition(".")[2], "adamw")

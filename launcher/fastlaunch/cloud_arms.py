@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastlaunch.ability import format_in_words, module_of, nearest_that_runs, needed_format, takes
-from fastlaunch.arms import Arm, reads_text
+from fastlaunch.arms import Arm, reads_text, workload_optimizer
 from fastlaunch.base_image_file import BaseImage, version
 from fastlaunch.cloud_terms import CloudTerms
 from fastlaunch.errors import UserError
@@ -106,18 +106,18 @@ def _gpu_problem(
     if wanted is None or takes(accelerator, wanted):
         return None
     what = format_in_words(wanted)
-    nearest = _nearest(recipe, accelerator, catalogue)
+    nearest = _nearest(arm, accelerator, catalogue)
     return UserError(
         f"recipe {recipe.label} needs {what}, and {accelerator.name} of {instance.name} has none",
         f"instance types with {what}: {_families(wanted, catalogue)}; or recipe {nearest.label}",
     )
 
 
-def _nearest(recipe: Recipe, accelerator: Accelerator, catalogue: Catalogue) -> Recipe:
+def _nearest(arm: Arm, accelerator: Accelerator, catalogue: Catalogue) -> Recipe:
     """The recipe that the GPU does run, with whatever software that needs."""
-    software = frozenset(module for module, _, _ in module_of(recipe))
+    software = frozenset(module for module, _, _ in module_of(arm.recipe))
     machine = Machine(devices=accelerator.device_names[:1], num_cores=1, modules=software)
-    return nearest_that_runs(recipe, machine, catalogue)
+    return nearest_that_runs(arm.recipe, machine, catalogue, optimizer=workload_optimizer(arm.workload))
 
 
 def _ranks_problem(instance: InstanceType, arm: Arm, terms: CloudTerms) -> UserError | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.ability import command_words, nearest_that_runs, why_not
-from fastlaunch.arms import Arm, arms_of, check_data, without_model
+from fastlaunch.arms import Arm, arms_of, check_data, without_model, workload_optimizer
 from fastlaunch.cloud_files import check_data_in_image
 from fastlaunch.emulation import emulated_here
 from fastlaunch.errors import UserError
@@ -156,7 +156,7 @@ def _here(
     if why is not None and arm.is_published:
         return why
     if why is not None:
-        recipe = nearest_that_runs(arm.recipe, machine, catalogue)
+        recipe = nearest_that_runs(arm.recipe, machine, catalogue, optimizer=workload_optimizer(arm.workload))
         if not is_rehearsed:
             raise UserError(
                 f"recipe {arm.recipe.label} cannot run here: {why}",

@@ -12,6 +12,8 @@ from fastlaunch_train.recipes import resolve_recipe
 
 CATALOGUE = catalogue()
 SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))
+#: That of vit-huge.
+SGD = "sgd"
 CPU = Machine(devices=(), num_cores=2, modules=SOFTWARE)
 
 
@@ -73,13 +75,23 @@ def test_what_is_not_installed_is_named_with_the_nearest(
     machine = replace(with_gpu("H200"), modules=SOFTWARE - {lacking})
     asked = resolve_recipe(recipe)
     assert why_not(asked, machine, CATALOGUE) == told
-    assert nearest_that_runs(asked, machine, CATALOGUE).label == nearest
+    assert nearest_that_runs(asked, machine, CATALOGUE, optimizer=SGD).label == nearest
 
 
-def test_what_is_deepspeeds_goes_with_it() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "overrides", "nearest"),
+    [
+        ("adamw", (), "fsdp2 optimizer_impl=fused"),
+        # Which torch has not for the shards of fsdp2, whoever asks for it.
+        ("sgd", (), "fsdp2"),
+        ("adamw", ("optimizer=sgd",), "fsdp2 optimizer=sgd"),
+        ("sgd", ("optimizer=adamw",), "fsdp2 optimizer=adamw optimizer_impl=fused"),
+    ],
+)
+def test_what_is_deepspeeds_goes_with_it(optimizer: str, overrides: tuple[str, ...], nearest: str) -> None:
     machine = replace(with_gpu("H200"), modules=SOFTWARE - {"deepspeed"})
-    asked = resolve_recipe("zero2", ["overlap_comm=false", "optimizer_impl=fused"])
-    assert nearest_that_runs(asked, machine, CATALOGUE).label == "fsdp2 optimizer_impl=fused"
+    asked = resolve_recipe("zero2", ["overlap_comm=false", "optimizer_impl=fused", *overrides])
+    assert nearest_that_runs(asked, machine, CATALOGUE, optimizer=optimizer).label == nearest
 
 
 @pytest.mark.parametrize(
@@ -96,19 +108,20 @@ def test_what_is_deepspeeds_goes_with_it() -> None:
     ],
 )
 def test_the_nearest_on_a_gpu(recipe: str, gpu: str, nearest: str) -> None:
-    assert nearest_that_runs(resolve_recipe(recipe), with_gpu(gpu), CATALOGUE).label == nearest
+    assert nearest_that_runs(resolve_recipe(recipe), with_gpu(gpu), CATALOGUE, optimizer=SGD).label == nearest
 
 
 @pytest.mark.parametrize("gpu", ["H200", "B200", "A100 40GB", None])
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_nearest_always_runs(name: str, gpu: str | None) -> None:
     machine = replace(with_gpu(gpu) if gpu else CPU, modules=frozenset({"torch", "timm"}))
-    assert why_not(nearest_that_runs(RECIPES[name], machine, CATALOGUE), machine, CATALOGUE) is None
+    nearest = nearest_that_runs(RECIPES[name], machine, CATALOGUE, optimizer=SGD)
+    assert why_not(nearest, machine, CATALOGUE) is None
 
 
 def test_what_was_set_beside_it_stays() -> None:
     asked = resolve_recipe("te-fp8", ["grad_accumulation=2", "deterministic=true"])
-    found = nearest_that_runs(asked, with_gpu("A100 40GB"), CATALOGUE)
+    found = nearest_that_runs(asked, with_gpu("A100 40GB"), CATALOGUE, optimizer=SGD)
     assert found.label == "te-bf16 deterministic=true grad_accumulation=2"
 
 

@@ -210,7 +210,7 @@ def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:
     ],
 )
 def test_nearest_recipe_that_runs(recipe: str, machine: Machine, label: str) -> None:
-    assert nearest_that_runs(resolve_recipe(recipe), machine, CATALOGUE).label == label
+    assert nearest_that_runs(resolve_recipe(recipe), machine, CATALOGUE, optimizer="sgd").label == label
 
 
 def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
@@ -241,6 +241,20 @@ def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
     (job,) = found.specs
     assert (job.workload, job.model, job.sequence_length) == ("gpt2-tiny", None, None)
     assert found.left_out[0] == ("workload", "gpt2-xsmall at batch 4: rehearsed with gpt2-tiny at batch 4")
+
+
+@pytest.mark.parametrize("workload", ["vit-huge", "my.py:build"])
+def test_the_proposed_recipe_is_let_through(
+    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").touch()
+    request = Request(workload=workload, recipes=("zero2",), overrides=("optimizer_impl=fused",))
+    with pytest.raises(UserError, match="DeepSpeed is not installed") as caught:
+        build_jobs(request, machine=TWO_H200, catalogue=CATALOGUE)
+    assert caught.value.hint == "the nearest that can: --recipe fsdp2"
+    request = replace(request, recipes=("fsdp2",), overrides=())
+    assert build_jobs(request, machine=TWO_H200, catalogue=CATALOGUE).specs
 
 
 def test_a_gpu_of_the_catalogue_that_lacks_a_format_is_told() -> None:
