@@ -1,0 +1,107 @@
+"""Put measured records into train/measurements, and summarise them anew.
+
+    cd tests; python -m benchmarks.keep DIR
+
+DIR is measure.py's --output, or an archive that it wrote, unpacked. Each folder of train/measurements then
+holds, of the runs of the plan, those it held before and those that are complete in DIR, which replace others
+of the same id; what the plan does not know goes. The archives of equal records are equal byte for byte. `make
+tables` comes next.
+"""
+
+import argparse
+import io
+import lzma
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import MEASUREMENTS, PACKED, is_complete
+from benchmarks.plan import PLAN, read_plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("found", type=Path, metavar="DIR")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--measurements", type=Path, default=MEASUREMENTS)
+    asked = parser.parse_args()
+    if not asked.found.is_dir():
+        parser.error(f"{asked.found} is not a folder: unpack what measure.py packed")
+    planned: dict[str, set[str]] = {}
+    for run in (run for of in read_plan(asked.plan) for run in of):
+        planned.setdefault(run.folder, set()).add(run.run_id)
+    for folder, run_ids in sorted(planned.items()):
+        kept = keep(asked.found / folder, asked.measurements / folder / PACKED, run_ids)
+        if kept.num_runs or kept.dropped:
+            print(
+                f"{folder}: {kept.num_runs} of {len(run_ids)} runs, new: {kept.added}, gone: {kept.dropped}"
+            )
+    root = MEASUREMENTS.parents[1]
+    subprocess.run(
+        [sys.executable, "-m", "fastlaunch", "demo", "--summarise", str(asked.measurements)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "launcher"), str(root / "train")])},
+        check=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What an archive holds now, and the ids of runs that came and went."""
+
+    num_runs: int
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def keep(found: Path, archive: Path, planned: set[str]) -> Kept:
+    """Write `archive` anew: the runs of `planned` that it held, and those that are complete in `found`."""
+    before = _unpacked(archive) if archive.exists() else {}
+    new = {
+        path.name: {file.name: file.read_bytes() for file in sorted(path.glob("rank-*.jsonl"))}
+        for path in sorted(found.glob("*"))
+        if path.name in planned and is_complete(path)
+    }
+    after = {run_id: files for run_id, files in (before | new).items() if run_id in planned}
+    if after != before and after:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = archive.with_name(archive.name + ".tmp")
+        unfinished.write_bytes(_packed(after))
+        unfinished.replace(archive)
+    return Kept(
+        num_runs=len(after),
+        added=tuple(run_id for run_id, files in new.items() if before.get(run_id) != files),
+        dropped=tuple(sorted(before.keys() - after.keys())),
+    )
+
+
+def _unpacked(archive: Path) -> dict[str, dict[str, bytes]]:
+    """Content of the record files of each run, by their names."""
+    runs: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            file = packed.extractfile(member)
+            if file is not None:
+                run_id, name = member.name.split("/")
+                runs.setdefault(run_id, {})[name] = file.read()
+    return runs
+
+
+def _packed(runs: dict[str, dict[str, bytes]]) -> bytes:
+    """A .tar.xz of RUN_ID/FILE in order of their names, without owners and times."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as packed:
+        for run_id, files in sorted(runs.items()):
+            for name, content in sorted(files.items()):
+                member = tarfile.TarInfo(f"{run_id}/{name}")
+                member.size = len(content)
+                packed.addfile(member, io.BytesIO(content))
+    return lzma.compress(buffer.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Make the runs of the plan on this machine's GPUs, the most important first, and pack their records.
+
+    cd tests; python -m benchmarks.measure --output DIR vit-huge-h200 gelu-h200
+    cd tests; python -m benchmarks.measure --output DIR --missing --seconds 570
+
+Without a folder's name all of measurements.toml is made, with --missing what train/measurements does not
+hold yet. A round of arms has its GPUs to itself, and as many rounds run at once as there are GPUs. Each run
+is `python -m fastlaunch_train` in a process of its own, with what it prints in its folder, DIR/FOLDER/RUN_ID.
+After every run all records so far go into DIR/records.tar.xz, or --archive: what was measured outlasts a
+kill. A run that is complete in DIR is not made again, so the same command goes on where the last one ended.
+With --seconds no run begins that would not fit any more. A run that fails is said, and the others go on.
+
+`python -m benchmarks.keep DIR` puts what was measured into train/measurements.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.plan import PLAN, PlannedRun, read_plan
+from fastlaunch_train.records import RecordError, read_record
+
+MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
+PACKED, LOG = "records.tar.xz", "log.txt"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="of train/measurements; all without one")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--archive", type=Path, help=f"default: {PACKED} in --output")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--missing", action="store_true", help="what train/measurements does not hold")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--gpus", type=int, help="default: all that torch sees, or one process without any")
+    asked = parser.parse_args()
+
+    rounds = read_plan(asked.plan)
+    unknown = set(asked.folders) - {run.folder for of in rounds for run in of}
+    if unknown:
+        parser.error(f"{asked.plan} has no {', '.join(sorted(unknown))}")
+    wanted = [of for of in rounds if not asked.folders or of[0].folder in asked.folders]
+    have = published() if asked.missing else set[str]()
+    measuring = Measuring(
+        output=asked.output,
+        archive=asked.archive or asked.output / PACKED,
+        deadline=time.monotonic() + asked.seconds,
+    )
+    measuring.all_of(
+        [[run for run in of if run.run_id not in have] for of in wanted], asked.gpus or _num_gpus()
+    )
+
+
+def published(measurements: Path = MEASUREMENTS) -> set[str]:
+    """The ids of the runs whose records train/measurements holds."""
+    found = set[str]()
+    for path in measurements.glob(f"*/{PACKED}"):
+        with tarfile.open(path) as archive:
+            found |= {name.split("/")[0] for name in archive.getnames()}
+    return found
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the records of the run in `folder` are there to their end."""
+    try:
+        end = read_record(folder / "rank-00000-attempt-1.jsonl").end
+    except (OSError, RecordError):
+        return False
+    return end is not None and end.status == "completed"
+
+
+def train(run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str:
+    """Make a run on `gpus`, in `seconds` at most, and return what is to be said of it."""
+    argv = [sys.executable, "-m"]
+    if run.num_gpus > 1:
+        argv += ["torch.distributed.run", "--standalone", f"--nproc-per-node={run.num_gpus}", "-m"]
+    argv += ["fastlaunch_train", "--workload", run.arm.workload, "--recipe", run.arm.recipe]
+    argv += [word for override in run.arm.overrides for word in ("--set", override)]
+    argv += ["--batch-size", str(run.arm.batch_size_per_gpu), "--steps", str(run.arm.steps)]
+    argv += ["--seed", str(run.round), "--output", str(folder), *run.arguments]
+    environment = {
+        **os.environ,
+        "FASTLAUNCH_RUN_ID": run.run_id,
+        "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus),
+    }
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            argv, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(None if seconds == float("inf") else seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "killed, since its time was up"
+    if code:
+        return f"exit {code}\n{(folder / LOG).read_text(errors='replace')[-1500:]}"
+    return told(folder / "rank-00000-attempt-1.jsonl")
+
+
+@dataclass(kw_only=True)
+class Measuring:
+    """Runs made side by side until `deadline`, by `clock`. train: makes one in a folder, or says why not."""
+
+    output: Path
+    archive: Path
+    deadline: float
+    train: Callable[[PlannedRun, Path, list[int], float], str] = train
+    clock: Callable[[], float] = time.monotonic
+    _took: dict[str, float] = field(default_factory=dict)
+    _packing: threading.Lock = field(default_factory=threading.Lock)
+
+    def all_of(self, rounds: Iterable[list[PlannedRun]], num_gpus: int) -> None:
+        """Make the rounds in their order, each once enough of the GPUs are free."""
+        free, changed = list(range(num_gpus)), threading.Condition()
+
+        def make(runs: list[PlannedRun], gpus: list[int]) -> None:
+            try:
+                for run in runs:
+                    self._one(run, gpus)
+            finally:
+                with changed:
+                    free.extend(gpus)
+                    changed.notify()
+
+        with ThreadPoolExecutor(num_gpus) as pool:
+            started = []
+            for of in rounds:
+                runs = [run for run in of if not is_complete(self._folder(run))]
+                if not runs:
+                    continue
+                needed = runs[0].num_gpus
+                if needed > num_gpus:
+                    _say(f"{runs[0].folder}, round {runs[0].round}: needs {needed} GPUs, here are {num_gpus}")
+                    continue
+                with changed:
+                    changed.wait_for(lambda needed=needed: len(free) >= needed)
+                    free.sort()
+                    gpus = [free.pop(0) for _ in range(needed)]
+                started.append(pool.submit(make, runs, gpus))
+        for one in started:
+            one.result()
+
+    def _one(self, run: PlannedRun, gpus: list[int]) -> None:
+        began = self.clock()
+        kind = f"{run.arm.text} x{run.num_gpus}"
+        if began + self._took.get(kind, run.seconds_per_run) > self.deadline:
+            _say(f"{run.run_id}: no time left")
+            return
+        folder = self._folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("rank-*"):
+            stale.unlink()
+        line = self.train(run, folder, gpus, self.deadline - began)
+        if is_complete(folder):
+            self._took[kind] = self.clock() - began
+        with self._packing:
+            pack(self.output, self.archive)
+        _say(f"{run.run_id}: {line}, {self.clock() - began:.0f} s in all, GPU {gpus}")
+
+    def _folder(self, run: PlannedRun) -> Path:
+        return self.output / run.folder / run.run_id
+
+
+def pack(output: Path, archive: Path) -> None:
+    """Put all records below `output` into `archive`, whose earlier state a kill leaves whole."""
+    unfinished = archive.with_name(archive.name + ".tmp")
+    with tarfile.open(unfinished, "w:xz") as packed:
+        for path in sorted(output.glob("*/*/rank-*.jsonl")):
+            packed.add(path, arcname=str(path.relative_to(output)))
+    unfinished.replace(archive)
+
+
+def told(path: Path) -> str:
+    """What a record says, in one line: speed of its last two thirds, loss, memory, checks, phases."""
+    record = read_record(path)
+    late = [block for block in record.blocks if block.first_step > record.header["steps"] // 3]
+    step_time_s = sum(b.wall_s for b in late) / max(1, sum(b.last_step - b.first_step + 1 for b in late))
+    batch_size = record.header["batch_size_per_gpu"] * record.header["world_size"]
+    peak = record.end.peak_memory_gib if record.end else None
+    evals = [f"{e.split} {e.loss} {e.metric_value}" for e in record.evals[-2:]]
+    return (
+        f"{1000 * step_time_s:.2f} ms, {batch_size / step_time_s if late else 0:.1f}/s, "
+        f"loss {record.steps[-1].loss}, {peak} GiB, "
+        f"{record.header['attention_backend']}, cudnn {record.header['versions']['cudnn']}, "
+        f"{[(c.name[:5], c.passed, c.value) for c in record.checks]}, {evals}, "
+        f"{[(p.name, round(p.seconds, 1)) for p in record.phases]}"
+    )
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

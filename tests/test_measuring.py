@@ -1,0 +1,230 @@
+"""The plan behind train/measurements: what it says, how it is carried out, and how its records are kept."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+from fake_records import write_run
+
+from benchmarks.keep import keep
+from benchmarks.measure import MEASUREMENTS, PACKED, Measuring, is_complete, published, train
+from benchmarks.plan import PlannedRun, read_plan
+from fastlaunch_train.records import read_record
+
+ARMS = """
+[[runs]]
+folder = "one"
+arms = ["gelu/fp32:2@20", "gelu/compile,precision=fp32:2"]
+rounds = [1, 2]
+steps = 30
+seconds_per_run = 10
+
+[[runs]]
+folder = "two"
+num_gpus = 2
+arms = ["gelu/bf16:2@20"]
+rounds = [1]
+arguments = ["--data", "synthetic"]
+seconds_per_run = 10
+"""
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> list[list[PlannedRun]]:
+    path = tmp_path / "plan.toml"
+    path.write_text(ARMS)
+    return [list(of) for of in read_plan(path)]
+
+
+def test_a_plan_is_rounds_in_an_order_turned_round(rounds: list[list[PlannedRun]]) -> None:
+    assert [[run.run_id for run in of] for of in rounds] == [
+        ["gelu-fp32-2-20-x1-r1", "gelu-compile-precision-fp32-2-x1-r1"],
+        ["gelu-compile-precision-fp32-2-x1-r2", "gelu-fp32-2-20-x1-r2"],
+        ["gelu-bf16-2-20-x2-r1"],
+    ]
+    compiled = rounds[0][1].arm
+    assert (compiled.recipe, compiled.overrides) == ("compile", ("precision=fp32",))
+    assert (compiled.batch_size_per_gpu, compiled.steps) == (2, 30)
+    assert (rounds[2][0].num_gpus, rounds[2][0].arguments) == (2, ("--data", "synthetic"))
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "said"),
+    [
+        ("gelu/fp32:2@20", "gelu:2@20", "WORKLOAD/RECIPE"),
+        ("steps = 30", "", "of how many steps"),
+        ("steps = 30", "step = 30", "missing or wrong: step"),
+        ('folder = "one"', "", "missing or wrong: folder"),
+        ("num_gpus = 2", 'num_gpus = "2"', "missing or wrong: num_gpus"),
+        ("rounds = [1, 2]", "rounds = [1, 1]", "twice"),
+        (ARMS, "", "no \\[\\[runs\\]\\]"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant(tmp_path: Path, was: str, becomes: str, said: str) -> None:
+    path = tmp_path / "plan.toml"
+    assert was in ARMS
+    path.write_text(ARMS.replace(was, becomes, 1))
+    with pytest.raises(ValueError, match=said):
+        read_plan(path)
+
+
+def test_all_that_is_published_is_in_the_plan() -> None:
+    planned = {f"{run.folder}/{run.run_id}" for of in read_plan() for run in of}
+    for path in MEASUREMENTS.glob(f"*/{PACKED}"):
+        with tarfile.open(path) as archive:
+            assert {f"{path.parent.name}/{name.split('/')[0]}" for name in archive.getnames()} <= planned
+    assert published() <= {name.split("/")[1] for name in planned}
+
+
+class Machine:
+    """Stands in for training: notes which runs share which GPUs, and takes `seconds` of its own clock."""
+
+    def __init__(self, seconds: float = 10, fails: str = "") -> None:
+        self.seconds, self.fails = seconds, fails
+        self.now = 0.0
+        self.begun: list[tuple[str, tuple[int, ...]]] = []
+        self.allowed: list[float] = []
+        self._busy = set[int]()
+        self._lock = threading.Lock()
+
+    def train(self, run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str:
+        with self._lock:
+            assert not self._busy & set(gpus)
+            self._busy |= set(gpus)
+            self.begun.append((run.run_id, tuple(gpus)))
+            self.allowed.append(seconds)
+            self.now += self.seconds
+        if run.arm.recipe != self.fails:
+            write_run(folder, run_id=run.run_id, steps=20)
+        with self._lock:
+            self._busy -= set(gpus)
+        return "exit 1" if run.arm.recipe == self.fails else "trained"
+
+    def measuring(self, output: Path, deadline: float = 1000) -> Measuring:
+        return Measuring(
+            output=output,
+            archive=output / PACKED,
+            deadline=deadline,
+            train=self.train,
+            clock=lambda: self.now,
+        )
+
+
+def test_rounds_are_made_in_order_with_their_gpus_to_themselves(
+    tmp_path: Path, rounds: list[list[PlannedRun]]
+) -> None:
+    machine = Machine()
+    machine.measuring(tmp_path / "out").all_of(rounds, num_gpus=2)
+    of_a_round = {run.run_id: index for index, of in enumerate(rounds) for run in of}
+    assert sorted(run_id for run_id, _ in machine.begun) == sorted(of_a_round)
+    for index, of in enumerate(rounds):
+        begun = [(run_id, gpus) for run_id, gpus in machine.begun if of_a_round[run_id] == index]
+        assert [run_id for run_id, _ in begun] == [run.run_id for run in of]
+        assert len({gpus for _, gpus in begun}) == 1
+    assert machine.begun[-1] == ("gelu-bf16-2-20-x2-r1", (0, 1))
+    with tarfile.open(tmp_path / "out" / PACKED) as archive:
+        packed = {name.rsplit("/", 1)[0] for name in archive.getnames()}
+    assert packed == {f"{run.folder}/{run.run_id}" for of in rounds for run in of}
+
+
+def test_too_few_gpus_are_said_and_the_rest_is_made(
+    tmp_path: Path, rounds: list[list[PlannedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine()
+    machine.measuring(tmp_path / "out").all_of(reversed(rounds), num_gpus=1)
+    assert len(machine.begun) == 4
+    assert "two, round 1: needs 2 GPUs, here are 1" in capsys.readouterr().out
+
+
+def test_what_is_complete_is_not_made_again(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
+    output = tmp_path / "out"
+    Machine().measuring(output).all_of(rounds[:1], num_gpus=1)
+    (cut,) = (output / "one" / "gelu-fp32-2-20-x1-r1").glob("rank-*")
+    cut.write_bytes(cut.read_bytes()[:-100])
+    again = Machine()
+    again.measuring(output).all_of(rounds[:1], num_gpus=1)
+    assert [run_id for run_id, _ in again.begun] == ["gelu-fp32-2-20-x1-r1"]
+    assert is_complete(cut.parent)
+
+
+def test_no_run_begins_that_would_not_fit(
+    tmp_path: Path, rounds: list[list[PlannedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(seconds=14)
+    machine.measuring(tmp_path / "out", deadline=50).all_of(rounds[:2], num_gpus=1)
+    # 14 s each, though the plan says 10: after three, 42 s are gone, and the second fp32 would take 14 more.
+    assert len(machine.begun) == 3
+    assert machine.allowed == [50, 36, 22]
+    assert "gelu-fp32-2-20-x1-r2: no time left" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_said_and_the_others_go_on(
+    tmp_path: Path, rounds: list[list[PlannedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(fails="compile")
+    machine.measuring(tmp_path / "out").all_of(rounds[:1], num_gpus=1)
+    assert "gelu-compile-precision-fp32-2-x1-r1: exit 1" in capsys.readouterr().out
+    assert is_complete(tmp_path / "out" / "one" / "gelu-fp32-2-20-x1-r1")
+
+
+def test_what_is_kept_is_what_the_plan_knows_and_what_is_complete(tmp_path: Path) -> None:
+    found, archive = tmp_path / "found", tmp_path / "kept" / PACKED
+    write_run(found / "a", run_id="a", steps=20)
+    write_run(found / "b", run_id="b", steps=20)
+    write_run(found / "unknown", run_id="unknown", steps=20)
+    assert keep(found, archive, {"a", "b", "never"}).added == ("a", "b")
+    first = archive.read_bytes()
+
+    shutil.rmtree(found / "b")
+    write_run(found / "b", run_id="b", steps=30)
+    (cut,) = (found / "a").glob("rank-*")
+    cut.write_bytes(cut.read_bytes()[:-100])
+    kept = keep(found, archive, {"a", "b"})
+    assert (kept.num_runs, kept.added, kept.dropped) == (2, ("b",), ())
+
+    kept = keep(tmp_path / "nothing", archive, {"b"})
+    assert (kept.num_runs, kept.added, kept.dropped) == (1, (), ("a",))
+    with tarfile.open(archive) as packed:
+        assert packed.getnames() == ["b/rank-00000-attempt-1.jsonl"]
+
+    again = tmp_path / "again" / PACKED
+    for run_id in ("b", "a"):
+        write_run(tmp_path / "other" / run_id, run_id=run_id, steps=20)
+    keep(tmp_path / "other", again, {"a", "b"})
+    assert again.read_bytes() == first
+
+
+def test_a_run_is_killed_when_its_time_is_up(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
+    assert "killed" in train(rounds[0][0], tmp_path, [0], seconds=0.2)
+    assert not is_complete(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_planned_run_trains_and_is_kept(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        '[[runs]]\nfolder = "tiny"\narms = ["vit-tiny/fp32:4", "vit-tiny/bf16,optimizer=adafactor:4@12"]\n'
+        'rounds = [2]\nsteps = 20\narguments = ["--data", "loader"]\nseconds_per_run = 10\n'
+    )
+    root = MEASUREMENTS.parents[1]
+    paths = os.pathsep.join(str(root / part) for part in ("train", "tests", "launcher"))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    common = ["--plan", str(plan)]
+    measure = [sys.executable, "-m", "benchmarks.measure", *common, "--output", str(tmp_path), "--gpus", "2"]
+    done = subprocess.run(measure, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.count("s in all") == 2
+    (path,) = (tmp_path / "tiny" / "vit-tiny-bf16-optimizer-adafactor-4-12-x1-r2").glob("rank-*")
+    header = read_record(path).header
+    assert (header["seed"], header["steps"], header["data"]) == (2, 12, "loader")
+    assert (header["batch_size_per_gpu"], header["recipe"]["optimizer"]) == (4, "adafactor")
+
+    keep_them = [sys.executable, "-m", "benchmarks.keep", *common, str(tmp_path)]
+    keep_them += ["--measurements", str(tmp_path / "measurements")]
+    done = subprocess.run(keep_them, env=environment, capture_output=True, text=True, check=True)
+    assert "tiny: 2 of 2 runs" in done.stdout
+    assert "Summarised 2 runs" in done.stdout
