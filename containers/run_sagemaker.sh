@@ -5,8 +5,14 @@
 # The code lies beside this file, as run_train.sh says. FASTLAUNCH_SYSTEM_ROOT: where /opt is looked for (tests).
 # Exit codes: 127 the image has no Python, 2 the code is not whole, else the program's.
 set -u -o pipefail
-# Until it becomes Python: as process 1 of a container, bash would ignore it.
-trap 'exit 143' TERM
+# As in run_train.sh, and for its reasons: process 1 of a container stays this shell.
+if [ $$ = 1 ]; then
+  trap 'kill -s TERM "${!-}" 2>/dev/null || exit 143' TERM
+  "$BASH" "$0" "$@" &
+  while kill -0 $! 2>/dev/null; do wait $!; done
+  wait $!
+  exit
+fi
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 system=${FASTLAUNCH_SYSTEM_ROOT:-}

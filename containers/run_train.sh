@@ -15,9 +15,16 @@
 # The code lies beside this file: train/, site/ (wheels that the image lacks) and user/ (the user's workload).
 # Exit codes: 2 the environment means nothing, 127 the image has no Python with torch, else torchrun's.
 set -u -o pipefail
-# Until it becomes Python: as process 1 of a container, bash would ignore them.
-trap 'exit 143' TERM
-trap 'exit 130' INT
+# Process 1 of a container is deaf to a signal that it has no handler for, and Python has none for its first tenth
+# of a second. So process 1 stays this shell, and a child does the work, which a signal before that ends. It is
+# always SIGTERM: bash starts a child that it does not wait for deaf to SIGINT.
+if [ $$ = 1 ]; then
+  trap 'kill -s TERM "${!-}" 2>/dev/null || exit 143' TERM INT
+  "$BASH" "$0" "$@" &
+  while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends the wait, not the child
+  wait $!
+  exit
+fi
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 system=${FASTLAUNCH_SYSTEM_ROOT:-}

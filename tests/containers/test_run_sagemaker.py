@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "20261121-090312-aaaa-a1"
@@ -67,9 +68,9 @@ class Container:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def enter(self, **environment: str) -> subprocess.Popen[str]:
+    def enter(self, *before: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            ["/bin/bash", str(self.root / "code/run_sagemaker.sh")],
+            [*before, "/bin/bash", str(self.root / "code/run_sagemaker.sh")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -220,6 +221,25 @@ def test_sigterm_reaches_the_training_and_what_it_saves_then_is_kept(container: 
     assert container.states() == [("interrupted", 130), ("not-started", None)]
     assert (container.shelf / FIRST / "checkpoints/step-00000007.pt").read_text() == "saved\n"
     assert not container.failure
+
+
+def test_a_containers_first_process_is_not_deaf_before_its_python_listens(
+    container: Container, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(DEAF_PYTHON)
+    python.chmod(0o755)
+    process = container.enter(*own_processes(), PATH=f"{python.parent}:{os.environ['PATH']}")
+    wait_until_up(process)
+    send_to_first(process, signal.SIGTERM)
+    assert container.end(process) == (143, "")
+
+
+def test_a_containers_first_process_ends_as_the_job_does(container: Container) -> None:
+    code, out = container.end(container.enter(*own_processes()))
+    assert code == 2
+    assert out == "error: resourceconfig.json is missing\n"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
 from fastlaunch_train.records import read_record
 
@@ -82,18 +83,24 @@ class Container:
         self.write("root/opt/ml/input/config/resourceconfig.json", json.dumps(config))
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["/bin/bash", str(self.folder / "code/run_train.sh"), *arguments],
-            capture_output=True,
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def start(self, *arguments: str, as_process_1: bool = False) -> subprocess.Popen[str]:
+        """The entrypoint's process. as_process_1: as it is in a container."""
+        alone = own_processes() if as_process_1 else []
+        return subprocess.Popen(
+            [*alone, "/bin/bash", str(self.folder / "code/run_train.sh"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
             env={
                 "PATH": str(self.folder / "bin"),
                 "FASTLAUNCH_SYSTEM_ROOT": str(self.folder / "root"),
                 **self.env,
             },
             cwd="/",
-            check=False,
         )
 
     def told(self, *arguments: str) -> Told:
@@ -374,20 +381,46 @@ def test_the_python_that_has_torch_is_found(container: Container) -> None:
 def test_a_signal_before_training_starts_ends_it(container: Container) -> None:
     container.write("bin/nvidia-smi", "#!/bin/bash\ntouch $STARTED\nsleep 1\n", mode=0o755)
     started = container.folder / "started"
-    process = subprocess.Popen(
-        ["/bin/bash", str(container.folder / "code/run_train.sh")],
-        env={
-            "PATH": str(container.folder / "bin"),
-            "FASTLAUNCH_SYSTEM_ROOT": str(container.folder / "root"),
-            "STARTED": str(started),
-        },
-        stdout=subprocess.PIPE,
-    )
+    container.env = {"STARTED": str(started)}
+    process = container.start()
     while not started.exists():
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
-    assert (process.returncode, out) == (128 + signal.SIGTERM, b"")
+    assert (process.returncode, out) == (-signal.SIGTERM, "")
+
+
+LISTENING_PYTHON = """#!/bin/bash
+[ $1 != -c ] || exit 0
+trap 'echo heard; exit 130' TERM
+echo up
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("python", "code", "says"),
+    [(DEAF_PYTHON, 128 + signal.SIGTERM, ""), (LISTENING_PYTHON, 130, "heard\n")],
+    ids=["starting", "listening"],
+)
+def test_a_containers_first_process_hands_a_signal_on_and_is_never_deaf(
+    python: str, number: signal.Signals, code: int, says: str, container: Container
+) -> None:
+    container.write("bin/python", python, mode=0o755)
+    process = container.start(as_process_1=True)
+    wait_until_up(process)
+    send_to_first(process, number)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, says)
+
+
+def test_a_containers_first_process_ends_as_training_does(container: Container) -> None:
+    container.write("bin/python", '#!/bin/bash\n[ $1 = -c ] || { echo "$@"; exit 78; }\n', mode=0o755)
+    process = container.start("--steps", "a b", as_process_1=True)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 78
+    assert out.endswith(" -m fastlaunch_train --steps a b\n")
 
 
 def test_shellcheck_finds_nothing() -> None:
