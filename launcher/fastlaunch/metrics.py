@@ -18,6 +18,7 @@ from fastlaunch.recorded_headers import (
     mixed_schemas,
     recipe_schema,
     sequence_length_of,
+    service_of,
 )
 from fastlaunch_train.records import FROM_CACHE, Check, Eval, RankRecord
 
@@ -40,6 +41,7 @@ class RunSummary:
     num_gpus: ranks over all nodes. batch_size_per_gpu x num_gpus is the global batch.
     data: as the header says, `published` for a published row. measured_on: ISO date, None if not known.
     status: a record's, or `killed` where a rank has no end line; of several ranks, the one nearest the cause.
+    service: `sagemaker` where the instance was SageMaker's; None for EC2's, and where it is not known.
     host_id: the machine's; of several nodes, theirs joined by commas.
     steady: whether the step time settled; None for a published row and for a run with too few steps.
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
@@ -78,6 +80,7 @@ class RunSummary:
     measured_on: str | None
     source: str | None
     derived: bool = False
+    service: str | None = None
     steady: bool | None = None
     step_time_s: Interval | None = None
     num_steps: int = 0
@@ -241,6 +244,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         seed=header["seed"],
         status=status,
         instance=header["instance"],
+        service=service_of(header),
         device_name=header["machine"]["device_name"],
         host_id=host_ids(timed),
         measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),

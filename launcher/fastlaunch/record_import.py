@@ -17,6 +17,7 @@ from fastlaunch.errors import BadFile, UserError
 from fastlaunch.job import JobSpec
 from fastlaunch.metrics import RunSummary, summarize
 from fastlaunch.outcome import contradictions
+from fastlaunch.prices import Price
 from fastlaunch.published import read_published
 from fastlaunch.run_ids import published_run_ids, recorded_run_id
 from fastlaunch_train.records import SUFFIXES, RankRecord, RecordError, read_record
@@ -45,12 +46,16 @@ _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRun:
-    """A run that files tell of. source: the file, folder or archive. files: its record files, if any."""
+    """A run that files tell of. source: the file, folder or archive. files: its record files, if any.
+
+    price: what it was billed at, if a run file says so.
+    """
 
     run_id: str
     summary: RunSummary
     source: Path
     files: tuple[Path, ...] = ()
+    price: Price | None = None
 
 
 @dataclass(kw_only=True)
@@ -235,23 +240,37 @@ def _read_folder(folder: Path, files: Sequence[Path], found: Found) -> None:
         found.add(_recorded(folder, records, told))
     if told and not ranks and told["summary"]:
         summary = RunSummary.from_json(told["summary"])
-        found.add(FoundRun(run_id=told["id"], summary=summary, source=folder))
+        found.add(FoundRun(run_id=told["id"], summary=summary, source=folder, price=_price(told)))
 
 
 def _recorded(folder: Path, records: list[RankRecord], told: Mapping[str, Any]) -> FoundRun:
     records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
     summary, run_id = summarize(records), recorded_run_id(records[0].header)
-    if told and told["id"] == run_id and told["spec"]:
+    if told and told["id"] != run_id:
+        told = {}
+    if told and told["spec"]:
         problems = contradictions(JobSpec.from_json(told["spec"]), records)
         summary = replace(summary, problems=(*summary.problems, *problems))
-    if told and told["id"] == run_id and told["summary"]:
+    if told and told["summary"]:
         # What its machine took to start stands in no record.
         known = RunSummary.from_json(told["summary"])
         summary = replace(summary, boot_s=known.boot_s, pull_s=known.pull_s)
+    if told.get("backend") == "sagemaker" and summary.instance:
+        # Nor whose machine it was, in an older one.
+        summary = replace(summary, service="sagemaker")
     files = tuple(record.path for record in records)
     return FoundRun(
-        run_id=run_id, summary=summary, source=files[0] if len(files) == 1 else folder, files=files
+        run_id=run_id,
+        summary=summary,
+        source=files[0] if len(files) == 1 else folder,
+        files=files,
+        price=_price(told),
     )
+
+
+def _price(told: Mapping[str, Any]) -> Price | None:
+    """What the run of a run file was billed at; None if it does not say. Raises UserError."""
+    return Price.from_json(told["price"]) if told.get("price") is not None else None
 
 
 def _read_run_file(path: Path) -> Mapping[str, Any]:
@@ -267,6 +286,8 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
             JobSpec.from_json(told["spec"])
         if told["summary"] is not None:
             _check_summary(RunSummary.from_json(told["summary"]))
+        if (price := _price(told)) is not None and not all(isinstance(text, str) for text in price.key[:4]):
+            raise ValueError(f"price is {told['price']!r}")
     except BadFile:
         raise
     except UserError as error:

@@ -96,6 +96,11 @@ def sequence_length_of(header: Mapping[str, Any]) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+def service_of(header: Mapping[str, Any]) -> str | None:
+    """`sagemaker` where the instance was SageMaker's; None for EC2's, for none, and for older records."""
+    return "sagemaker" if header["instance"] and header["machine"].get("service") == "sagemaker" else None
+
+
 def _listed(items: Sequence[object]) -> str:
     return ", ".join(str(item) for item in items)
 

@@ -21,7 +21,7 @@ class Run:
 
     created_at: ISO 8601, UTC. recipe: the label, overrides included. instance: None for this machine.
     price: what it was billed at, as of when it was started. directory: where its record files lie; for
-    an imported run, the file or folder that it was read from.
+    an imported run, the file or folder that it was read from. region, purchase: asked for, of a run on AWS.
     """
 
     id: str
@@ -36,6 +36,8 @@ class Run:
     directory: Path | None
     price: "Price | None"
     summary: RunSummary | None
+    region: str | None = None
+    purchase: str | None = None
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
 
@@ -52,7 +54,8 @@ class Event:
 def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief: bool = False) -> list[Run]:
     """The runs that the SQL condition fits. brief: without spec and plan, which are not even read then."""
     columns = "id, submission_id, created_at, backend, state, reason, workload, recipe, instance, directory"
-    columns += ", price, summary" + ("" if brief else ", spec, plan")
+    asked = "json_extract(spec, '$.region'), json_extract(spec, '$.purchase')"
+    columns += f", price, summary, {asked}" + ("" if brief else ", spec, plan")
     # Many runs share a price, and many thousand are read at once.
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
@@ -67,7 +70,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
 
 
 def _run(row: Sequence[Any], price: "Price | None") -> Run:
-    spec, plan = row[12:] or (None, None)
+    spec, plan = row[14:] or (None, None)
     return Run(
         id=row[0],
         submission_id=row[1],
@@ -81,6 +84,8 @@ def _run(row: Sequence[Any], price: "Price | None") -> Run:
         directory=Path(row[9]) if row[9] else None,
         price=price,
         summary=RunSummary.from_json(json.loads(row[11])) if row[11] else None,
+        region=row[12],
+        purchase=row[13],
         spec=json.loads(spec) if spec else None,
         plan=json.loads(plan) if plan else None,
     )

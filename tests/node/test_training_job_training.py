@@ -38,6 +38,7 @@ def test_two_recipes_are_trained_and_told_to_the_console(scene: TrainingScene) -
         assert record.header["run_id"] == run_id
         assert record.header["recipe"]["name"] == recipe
         assert record.header["instance"] == "g5.xlarge"
+        assert record.header["machine"]["service"] == "sagemaker"
         assert record.header["commit"] == "ab" * 20
         assert [step.step for step in record.steps] == [1, 2, 3, 4, 5]
         assert record.end is not None and record.end.status == "completed"

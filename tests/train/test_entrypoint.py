@@ -25,6 +25,7 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
         FASTLAUNCH_RUN_ID="r1",
         FASTLAUNCH_COMMIT="abc",
         FASTLAUNCH_CUDA_COMPAT="compat 580.1",
+        FASTLAUNCH_SERVICE="sagemaker",
     )
     assert code == 0, output
     read = record(tmp_path)
@@ -36,6 +37,7 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     assert header["workload"]["num_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
     assert header["machine"]["device_type"] == "cpu"
     assert header["machine"]["cuda_compat"] == "compat 580.1"
+    assert header["machine"]["service"] == "sagemaker"
     assert header["versions"]["torch"]
     assert [step.step for step in read.steps] == list(range(1, 21))
     assert all(step.num_samples == 4 and step.num_tokens == 0 for step in read.steps)

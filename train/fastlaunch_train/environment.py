@@ -33,6 +33,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         "driver": None,
         # What run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
         "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
+        # Of whom it was rented, where that is not EC2: `sagemaker` has prices of its own.
+        "service": os.environ.get("FASTLAUNCH_SERVICE") or None,
         "power_limit_w": None,
         "max_clock_mhz": None,
         "compute_capability": None,

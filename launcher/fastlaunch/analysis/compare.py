@@ -72,7 +72,8 @@ def compare(
     baselines = {}
     for workload, of_workload in workloads.items():
         items = []
-        for row, guard in zip(of_workload, guards(of_workload, unfit), strict=True):
+        guarded = guards(of_workload, unfit, own_region=prices.region)
+        for row, guard in zip(of_workload, guarded, strict=True):
             price, warning = price_row(row, prices, catalogue)
             warnings += [warning] if warning else []
             items.append(PricedPool(pool=row, price=price, guard=guard, unverified=allow_unverified))

@@ -18,7 +18,7 @@ from fastlaunch.analysis.convergence import (
     Difference,
     converges,
 )
-from fastlaunch.analysis.further_runs import next_seed, seeds, submit_command
+from fastlaunch.analysis.further_runs import Place, next_seed, place_of, seeds, submit_command
 from fastlaunch.analysis.held_out import HeldOut, at_end, diverged, held_out
 from fastlaunch.analysis.loss_pairs import named_seeds
 from fastlaunch.analysis.pooling import Candidate, Pool, pooling_key
@@ -57,15 +57,16 @@ class Guard:
     notes: tuple[str, ...] = ()
 
 
-def guards(pools: Sequence[Pool], unfit: Sequence[Candidate]) -> list[Guard]:
+def guards(pools: Sequence[Pool], unfit: Sequence[Candidate], *, own_region: str) -> list[Guard]:
     """A guard for each of `pools`, which are of one workload.
 
-    unfit: runs in no row; those whose loss stopped being a number still count against theirs.
+    unfit: runs in no row; those whose loss stopped being a number still count against theirs. own_region: the
+    user's, which the commands that are proposed need not name.
     """
     arms = [_runs_of(pool, unfit) for pool in pools]
     references = evaluated_rows([runs for runs in arms if not list(_wrong_numerics(runs))])
     return [
-        _guard(runs, reference_of(runs, references), service=pool.all_runs[0].offer[0])
+        _guard(runs, reference_of(runs, references), place=place_of(pool.all_runs[0], own_region=own_region))
         for pool, runs in zip(pools, arms, strict=True)
     ]
 
@@ -76,7 +77,7 @@ def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
     return [candidate.summary for candidate in (*pool.candidates, *pool.unsteady, *lost)]
 
 
-def _guard(runs: Sequence[RunSummary], reference: Reference, *, service: str) -> Guard:
+def _guard(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Guard:
     wrong = tuple(_wrong_numerics(runs))
     checked = any(run.checks for run in runs)
     if reference.runs and runs[0].recipe == reference.recipe:
@@ -87,7 +88,7 @@ def _guard(runs: Sequence[RunSummary], reference: Reference, *, service: str) ->
     notes = [] if checked else ["numerics not checked"]
     # A forward pass alone trains nothing, and can be held to nothing.
     if convergence.verdict == UNKNOWN and runs[0].sample_unit != FORWARD_ONLY:
-        notes.append(f"convergence unknown: {_unknown(convergence, runs, reference, service)}")
+        notes.append(f"convergence unknown: {_unknown(convergence, runs, reference, place)}")
     notes += convergence.caveats
     return Guard(
         numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
@@ -143,18 +144,18 @@ def _evidence(found: Convergence) -> str:
     )
 
 
-def _unknown(found: Convergence, runs: Sequence[RunSummary], reference: Reference, service: str) -> str:
+def _unknown(found: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
     """Why, and about how many more pairs would tell, or which runs of a reference."""
     evaluated = any(at_end(run) or diverged(run) for run in runs)
     if not evaluated or reference.recipe is None:
         return found.missing[0]
     if not reference.runs:
-        return f"there is no reference with {_rules(runs)}; {_run(reference.recipe, runs, service)}"
+        return f"there is no reference with {_rules(runs)}; {_run(reference.recipe, runs, place)}"
     num_pairs = found.num_pairs + len(found.diverged)
     if num_pairs < FEWEST_PAIRS:
         why = ", ".join(found.missing) or "both need runs of more seeds (--repeats)"
         if not reference.is_alike:
-            return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs, service)}"
+            return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs, place)}"
         more = _seeds(found.more_pairs, runs, reference)
         return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {more} would make {PAIRS_WANTED}"
     parts = []
@@ -180,14 +181,14 @@ def _rules(runs: Sequence[RunSummary]) -> str:
     return " and ".join(rules_of(runs[0].recipe)) or "the workload's own optimizer and learning rate"
 
 
-def _run(recipe: str, runs: Sequence[RunSummary], service: str) -> str:
+def _run(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
     """The command that makes runs of the reference for the row's seeds."""
     known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
     repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
     # Between seeds far apart lie more runs than anybody would pay for.
     one_by_one = repeats > 2 * max(len(known), FEWEST_PAIRS)
     command = submit_command(
-        runs, [recipe], service=service, first_seed=known[0], repeats=1 if one_by_one else repeats
+        runs, [recipe], place=place, first_seed=known[0], repeats=1 if one_by_one else repeats
     )
     return (
         f"for {named_seeds(known)} one by one, as for the first; run {command}"

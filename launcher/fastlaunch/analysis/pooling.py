@@ -35,6 +35,12 @@ class Candidate:
             return self.price.service, self.price.region, self.price.purchase
         return self.service, self.region, self.purchase
 
+    @property
+    def asked(self) -> tuple[str, str, str]:
+        """Service, region and purchase option as it was asked for: SageMaker may bill spot as on-demand."""
+        service, region, purchase = self.offer
+        return service, region, self.purchase if purchase == "on-demand" else purchase
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:

@@ -243,9 +243,19 @@ def _candidate(run: "Run", region: str) -> "Candidate | None":
 
     if run.summary is None:
         return None
-    # Where nothing was noted that it was billed at, what its own service lists counts.
-    service = run.backend if run.backend in SERVICES else "ec2"
-    return Candidate(run_id=run.id, summary=run.summary, price=run.price, service=service, region=region)
+    # Where nothing was noted that it was billed at, what its own service lists for what was asked for counts.
+    if run.backend in SERVICES:
+        service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
+    else:
+        service, purchase = run.summary.service or "ec2", "on-demand"
+    return Candidate(
+        run_id=run.id,
+        summary=run.summary,
+        price=run.price,
+        service=service,
+        region=region,
+        purchase=purchase,
+    )
 
 
 def _unmeasured(run: "Run") -> str:
@@ -260,7 +270,7 @@ def _next(
     rows = comparison.rows
     for row in rows:
         if row.more_runs is not None and row.instance is None and row.num_nodes == 1:
-            return _more_runs(row, rows)
+            return _more_runs(row, rows, request.region)
     alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
     if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
         return shlex.join(["fastlaunch", "compare", *selection, *charged])
@@ -268,13 +278,14 @@ def _next(
     if priced:
         # Without a service it is the prices of both.
         of_service = " --service sagemaker" if priced.service == "sagemaker" else ""
-        return f"fastlaunch prices --instance {priced.instance}{of_service} --all"
+        where = "" if priced.region == request.region else f" --region {priced.region}"
+        return f"fastlaunch prices --instance {priced.instance}{of_service}{where} --all"
     return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])
 
 
-def _more_runs(row: "Row", rows: "Sequence[Row]") -> str:
+def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
     """The command for more runs of an unresolved row, and of its baseline if only the recipe differs."""
-    from fastlaunch.analysis.further_runs import next_seed, submit_command
+    from fastlaunch.analysis.further_runs import next_seed, place_of, submit_command
 
     def asked(of: "Row") -> tuple[object, ...]:
         overrides = of.recipe.split()[1:]
@@ -287,7 +298,7 @@ def _more_runs(row: "Row", rows: "Sequence[Row]") -> str:
     return submit_command(
         [run.summary for run in row.runs],
         [base.recipe, row.recipe] if both else [row.recipe],
-        service=row.service,
+        place=place_of(row.runs[0], own_region=own_region),
         first_seed=seed,
         repeats=row.more_runs or 1,
     )

@@ -151,6 +151,9 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
             submission_id=ledger.add_submission(os.fsencode(command).decode(errors="replace")),
             run_ids=list(found.runs),
         )
+        for run in found.runs.values():
+            if run.price is not None and run.run_id not in known:
+                ledger.set_price(run.run_id, run.price)
     new = len(ids) - len(known)
     here = f", {len(known)} {'was' if len(known) == 1 else 'were'} here already" if known else ""
     click.echo(f"Imported {new} run{'' if new == 1 else 's'}{here}.")

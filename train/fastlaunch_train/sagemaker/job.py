@@ -187,6 +187,8 @@ class Job:
                 "FASTLAUNCH_RUN_ID": run.run_id,
                 "FASTLAUNCH_ATTEMPT": str(attempt),
                 "FASTLAUNCH_INSTANCE": self._request.instance,
+                # A rehearsal is on no instance, and nobody is paid for it.
+                "FASTLAUNCH_SERVICE": "sagemaker" if self._request.instance else "",
             },
         )
         try:

@@ -1,0 +1,219 @@
+"""Of whom, where and how a run's machine was rented: it is priced by that, and repeated there."""
+
+import datetime
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_records import write_run
+from fake_summaries import evaluated
+
+from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+from fastlaunch.backends import RunState
+from fastlaunch.cli import run
+from fastlaunch.errors import BadFile
+from fastlaunch.job import JobSpec
+from fastlaunch.metrics import summarize
+from fastlaunch.prices import Price, load_catalogue
+from fastlaunch.record_import import find_runs
+from fastlaunch.runs import Ledger, open_ledger
+from fastlaunch.settings import load_settings
+from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.records import read_record
+
+OWN = "20261121-090312-k3f9"
+H100 = "NVIDIA H100 80GB HBM3"
+P5: dict[str, Any] = {
+    "instance": "p5.48xlarge",
+    "world_size": 8,
+    "device_name": H100,
+    "run_id": OWN,
+    "batch_size": 64,
+}
+OF_SAGEMAKER = {
+    "machine": {"host_id": "a", "device_type": "cuda", "device_name": H100, "service": "sagemaker"}
+}
+BILLED = Price(
+    instance="p5.48xlarge",
+    service="sagemaker",
+    region="us-west-2",
+    purchase="spot",
+    usd_per_hour=31.5,
+    as_of=datetime.date(2026, 11, 20),
+    source="told",
+)
+
+
+def listed(service: str) -> float:
+    return load_catalogue().price("p5.48xlarge", service=service, on=datetime.date.today()).usd_per_hour
+
+
+def row(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[dict[str, Any], str]:
+    """The only row of `fastlaunch compare`, and what was said on stderr."""
+    capsys.readouterr()
+    assert run(["compare", "--all", "--output", "json", *argv]) == 0
+    out, err = capsys.readouterr()
+    (found,) = json.loads(out)["rows"]
+    return found, err
+
+
+def place(found: dict[str, Any]) -> tuple[str, str, str, float | None]:
+    return found["service"], found["region"], found["purchase"], found["usd_per_hour"]
+
+
+def ledger() -> Ledger:
+    return open_ledger(load_settings())
+
+
+def collected(folder: Path, *, backend: str, region: str, purchase: str, price: Price | None = None) -> None:
+    """A run on AWS in the ledger whose records are here, billed at `price`, if that is known."""
+    files = write_run(folder, **P5)
+    spec = JobSpec(
+        workload="vit-huge",
+        recipe=resolve_recipe("bf16"),
+        batch_size=64,
+        steps=200,
+        num_gpus=8,
+        backend=backend,
+        instance="p5.48xlarge",
+        region=region,
+        purchase=purchase,
+    )
+    with ledger() as it:
+        it.add_run(
+            it.add_submission("fastlaunch submit"),
+            OWN,
+            spec=spec.to_json(),
+            plan={},
+            workload="vit-huge",
+            recipe="bf16",
+            backend=backend,
+            instance="p5.48xlarge",
+            price=price,
+            directory=folder,
+        )
+        it.set_summary(OWN, summarize([read_record(file) for file in files]))
+        it.set_state(OWN, RunState.COMPLETED)
+
+
+@pytest.mark.parametrize(("header", "service"), [(OF_SAGEMAKER, "sagemaker"), ({}, "ec2")])
+def test_imported_records_are_priced_by_whose_machine_it_was(
+    header: dict[str, Any], service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older records do not say: they count as EC2's, as before."""
+    write_run(tmp_path / "records", header=header, **P5)
+    assert run(["runs", "import", str(tmp_path / "records")]) == 0
+    found, err = row(capsys)
+    assert place(found) == (service, "us-east-1", "on-demand", listed(service))
+    assert ("--service sagemaker" in err) == (service == "sagemaker")
+
+
+def test_what_is_on_no_instance_is_rented_of_nobody(tmp_path: Path) -> None:
+    files = write_run(tmp_path, header=OF_SAGEMAKER)
+    assert summarize([read_record(file) for file in files]).service is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "purchase", "region", "usd_per_hour"),
+    [
+        ("ec2", "on-demand", "us-west-2", "ec2"),
+        ("sagemaker", "on-demand", "us-west-2", "sagemaker"),
+        # Neither has a price in the list: not that of another region, nor of another purchase option.
+        ("ec2", "on-demand", "eu-north-1", None),
+        ("ec2", "spot", "us-west-2", None),
+    ],
+)
+def test_a_run_whose_price_was_not_noted_has_that_of_its_place(
+    backend: str,
+    purchase: str,
+    region: str,
+    usd_per_hour: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collected(tmp_path / "run", backend=backend, region=region, purchase=purchase)
+    found, err = row(capsys)
+    known = listed(usd_per_hour) if usd_per_hour else None
+    assert place(found) == (backend, region, purchase, known)
+    assert (f"no {backend} {purchase} price of p5.48xlarge in {region} is known" in err) == (known is None)
+    assert (f"--region {region}" in err) == (known is not None)
+
+
+def test_what_was_billed_comes_with_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collected(tmp_path / "run", backend="sagemaker", region="us-west-2", purchase="spot", price=BILLED)
+    assert run(["runs", "export", OWN, "--to", str(tmp_path / "out")]) == 0
+    before, _ = row(capsys)
+    assert place(before) == ("sagemaker", "us-west-2", "spot", 31.5)
+    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path / "other home"))
+    assert run(["runs", "import", str(tmp_path / "out")]) == 0
+    after, _ = row(capsys)
+    assert after == before
+
+
+def test_an_export_without_a_price_says_whose_machine_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collected(tmp_path / "run", backend="sagemaker", region="us-east-1", purchase="on-demand")
+    assert run(["runs", "export", OWN, "--to", str(tmp_path / "out")]) == 0
+    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path / "other home"))
+    assert run(["runs", "import", str(tmp_path / "out")]) == 0
+    assert place(row(capsys)[0]) == ("sagemaker", "us-east-1", "on-demand", listed("sagemaker"))
+
+
+@pytest.mark.parametrize("changes", [{"usd_per_hour": -1}, {"region": 5}, {"as_of": None}, {"service": "x"}])
+def test_a_price_that_is_none_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    price = {**BILLED.to_json(), **changes}
+    told = {"schema": "fastlaunch-run/1", "id": OWN, "spec": None, "summary": None, "price": price}
+    file.write_text(json.dumps(told))
+    with pytest.raises(BadFile, match=r"run\.json"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "options"),
+    [
+        ({}, {}, ""),
+        ({"region": "eu-west-1"}, {}, ""),
+        ({"region": "us-west-2"}, {}, "--region us-west-2 "),
+        ({"purchase": "spot"}, {}, "--purchase spot --checkpoint-every 25 "),
+        (
+            {"purchase": "spot", "region": "us-west-2"},
+            {"num_checkpoints": 3, "last_checkpoint_step": 90},
+            "--region us-west-2 --purchase spot --checkpoint-every 30 ",
+        ),
+        ({"purchase": "capacity-block"}, {}, "--purchase capacity-block --reservation cr-... "),
+        # Billed at the price on demand, for seconds of which SageMaker left none out.
+        (
+            {"purchase": "spot", "price": replace(BILLED, purchase="on-demand", region="eu-west-1")},
+            {},
+            "--purchase spot --checkpoint-every 25 ",
+        ),
+        ({"price": BILLED}, {}, "--region us-west-2 --purchase spot --checkpoint-every 25 "),
+    ],
+)
+def test_a_proposed_command_rents_the_same_once_more(
+    place: dict[str, Any], changes: dict[str, Any], options: str
+) -> None:
+    """Where that is not what `submit` does without being told: in the user's own region, on demand."""
+    rented = {"instance": "p5.48xlarge", "num_steps": 100, **changes}
+    runs = [
+        Candidate(
+            run_id=f"{recipe}-{seed}",
+            summary=evaluated(recipe, seed, 2.0 + 0.1 * seed, **rented),
+            **{"region": "eu-west-1", **place},
+        )
+        for recipe in ("bf16", "te-fp8 learning_rate=0.01")
+        for seed in (0, 1, 2)
+    ]
+    prices = PriceRequest(today=datetime.date(2026, 11, 21), region="eu-west-1")
+    found = compare(runs, catalogue=load_catalogue(), prices=prices).rows[1]
+    told = "; ".join(found.reasons)
+    command = re.search(r"run (fastlaunch submit --instance (ml\.)?p5\.48xlarge (.*?)--workload)", told)
+    assert command is not None, told
+    assert command[3] == options
