@@ -20,6 +20,7 @@ from fastlaunch.recorded_headers import (
     sequence_length_of,
     service_of,
 )
+from fastlaunch.recorded_recipe import label_of
 from fastlaunch_train.records import FROM_CACHE, Check, Eval, RankRecord
 
 
@@ -37,7 +38,7 @@ class RunSummary:
     """One run as the analysis sees it, whether it was recorded step by step or published as a total.
 
     kind: `records` (step records) or `published` (a CSV row; no steps, so no interval of its own).
-    recipe: the recipe's label, overrides included.
+    recipe: the recipe's label, with the overrides that change what the workload does by itself.
     num_gpus: ranks over all nodes. batch_size_per_gpu x num_gpus is the global batch.
     data: as the header says, `published` for a published row. measured_on: ISO date, None if not known.
     status: a record's, or `killed` where a rank has no end line; of several ranks, the one nearest the cause.
@@ -235,7 +236,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         workload=header["workload"]["name"],
         sample_unit=header["workload"]["sample_unit"],
         flops_per_sample=header["workload"]["flops_per_sample"],
-        recipe=header["recipe"]["label"],
+        recipe=label_of(header),
         precision=header["recipe"]["precision"],
         data=header["data"],
         batch_size_per_gpu=header["batch_size_per_gpu"],

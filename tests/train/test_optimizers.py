@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import toy
-from entrypoint import TINY, arguments, run
+from entrypoint import TINY, arguments, record, run
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +38,26 @@ def test_the_recipe_chooses(
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert {name: group[name] for name in settings} == settings
+
+
+def test_the_header_names_what_the_workload_would_use_by_itself(tmp_path: Path) -> None:
+    overrides = ["--set", "optimizer=adamw", "--set", "learning_rate=0.01"]
+    code, output = run(arguments(tmp_path, *overrides))
+    assert code == 0, output
+    header = record(tmp_path).header
+    own, recipe = (
+        {name: header[section][name] for name in ("optimizer", "learning_rate")}
+        for section in ("workload", "recipe")
+    )
+    assert own == {"optimizer": "sgd", "learning_rate": 0.05}
+    assert recipe == {"optimizer": "adamw", "learning_rate": 0.01}
+
+
+def test_the_header_of_a_workload_that_trains_nothing_names_no_optimizer(tmp_path: Path) -> None:
+    code, output = run(arguments(tmp_path, workload="gelu:16x8", recipe="fp32"))
+    assert code == 0, output
+    workload = record(tmp_path).header["workload"]
+    assert (workload["optimizer"], workload["learning_rate"]) == (None, None)
 
 
 def test_what_there_is_not_is_refused() -> None:

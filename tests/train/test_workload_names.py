@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +124,21 @@ def test_a_file_never_takes_a_modules_place(tmp_path: Path, stem: str) -> None:
         load_workload(f"{tmp_path}/{stem}.py:build")
     assert caught.value.hint
     assert sys.modules.get(stem) is before
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("optimizer", None, "optimizer is None"),
+        ("learning_rate", "0.1", "learning_rate is '0.1'"),
+        ("learning_rate", float("nan"), "learning_rate is nan"),
+        ("learning_rate", -0.1, "learning_rate is -0.1"),
+        ("tokens_per_sample", 1.5, "tokens_per_sample is 1.5"),
+    ],
+)
+def test_what_no_record_would_take_is_refused_at_once(
+    own: Path, field: str, value: Any, message: str
+) -> None:
+    with pytest.raises(WorkloadError, match=f"workload 'own': {message}$") as caught:
+        replace(load_workload(f"{own}:build"), **{field: value})
+    assert caught.value.hint

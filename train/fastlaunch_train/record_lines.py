@@ -26,7 +26,7 @@ HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
     "world_size": (int,),
     "num_nodes": (int,),
     "started_at": (str,),  # ISO 8601, UTC
-    "workload": (dict,),  # name, sample_unit, flops_per_sample, num_parameters
+    "workload": (dict,),  # name, sample_unit, flops_per_sample, num_parameters, optimizer, learning_rate, ...
     "recipe": (dict,),  # Recipe.to_record()
     "batch_size_per_gpu": (int,),
     "steps": (int,),

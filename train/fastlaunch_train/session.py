@@ -78,6 +78,9 @@ class Session:
                 "model": options.model,
                 "model_identity": dict(self.model_identity) if self.model_identity else None,
                 "metric": workload.metric if workload else None,
+                # Its own, which the recipe may replace: with both, what was really used is known.
+                "optimizer": workload.optimizer if workload and workload.trains else None,
+                "learning_rate": workload.learning_rate if workload and workload.trains else None,
             },
             "recipe": options.recipe.to_record(),
             "batch_size_per_gpu": self.batch_size or options.batch_size or 1,

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         # What a record would refuse, before anything is trained for it.
-        for field in ("name", "sample_unit"):
+        for field in ("name", "sample_unit", "optimizer"):
             if not isinstance(getattr(self, field), str):
                 raise WorkloadError(
                     f"workload {self.name!r}: {field} is {getattr(self, field)!r}", "give text"
@@ -142,6 +143,11 @@ class Workload:
                 raise WorkloadError(
                     f"workload {self.name!r}: {field} is {value!r}", f"give a whole number from {least} on"
                 )
+        rate = self.learning_rate
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate < math.inf:
+            raise WorkloadError(
+                f"workload {self.name!r}: learning_rate is {rate!r}", "give a number from 0 on"
+            )
 
 
 def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
