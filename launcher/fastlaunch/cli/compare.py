@@ -3,6 +3,7 @@
 import datetime
 import shlex
 import shutil
+import textwrap
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -212,7 +213,8 @@ def show(
         parts = [as_table(comparison, only=only, brief=brief, width=width)]
         parts += [] if finish is None else [finish_table(comparison, finish, width=width)]
         parts += [] if target is None else [target_table(comparison, target, width=width)]
-        text = "\n\n".join([*parts, answer(comparison)])
+        told = textwrap.fill(answer(comparison), width, break_on_hyphens=False)
+        text = "\n\n".join([*parts, told])
     click.echo(text)
 
 

@@ -38,10 +38,10 @@ def _section(found: ToFinish, width: int) -> str:
     trains = [one for one in found.rows if one.row.comparable_as == TRAINING]
     others = [one for one in found.rows if one.row.comparable_as == THROUGHPUT]
     if trains:
-        parts.append(_table(trains, rows))
+        parts.append(_table(trains, rows, width))
     if others:
         parts.append(f"throughput, not training progress (as many {unit}, batched or cut otherwise):")
-        parts.append(_table(others, rows))
+        parts.append(_table(others, rows, width))
     notes = [f"* {note}" for note in (*sentences(found), *_left_out(found))]
     parts.append(
         "\n".join(
@@ -51,7 +51,7 @@ def _section(found: ToFinish, width: int) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(finishes: Sequence[Finish], rows: Sequence[Row]) -> str:
+def _table(finishes: Sequence[Finish], rows: Sequence[Row], width: int) -> str:
     with_steps = any(finish.row.comparable_as != TRAINING for finish in finishes)
     shown = [name for name in PARTS if any(finish.parts_s.get(name) for finish in finishes)]
     return grid(
@@ -65,7 +65,7 @@ def _table(finishes: Sequence[Finish], rows: Sequence[Row]) -> str:
             }
             for finish in finishes
         ],
-        left=("row",),
+        width=width,
     )
 
 

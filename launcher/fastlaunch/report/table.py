@@ -11,6 +11,7 @@ from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval
 from fastlaunch.report.convergence import by_reference, convergence_columns
+from fastlaunch.report.grids import tables
 from fastlaunch.report.names import name_of
 
 WIDTH = 120
@@ -63,10 +64,10 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
     if others:
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
-    parts += _held_out(rows, shared)
+    parts += _held_out(rows, shared, width)
     told, left_out = _notes(rows, brief)
     if not brief:
-        parts += [_before(rows), _ran(rows, width)]
+        parts += [_before(rows, width), _ran(rows, width)]
     parts.append(_filled(told, width))
     if left_out:
         parts.append(f"({left_out} note{_s(str(left_out))} left out by --brief)")
@@ -174,34 +175,22 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
 
 
 def _grids(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> list[str]:
-    """One table, or, where that would be too wide, one of the speed and one of what it costs."""
-    text = _grid(rows, columns)
-    if max(map(len, text.splitlines())) <= width:
+    """One table, or, where that would be too wide, those of the speed and those of what it costs."""
+    text = _grid(rows, columns, width)
+    if "\n\n" not in text and max(map(len, text.splitlines())) <= width:
         return [text]
     of_cost = {name for name in columns if "$" in name or name in ("x speed", "verdict")}
     speed = {name: cell for name, cell in columns.items() if name not in of_cost}
     cost = {name: cell for name, cell in columns.items() if name in of_cost or name in _TELL_APART}
-    return [_grid(rows, speed), _grid(rows, cost)]
+    return [_grid(rows, speed, width), _grid(rows, cost, width)]
 
 
-def _grid(rows: Sequence[Row], columns: Mapping[str, Cell]) -> str:
+def _grid(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> str:
     cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
-    return aligned(list(columns), cells, left=_WORDS)
+    return tables(list(columns), cells, left=_WORDS, kept=_TELL_APART, width=width)
 
 
-def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]], *, left: Sequence[str]) -> str:
-    """A table of `cells`, a row each, below the headings and a rule. left: headings of columns of words."""
-    from tabulate import tabulate
-
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
-    lines = [headings, ["-" * width for width in widths], *cells]
-    alignment = ["left" if name in left else "right" for name in headings]
-    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> Iterator[str]:
+def _held_out(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> Iterator[str]:
     """Held-out loss at the end, a table for each reference, and what is concluded from it."""
     for heading, evaluated in by_reference(rows).items():
         columns = {
@@ -213,10 +202,10 @@ def _held_out(rows: Sequence[Row], shared: Mapping[str, str]) -> Iterator[str]:
             **convergence_columns(evaluated),
         }
         shown = {n: cell for n, cell in columns.items() if any(cell(row) is not None for row in evaluated)}
-        yield f"{heading}\n{_grid(evaluated, shown)}"
+        yield f"{textwrap.fill(heading, width)}\n{_grid(evaluated, shown, width)}"
 
 
-def _before(rows: Sequence[Row]) -> str:
+def _before(rows: Sequence[Row], width: int) -> str:
     """Seconds before the steps that count: building, compiling, warming up."""
     columns: dict[str, Cell] = {
         **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART},
@@ -233,7 +222,7 @@ def _before(rows: Sequence[Row]) -> str:
         for name, cell in columns.items()
         if name not in shared and any(cell(row) is not None for row in timed)
     }
-    return "before the steps that count, in no figure above:\n" + _grid(timed, shown)
+    return "before the steps that count, in no figure above:\n" + _grid(timed, shown, width)
 
 
 def _ran(rows: Sequence[Row], width: int) -> str:

@@ -57,7 +57,7 @@ def _section(found: Sequence[RowToTarget], target: Target, width: int) -> str:
     return "\n\n".join(
         [
             f"{rows[0].workload}: to {target.told} on held-out data",
-            grid([_cells(one, rows) for one in found], left=("row",)),
+            grid([_cells(one, rows) for one in found], width=width),
             "\n".join(
                 textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in told
             ),

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from fastlaunch.analysis.rows import Row
 from fastlaunch.metrics import Interval
-from fastlaunch.report.table import UNKNOWN, aligned, number
+from fastlaunch.report.grids import tables
+from fastlaunch.report.table import UNKNOWN, number
 
 
 def about(value: float) -> str:
@@ -56,10 +57,11 @@ def place_to_json(row: Row) -> dict[str, str | int | None]:
     }
 
 
-def grid(rows: Sequence[Mapping[str, str | None]], *, left: Sequence[str] = ()) -> str:
-    """Cells by heading as a table, without the columns in which no row knows anything.
+def grid(rows: Sequence[Mapping[str, str | None]], *, width: int) -> str:
+    """Cells by heading as a table, or several, without the columns in which no row knows anything.
 
-    left: the headings of columns of words.
+    What the column `row` holds are words, and say which row it is.
     """
     headings = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    return aligned(headings, [[row[name] or UNKNOWN for name in headings] for row in rows], left=left)
+    cells = [[row[name] or UNKNOWN for name in headings] for row in rows]
+    return tables(headings, cells, left=("row",), kept=("row",), width=width)
