@@ -100,7 +100,7 @@ def compare(
     comparison = compared(runs, request, catalogue, baseline=baseline, allow_unverified=allow_unverified)
     tell_warnings(comparison.warnings)
     show(comparison, output, finish=finish, target=target, only=split_columns(columns), brief=brief)
-    next_command(_next(comparison, request, catalogue, [*selectors, *(["--all"] if all_runs else [])]))
+    next_command(_next(comparison, request, catalogue, output))
 
 
 def price_request(
@@ -265,9 +265,7 @@ def _unmeasured(run: "Run") -> str:
     return f"{run.id} ({run.recipe}) is left out: it is {run.state} and has measured nothing{why}"
 
 
-def _next(
-    comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", selection: Sequence[str]
-) -> str:
+def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:
     """The next command worth typing: more runs where a verdict waits for them, else a price."""
     rows = comparison.rows
     for row in rows:
@@ -275,14 +273,27 @@ def _next(
             return _more_runs(row, rows, request.region)
     alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
     if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
-        return shlex.join(["fastlaunch", "compare", *selection, *charged])
+        return shlex.join([*_typed(()), *charged])
     priced = next((row for row in rows if row.instance and row.price), None)
     if priced:
         # Without a service it is the prices of both.
         of_service = " --service sagemaker" if priced.service == "sagemaker" else ""
         where = "" if priced.region == request.region else f" --region {priced.region}"
         return f"fastlaunch prices --instance {priced.instance}{of_service}{where} --all"
-    return shlex.join(["fastlaunch", "compare", *selection, "--output", "json"])
+    same = _typed(("output", "columns", "brief"))
+    return shlex.join([*same, *(["--output", "json"] if output == "table" else [])])
+
+
+def _typed(without: Sequence[str]) -> list[str]:
+    """The command as it was typed, but for the options `without`: the same runs, at the same prices."""
+    context = click.get_current_context()
+    words = ["fastlaunch", "compare", *context.params["selectors"]]
+    for option in context.command.params:
+        name = str(option.name)
+        is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and is_typed and name not in without:
+            words += option.opts[-1:] + ([] if option.is_flag else [str(context.params[name])])
+    return words
 
 
 def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
