@@ -113,6 +113,9 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
         caveats.append(f"the loss of {name} itself is no number at {named_seeds(reference_lost)}")
         if lost:
             found = replace(found, verdict=UNKNOWN)
+        if all(diverged(run) for run in reference_runs):
+            # More of them would make no pair either.
+            found = replace(found, more_pairs=None)
     caveats += [*_on_the_way(found), *_schemas(name, runs, reference_runs)]
     return replace(
         found,

@@ -86,10 +86,12 @@ def _guard(runs: Sequence[RunSummary], reference: Reference, *, place: Place) ->
         convergence = converges(runs, reference.runs)
     worse = (f"convergence: {_evidence(convergence)}",) if convergence.verdict == WORSE else ()
     notes = [] if checked else ["numerics not checked"]
+    why = ""
     # A forward pass alone trains nothing, and can be held to nothing.
     if convergence.verdict == UNKNOWN and runs[0].sample_unit != FORWARD_ONLY:
-        notes.append(f"convergence unknown: {_unknown(convergence, runs, reference, place)}")
-    notes += convergence.caveats
+        why = _unknown(convergence, runs, reference, place)
+        notes.append(f"convergence unknown: {why}")
+    notes += [caveat for caveat in convergence.caveats if caveat != why]
     return Guard(
         numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
         convergence=convergence,
@@ -156,23 +158,25 @@ def _unknown(found: Convergence, runs: Sequence[RunSummary], reference: Referenc
         why = ", ".join(found.missing) or "both need runs of more seeds (--repeats)"
         if not reference.is_alike:
             return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs, place)}"
-        more = _seeds(found.more_pairs, runs, reference)
-        return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {more} would make {PAIRS_WANTED}"
+        told = f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}"
+        if found.more_pairs is None:
+            return told
+        return f"{told}; {_seeds(found.more_pairs, runs, reference)} would make {PAIRS_WANTED}"
     parts = []
     if (end := found.end) is not None and end.reference_loss > 0:
         limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
         against = f"held-out loss {percent(end, end.mean)} against {found.reference}"
-        parts.append(f"{against} ({limits}, 95% each), {_pairs(found.num_pairs)}")
+        against += "" if end.low is None else f" ({limits}, 95% each)"
+        parts.append(f"{against}, {_pairs(found.num_pairs)}")
         if found.more_pairs is not None:
             parts.append(f"about {_seeds(found.more_pairs, runs, reference)} would tell")
-        elif end.verdict == UNKNOWN:
+        elif end.verdict == UNKNOWN and not found.diverged:
             parts.append(f"more than {MOST_PAIRS_PROPOSED} more would be needed to tell")
-    return "; ".join([*parts, *found.missing]) or "there is no loss to compare"
+    return "; ".join([*parts, *found.missing, *found.caveats[: not parts]])
 
 
-def _seeds(number: int | None, runs: Sequence[RunSummary], reference: Reference) -> str:
+def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str:
     """`3 more (of both: --seed 5 --repeats 3)`: of new seeds, since others make no new pair."""
-    assert number is not None
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
@@ -204,4 +208,6 @@ def _pairs(number: int) -> str:
 def percent(of: Difference, value: float | None) -> str | None:
     """`+1.2%`: a difference as a part of the reference's loss; None if it is not known."""
     part = of.relative(value)
-    return None if part is None else f"{part:+.1%}"
+    if part is None:
+        return None
+    return f"{part:+.1%}" if abs(part) < 1e6 else f"{100 * part:+.2g}%"

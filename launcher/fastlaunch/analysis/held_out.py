@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from fastlaunch.metrics import RunSummary
     from fastlaunch_train.records import Eval
 
+#: No loss that was computed in fp32 is larger. What a foreign record holds beyond it would overflow in sums.
+_MOST = 3.5e38
+
 COMPLETED, NAN_LOSS = "completed", "nan_loss"
 VALIDATION, TEST = "validation", "test"
 CURRENT, BEST = "current", "best"
@@ -49,7 +52,7 @@ def diverged(run: "RunSummary") -> bool:
 
 
 def is_finite(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss)
+    return loss is not None and abs(loss) < _MOST
 
 
 def held_out(runs: Sequence["RunSummary"]) -> HeldOut | None:
@@ -60,7 +63,7 @@ def held_out(runs: Sequence["RunSummary"]) -> HeldOut | None:
     metric = next((end.metric for end in ends if end.metric is not None), None)
     return HeldOut(
         num_runs=len(ends),
-        loss=_mean_if_all(end.loss for end in ends),
+        loss=_mean_if_all(end.loss if is_finite(end.loss) else None for end in ends),
         metric=metric,
         metric_value=_mean_if_all(end.metric_value for end in ends),
         test_metric_value=_mean_if_all(_of_test(run, CURRENT) for run in runs if at_end(run)),
@@ -77,4 +80,5 @@ def _mean_if_all(values: Iterable[float | None]) -> float | None:
     """The mean; None where one of the values is unknown or no number, since a mean of others is another's."""
     known = list(values)
     finite = [value for value in known if value is not None and math.isfinite(value)]
-    return sum(finite) / len(finite) if finite and len(finite) == len(known) else None
+    mean = sum(finite) / len(finite) if finite and len(finite) == len(known) else math.inf
+    return mean if math.isfinite(mean) else None

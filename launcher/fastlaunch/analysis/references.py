@@ -8,7 +8,8 @@ from fastlaunch.analysis.loss_pairs import asked_alike
 from fastlaunch.metrics import RunSummary
 
 #: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else,
-#: where none of these was evaluated, the first row that was and that nothing bars.
+#: where none of these was evaluated, the first row that was and that nothing bars. One whose loss is a number
+#: in none of its runs comes after the others.
 REFERENCES = ("bf16", "fp32", "tf32")
 #: Fields of a recipe that decide what it trains to. The others are how it computes, which is compared.
 RULES = ("optimizer", "learning_rate")
@@ -53,7 +54,7 @@ def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
         for runs, (stem, rules) in zip(of, labels, strict=True)
         if (rank := _rank(stem) if known else 0 if stem == labels[0][0] else None) is not None
     ]
-    return sorted(found, key=lambda row: row.rank)
+    return sorted(found, key=lambda row: (all(diverged(run) for run in row.runs), row.rank))
 
 
 def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Reference:

@@ -1,5 +1,6 @@
 """Held-out loss at the end and the verdict on it, as columns for people and as plain data for programs."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -92,12 +93,10 @@ def _point(of: Difference | None) -> dict[str, Any]:
     if of is None:
         return {"step": None, "reference_loss": None, "difference": None}
     difference = None
-    if of.relative(of.mean) is not None:
-        difference = {
-            "value": of.relative(of.mean),
-            "low": of.relative(of.low),
-            "high": of.relative(of.high),
-        }
+    value, low, high = map(of.relative, (of.mean, of.low, of.high))
+    if value is not None and math.isfinite(value):
+        bounds = (bound if bound is not None and math.isfinite(bound) else None for bound in (low, high))
+        difference = {"value": value, **dict(zip(("low", "high"), bounds, strict=True))}
     return {"step": of.step, "reference_loss": of.reference_loss, "difference": difference}
 
 
