@@ -1,6 +1,7 @@
 """Reviews: the IMDB folder, CSV files, how they are split, and the made-up ones."""
 
 import itertools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,6 +112,9 @@ def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, ac
         text.unlink()
     broken = acl_imdb / "test" / "pos" / "0_8.txt"
     broken.write_bytes(b"\xff")
+    for name in ("neg", "pos"):
+        (tmp_path / "links" / name).mkdir(parents=True)
+        (tmp_path / "links" / name / "0_1.txt").mkdir()
     for read, path, message, hint in (
         (reviews.read_folder, str(tmp_path / "nowhere"), "does not exist", "aclImdb"),
         (reviews.read_folder, str(acl_imdb / "train"), "has no review in neg$", "PATH/train/pos"),
@@ -121,6 +125,16 @@ def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, ac
         (reviews.read_csv, file("a.csv", b"review,stars\nx,1\n"), "has the columns review, stars", "names"),
         (reviews.read_csv, file("b.csv", b"text,label\nx,1\ny,7\n"), "line 3: label is '7'", "positive"),
         (reviews.read_csv, file("c.csv", b"text,label\nx\n"), "line 2: label is ''", "positive"),
+        (
+            reviews.read_folder,
+            str(tmp_path / "links"),
+            "0_1.txt cannot be read: Is a dir",
+            "repair or remove",
+        ),
+        (reviews.read_folder, file("a.txt", b"x"), "is a file", "file:PATH"),
+        (reviews.read_csv, file("e.csv", b"text,label\n"), "holds no review", "at least 10"),
+        (reviews.read_csv, file("f.csv", b"text,label\nx,1\ny,pos\n"), "has good reviews alone", "both"),
+        (reviews.read_csv, file("g.csv", b"text,label\n,1\n ,0\n"), "text is empty in every line", "reviews"),
         (reviews.read_csv, file("d.csv", b"text,label\n\xff,1\n"), "cannot be read: 'utf-8'", "UTF-8"),
     ):
         with pytest.raises(WorkloadError, match=message) as caught:
@@ -129,6 +143,13 @@ def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, ac
     with pytest.raises(WorkloadError, match="9 reviews are too few") as caught:
         reviews.split_reviews(reviews.Reviews(texts=["x"] * 9, classes=[0] * 9))
     assert caught.value.hint == "give at least 10"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that nobody can read from its start")
+def test_a_csv_file_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="cannot be read: Input/output error") as caught:
+        reviews.read_csv("/proc/self/mem")
+    assert "file:PATH.csv" in (caught.value.hint or "")
 
 
 def made_up(number: int = 4000) -> Sequences:

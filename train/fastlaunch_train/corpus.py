@@ -120,21 +120,24 @@ def _bytes_of(path: Path) -> bytes:
     except FileNotFoundError:
         raise WorkloadError(f"there is no text file {path}", "give --data file:PATH") from None
     except OSError as error:
-        raise WorkloadError(f"text file {path} cannot be read: {error.strerror}", None) from None
+        raise WorkloadError(
+            f"text file {path} cannot be read: {error.strerror}", "give --data file:PATH of one text file"
+        ) from None
     if not data.strip():
         raise WorkloadError(f"text file {path} is empty", "give a file that holds text")
     return data
 
 
 def _tokens_of(data: bytes, path: Path, tokenizer: Tokenizer) -> torch.Tensor:
-    if isinstance(tokenizer, ByteTokens):
-        return bytes_as_tokens(data)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise WorkloadError(
             f"text file {path} is not UTF-8: byte {error.start}", "convert it, as with iconv"
         ) from None
+    # Of bytes, too, after it is known that they are text: an archive given by mistake would train as well.
+    if isinstance(tokenizer, ByteTokens):
+        return bytes_as_tokens(data)
     return torch.cat(tokenizer.encode(text.splitlines(keepends=True)))
 
 

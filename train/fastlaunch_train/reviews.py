@@ -49,7 +49,8 @@ def read_folder(path_text: str) -> Reviews:
     path = Path(path_text).expanduser()
     if not path.is_dir():
         raise WorkloadError(
-            f"data folder {path} does not exist", "it is aclImdb, unpacked: train/pos, train/neg"
+            f"data folder {path} " + ("is a file" if path.exists() else "does not exist"),
+            "give the folder aclImdb, unpacked: train/pos, train/neg; a CSV file is --data file:PATH",
         )
     parts = [part for part in (path / "train", path / "test") if part.is_dir()] or [path]
     files = [
@@ -71,7 +72,7 @@ def read_csv(path_text: str) -> Reviews:
     """The reviews of a CSV file with the columns review and sentiment, or text and label.
 
     Raises WorkloadError for a file that is missing, empty, not CSV or UTF-8, or without these columns, and
-    for a label that is neither positive nor negative.
+    for a label that is neither positive nor negative; for reviews all of one class, or all without a text.
     """
     path = Path(path_text).expanduser()
     if not path.is_file():
@@ -92,6 +93,20 @@ def read_csv(path_text: str) -> Reviews:
                 classes.append(LABELS[label])
     except (csv.Error, UnicodeDecodeError) as error:
         raise WorkloadError(f"CSV file {path} cannot be read: {error}", "save it as CSV in UTF-8") from None
+    except OSError as error:
+        raise WorkloadError(
+            f"CSV file {path} cannot be read: {error.strerror}", "give --data file:PATH.csv or folder:PATH"
+        ) from None
+    if not texts:
+        raise WorkloadError(f"CSV file {path} holds no review", f"give at least {LEAST_REVIEWS}")
+    if len(set(classes)) == 1:
+        # Any model would be right about all of them.
+        raise WorkloadError(
+            f"CSV file {path} has {'good' if classes[0] else 'bad'} reviews alone",
+            "give reviews of both kinds",
+        )
+    if not any(text.strip() for text in texts):
+        raise WorkloadError(f"CSV file {path}: {text_column} is empty in every line", "give it the reviews")
     return Reviews(texts=texts, classes=classes)
 
 
@@ -158,6 +173,7 @@ def _text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise WorkloadError(
-            f"review {file} is not UTF-8: byte {error.start}", "repair or remove it"
-        ) from None
+        reason = f"is not UTF-8: byte {error.start}"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    raise WorkloadError(f"review {file} {reason}", "repair or remove it")
