@@ -247,6 +247,44 @@ def test_a_model_of_another_kind_is_refused(transformers: Any, tmp_path: Path) -
         assert caught.value.hint
 
 
+def test_a_model_whose_tokens_see_those_that_follow_is_refused(transformers: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    for is_decoder in (False, True):
+        config = transformers.BertConfig(**sizes, vocab_size=64, is_decoder=is_decoder)
+        transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
+        for name, asked in (
+            (f"hf-clm:{tmp_path}", Asked()),
+            ("gpt2-tiny", Asked(model=str(tmp_path))),
+        ):
+            workload = load_workload(name, asked)
+            if is_decoder:
+                workload.build_model()
+                continue
+            with pytest.raises(WorkloadError, match="in a bert model as it is a token sees those") as caught:
+                workload.build_model()
+            assert "is_decoder" in (caught.value.hint or "")
+
+
+def test_weights_and_configurations_that_are_broken_are_named(transformers: Any, tmp_path: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    for cut in (5, 100, len(whole) // 2):
+        weights.write_bytes(whole[:cut])
+        with pytest.raises(WorkloadError, match="holds no model that can be loaded"):
+            load_workload("gpt2-tiny", Asked(model=str(tmp_path))).build_model()
+    weights.unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(WorkloadError, match="holds no model that can be loaded"):
+        load_workload("gpt2-tiny", Asked(model=str(tmp_path))).build_model()
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"n_head": 2', '"n_head": 3'))
+    with pytest.raises(WorkloadError, match=r"no gpt2 model can be built: .* divisible") as caught:
+        load_workload(f"hf-clm:{tmp_path}")
+    assert "config.json" in (caught.value.hint or "")
+
+
 def test_requests_that_cannot_be_met_are_refused_when_the_workload_is_built(
     neo: Path, tmp_path: Path
 ) -> None:
@@ -254,8 +292,8 @@ def test_requests_that_cannot_be_met_are_refused_when_the_workload_is_built(
         ("gpt2-tiny", Asked(sequence_length=139), "is more than the model's 128 positions", "128 or less"),
         (f"hf-clm:{neo}", Asked(sequence_length=64), "the model's 48 positions", "48 or less"),
         (f"hf-clm:{tmp_path}", Asked(), "holds no model that can be loaded", "save_pretrained"),
-        ("gpt2-tiny", Asked(model=str(tmp_path / "no")), "there is no model folder", "--model a folder"),
-        ("gpt2-tiny", Asked(tokenizer=str(tmp_path)), "holds no tokenizer", "--tokenizer a folder"),
+        ("gpt2-tiny", Asked(model=str(tmp_path / "no")), "there is no model folder", "--model FOLDER"),
+        ("gpt2-tiny", Asked(tokenizer=str(tmp_path)), "holds no tokenizer", "--tokenizer FOLDER"),
     ):
         with pytest.raises(WorkloadError, match=message) as caught:
             load_workload(name, asked)
@@ -267,7 +305,7 @@ def test_a_model_that_is_not_here_is_said_offline(tmp_path: Path) -> None:
     exit_code, output = run(argv, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert exit_code == 2
     assert "model EleutherAI/gpt-neo-2.7B cannot be had" in output
-    assert "download it and give --model FOLDER" in output
+    assert "download it and give hf-clm:FOLDER" in output
     assert "Traceback" not in output
 
 
@@ -285,7 +323,7 @@ def test_gpt2_tiny_learns_the_language_as_far_as_it_goes(tmp_path: Path) -> None
 
 def test_a_run_on_a_file_sees_every_sequence_once_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
-    path.write_bytes(bytes(itertools.islice(itertools.cycle(range(251)), 64 * 20)))
+    path.write_bytes(bytes(itertools.islice(itertools.cycle(range(127)), 64 * 20)))
     argv = [
         *("--workload", "gpt2-tiny", "--recipe", "fp32", "--batch-size", "4", "--epochs", "2"),
         *("--data", f"file:{path}", "--output", str(tmp_path / "out")),

@@ -202,6 +202,15 @@ def test_requests_that_cannot_be_met_are_refused(tmp_path: Path, csv_file: Path)
         assert caught.value.hint
 
 
+def test_a_model_that_cannot_tell_padding_is_refused(transformers: Any, tmp_path: Path) -> None:
+    for kind in ("GPT2", "T5"):
+        folder = tmp_path / kind
+        getattr(transformers, f"{kind}Config")().save_pretrained(folder)
+        with pytest.raises(WorkloadError, match="none of its kind, or without padding") as caught:
+            load_workload("distilbert-tiny", Asked(model=str(folder)))
+        assert "DistilBERT" in (caught.value.hint or "")
+
+
 def test_distilbert_tiny_tells_good_from_bad_far_above_chance(tmp_path: Path) -> None:
     argv = arguments(tmp_path, "--steps", "150", "--eval-every", "150", workload="distilbert-tiny")
     exit_code, output = run([*argv, "--batch-size", "12"])

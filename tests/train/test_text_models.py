@@ -63,16 +63,34 @@ def failing(error: Exception) -> Callable[..., object]:
 def test_what_cannot_be_had_is_named_with_the_option_that_mends_it(tmp_path: Path) -> None:
     offline = OSError("We couldn't connect to the hub to load this file.\nCheck your connection. More")
     for name, error, message, hint in (
-        (f"{tmp_path}/none", offline, "there is no model folder", "--model a folder"),
-        ("./none", offline, "there is no model folder", "--model a folder"),
-        ("a/b/c", offline, "there is no model folder", "--model a folder"),
+        (f"{tmp_path}/none", offline, "there is no model folder", "--model FOLDER"),
+        ("./none", offline, "there is no model folder", "--model FOLDER"),
+        ("a/b/c", offline, "there is no model folder", "--model FOLDER"),
         ("org/name", offline, "org/name cannot be had: We couldn't connect.* file$", "--model FOLDER"),
         (str(tmp_path), ValueError(""), "holds no model that can be loaded: ValueError", "save_pretrained"),
+        (str(tmp_path), EOFError(), "holds no model that can be loaded: EOFError", "save_pretrained"),
+        (
+            str(tmp_path),
+            RuntimeError("You set `ignore_mismatched_sizes`"),
+            "are of other sizes than",
+            "--model",
+        ),
     ):
         with pytest.raises(WorkloadError, match=message) as caught:
             of_the_hub(failing(error), name, "toy", "model")
         assert hint in (caught.value.hint or "")
     assert of_the_hub(str.upper, str(tmp_path), "toy", "model") == str(tmp_path).upper()
+
+
+def test_a_model_that_the_workload_names_is_mended_there(tmp_path: Path) -> None:
+    for name, message, hint in (
+        (f"{tmp_path}/none", "there is no model folder", "give hf-clm:FOLDER, or a name"),
+        ("org/name", "cannot be had", "give hf-clm:FOLDER"),
+        (str(tmp_path), "holds no model", "give hf-clm:FOLDER that"),
+    ):
+        with pytest.raises(WorkloadError, match=message) as caught:
+            of_the_hub(failing(OSError("no")), name, f"hf-clm:{name}", "model")
+        assert hint in (caught.value.hint or "")
 
 
 def test_a_bug_is_not_taken_for_a_model_that_is_missing() -> None:

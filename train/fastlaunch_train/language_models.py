@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fastlaunch_train.workloads import WorkloadError
 
 #: What a configuration says that says nothing of the model.
 _NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
+#: What transformers raises of files that are missing, cut off, or not what they are called; and safetensors'
+#: own SafetensorError, known by its name: it need not be installed.
+_UNLOADABLE = (OSError, ValueError, ImportError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
 class Logits(nn.Module):
@@ -86,19 +90,33 @@ def _weights(config: Any, name: str) -> str | None:
 def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
     """A causal language model in fp32: random weights of `config`, or those of `weights`, if given.
 
-    It is called with full sequences, without a mask.
+    It is called with full sequences, without a mask. Raises WorkloadError where a token sees those after it.
     """
     transformers = transformers_for(workload)
     # Keys and values of the tokens so far are kept for writing text, not for training.
     config.use_cache = False
-    return Logits(
-        _build(transformers.AutoModelForCausalLM, workload, config, weights, _causal_attention(config))
-    )
+    options = _causal_attention(config)
+    model = Logits(_build(transformers.AutoModelForCausalLM, workload, config, weights, options))
+    if not options and _sees_what_follows(model):
+        raise WorkloadError(
+            f"workload {workload!r}: in a {config.model_type} model as it is a token sees those that follow, "
+            "which it is to predict",
+            "give a model that writes text, such as GPT-2 or Llama, or set is_decoder to true in config.json",
+        )
+    return model
 
 
 def classifier(workload: str, config: Any, weights: str | None) -> Logits:
-    """A sequence classifier in fp32: as `causal_model`; a head that `weights` lack is random."""
+    """A sequence classifier in fp32: as `causal_model`; a head that `weights` lack is random.
+
+    Raises WorkloadError for a model that cannot be given reviews of several lengths, with a mask.
+    """
     transformers = transformers_for(workload)
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "pad_token_id", None) is None:
+        raise WorkloadError(
+            f"workload {workload!r}: a {config.model_type} model is none of its kind, or without padding",
+            "give an encoder such as DistilBERT or BERT, or set pad_token_id in the config.json of a decoder",
+        )
     model = _build(transformers.AutoModelForSequenceClassification, workload, config, weights, {})
     # Given a mask of tokens, release 5 waits for the device in every step to see whether it is all ones.
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
@@ -108,24 +126,28 @@ def classifier(workload: str, config: Any, weights: str | None) -> Logits:
 def of_the_hub(load: Callable[..., Any], name: str, workload: str, what: str, **options: Any) -> Any:
     """What transformers' `load` makes of `name`; WorkloadError if it is not there or is not `what`."""
     folder = Path(name).expanduser()
-    option = f"--{what}"
+    option = "hf-clm:" if workload == f"hf-clm:{name}" else f"--{what} "
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise WorkloadError(
             f"workload {workload!r}: there is no {what} folder {name}",
-            f"give {option} a folder, or a name on the Hugging Face hub",
+            f"give {option}FOLDER, or a name on the Hugging Face hub",
         )
     try:
         return load(str(folder) if folder.is_dir() else name, **options)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except Exception as error:
+        if not isinstance(error, _UNLOADABLE) and type(error).__name__ != "SafetensorError":
+            raise
         reason = " ".join(str(error).split()).partition(". ")[0][:300] or type(error).__name__
+        if "ignore_mismatched_sizes" in reason:
+            reason = "its weights are of other sizes than its configuration says"
         if folder.is_dir():
             raise WorkloadError(
                 f"workload {workload!r}: folder {name} holds no {what} that can be loaded: {reason}",
-                f"give {option} a folder that {what}.save_pretrained() wrote",
+                f"give {option}FOLDER that {what}.save_pretrained() wrote",
             ) from error
         raise WorkloadError(
             f"workload {workload!r}: {what} {name} cannot be had: {reason}",
-            f"check its name and the network, or download it and give {option} FOLDER",
+            f"check its name and the network, or download it and give {option}FOLDER",
         ) from error
 
 
@@ -178,7 +200,12 @@ def _build(auto: Any, workload: str, config: Any, weights: str | None, options: 
     if weights is None:
         try:
             model = auto.from_config(config, **options)
-        except ValueError:
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise WorkloadError(
+                    f"workload {workload!r}: no {config.model_type} model can be built: {error}",
+                    "mend the model's config.json",
+                ) from error
             raise WorkloadError(
                 f"workload {workload!r}: a {config.model_type} model is none of its kind",
                 "give a model that transformers' " + auto.__name__ + " knows",
@@ -205,6 +232,26 @@ def _causal_attention(config: Any) -> dict[str, Any]:
         return {}
     AttentionInterface.register("fastlaunch_causal", sdpa_attention_forward)
     return {"attn_implementation": "fastlaunch_causal"}
+
+
+def _sees_what_follows(model: Logits) -> bool:
+    """Whether what a model says at a token depends on those after it; False where it cannot be asked.
+
+    Encoders such as BERT are known to transformers as causal, too, and are not unless told to be.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return False
+    tokens = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            before_last = model.eval()(tokens)[:, :-1]
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):
+        return False
+    finally:
+        model.train(was_training)
+    change = (before_last[0] - before_last[1]).abs().max()
+    return bool(change > 1e-4 * before_last.abs().max())
 
 
 def _largest_list(model: nn.Module) -> nn.ModuleList | None:

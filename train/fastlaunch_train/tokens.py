@@ -175,7 +175,7 @@ def chosen_tokenizer(
     if tokenizer.vocabulary > num_tokens:
         raise WorkloadError(
             f"workload {workload!r}: the tokenizer has {tokenizer.vocabulary} tokens, the model {num_tokens}",
-            "give --tokenizer the model's own",
+            "give --tokenizer the model's own, or --model the folder of a model that knows as many",
         )
     return tokenizer
 
