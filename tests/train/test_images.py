@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_requests import request
+from entrypoint import arguments, run
 from PIL import Image
 
 from fastlaunch_train.images import (
@@ -236,10 +237,18 @@ def test_a_cut_off_image_is_named(folder: Path) -> None:
 def test_folders_that_cannot_be_used_are_refused_before_the_first_batch(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "class").mkdir(parents=True)
     few = ImageShape(size=16, num_classes=2)
+    (tmp_path / "file").touch()
+    for part in ("train", "val", "test"):
+        shutil.copytree(folder / "class-0", tmp_path / "parts" / part)
+    shutil.copytree(folder / "class-0", tmp_path / "gap" / "class-0")
+    (tmp_path / "gap" / "class-1").mkdir()
     for shape, arm, words in (
         (SHAPE, f"folder:{tmp_path / 'nowhere'}", "does not exist"),
         (SHAPE, f"folder:{tmp_path / 'empty'}", "holds no image"),
         (SHAPE, f"folder:{tmp_path / 'empty' / 'class'}", "holds no image"),
+        (SHAPE, f"folder:{tmp_path / 'file'}", "is a file"),
+        (SHAPE, f"folder:{tmp_path / 'parts'}", "parts of the data, test and train and val, and no classes"),
+        (SHAPE, f"folder:{tmp_path / 'gap'}", "holds no image of class class-1"),
         (few, f"folder:{folder}", "classes, and the model 2"),
         (SHAPE, "folder:", "unknown data source"),
         (SHAPE, "random", "unknown data source 'random'"),
@@ -300,3 +309,11 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.slow
+def test_workers_that_were_not_forked_read_images(folder: Path, tmp_path: Path) -> None:
+    # The entrypoint is here a forkserver's child, and so are its workers; elsewhere that is the default.
+    argv = ["--steps", "2", "--data", f"folder:{folder}", "--num-workers", "1"]
+    exit_code, output = run(arguments(tmp_path / "out", *argv, workload="vit-tiny"))
+    assert exit_code == 0, output

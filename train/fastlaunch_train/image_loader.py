@@ -25,6 +25,9 @@ from fastlaunch_train.workloads import WorkloadError
 CROP_SHARE = 0.875
 #: Of a folder without one to validate on, one image in so many is held out.
 HELD_OUT_EVERY = 20
+#: Folders of images to validate on, beside one to train on; and what else lies there.
+_VALIDATION = ("val", "valid", "validation")
+_PARTS = {"train", "test", *_VALIDATION}
 
 
 def random_images(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
@@ -64,8 +67,9 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
 
     Beside a folder called train that called val, valid or validation is held out. Else it is a twentieth of
     the images, chosen by their names, so that it stays the same whatever the seed.
-    Raises WorkloadError for a folder that is missing, has no image or more classes than the model, and for a
-    class to validate on that is none to train on.
+    Raises WorkloadError for a folder that is missing, has no image, a class without one or more classes than
+    the model, that holds parts of the data in place of classes, and for a class to validate on that is none
+    to train on.
     """
     path = Path(path_text).expanduser()
     classes, samples = _images_of(path)
@@ -73,6 +77,12 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
         raise WorkloadError(
             f"data folder {path} has {len(classes)} classes, and the model {num_classes}",
             "take a workload of at least as many classes",
+        )
+    empty = sorted(set(range(len(classes))) - {label for _, label in samples})
+    if empty:
+        raise WorkloadError(
+            f"data folder {path} holds no image of class {classes[empty[0]]}",
+            "put its images there, or remove the folder",
         )
     beside = _validation_beside(path)
     if beside is None:
@@ -116,20 +126,29 @@ def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
     from torchvision.datasets import ImageFolder
 
     if not path.is_dir():
-        raise WorkloadError(f"data folder {path} does not exist", "it holds one folder of images per class")
+        raise WorkloadError(
+            f"data folder {path} " + ("is a file" if path.exists() else "does not exist"),
+            "give a folder that holds one folder of images per class",
+        )
     try:
         found = ImageFolder(path, allow_empty=True)
     except FileNotFoundError:
         found = None
     if found is None or not found.samples:
         raise WorkloadError(f"data folder {path} holds no image", "images lie in PATH/CLASS/IMAGE")
+    if "train" in found.classes and set(found.classes) <= _PARTS:
+        # Else the model would learn which part an image lies in.
+        raise WorkloadError(
+            f"data folder {path} holds parts of the data, {' and '.join(found.classes)}, and no classes",
+            f"give --data folder:{path / 'train'}; `val` beside it is held out",
+        )
     return found.classes, found.samples
 
 
 def _validation_beside(path: Path) -> Path | None:
     if path.name != "train":
         return None
-    named = (path.parent / name for name in ("val", "valid", "validation"))
+    named = (path.parent / name for name in _VALIDATION)
     return next((folder for folder in named if folder.is_dir()), None)
 
 
@@ -184,6 +203,8 @@ class _HeldOutImages(Dataset[Any]):
 def _read(
     sample: tuple[str, int], shape: ImageShape, *, flip: bool
 ) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
+    # A worker that was not forked, but started anew, has it still to do.
+    prepare_torchvision()
     from PIL import Image
     from torchvision.transforms import functional as transforms
 
