@@ -459,6 +459,7 @@ def test_two_ranks_agree_and_record_their_own_files(tmp_path: Path) -> None:
         (b.first_step, b.last_step) for b in second.blocks
     ]
     assert [s.loss for s in first.steps] != [s.loss for s in second.steps], "each rank has its own data"
+    assert output.count("(the model)") == output.count("step 30 of 30") == 1, output
 
 
 @pytest.mark.slow

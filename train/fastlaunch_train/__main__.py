@@ -13,7 +13,10 @@ from fastlaunch_train.workloads import WorkloadError
 
 def main(argv: list[str]) -> int:
     """Exit code: 0 completed, 130 interrupted, 12 out of memory, 33 NaN loss, 28 disk full, 2 bad request."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # How far it is, a machine says once; what is wrong, every rank.
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    level = logging.INFO if is_first else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
         options = parse_options(argv)
         launched = read_launched(os.environ)
