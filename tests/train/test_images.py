@@ -312,8 +312,10 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_workers_that_were_not_forked_read_images(folder: Path, tmp_path: Path) -> None:
+def test_workers_that_were_not_forked_read_images(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     # The entrypoint is here a forkserver's child, and so are its workers; elsewhere that is the default.
     argv = ["--steps", "2", "--data", f"folder:{folder}", "--num-workers", "1"]
-    exit_code, output = run(arguments(tmp_path / "out", *argv, workload="vit-tiny"))
+    exit_code, output = run(arguments(tmp_path_factory.mktemp("run"), *argv, workload="vit-tiny"))
     assert exit_code == 0, output
