@@ -102,11 +102,11 @@ def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Reci
 def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     """Nothing, if the data arm is one and what it names is here. Raises UserError otherwise."""
     kind, _, path = data.partition(":")
-    if kind == "folder" and path and not Path(path).is_dir():
+    if kind == "folder" and path and not Path(path).expanduser().is_dir():
         raise UserError(
             f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
         )
-    if kind == "file" and path and not Path(path).is_file():
+    if kind == "file" and path and not Path(path).expanduser().is_file():
         raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
     check_data_known(data, workloads)
 

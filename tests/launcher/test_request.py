@@ -219,6 +219,16 @@ def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
     assert sum(what == "recipe" for what, _ in found.left_out) == 2
 
 
+def test_data_are_found_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No shell writes out a `~` after a colon; training does.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "reviews.csv").touch()
+    for data, workload in (("folder:~", "vit-tiny"), ("file:~/reviews.csv", "distilbert-tiny")):
+        assert {spec.data for spec in jobs(workload=workload, data=data).specs} == {data}
+    with pytest.raises(UserError, match="there is no file ~/none"):
+        jobs(workload="distilbert-tiny", data="file:~/none.csv")
+
+
 def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.touch()
