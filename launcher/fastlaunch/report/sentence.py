@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.analysis.judgement import NO_INTERVAL, NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.metrics import Interval
 from fastlaunch.report.names import name_of
@@ -43,6 +43,8 @@ def _clause(rows: Sequence[Row]) -> str:
     what = _what(base, priced)
     if not others:
         alone = f"{named(base, rows)}{_gives(base, priced)}"
+        if not base.num_runs:
+            alone += ", by a step time that did not settle"
         return alone + (_throughput(rows, base) if len(rows) > 1 else "")
     better = [row for row in others if row.verdict == BETTER]
     if better:
@@ -50,6 +52,7 @@ def _clause(rows: Sequence[Row]) -> str:
         return (
             f"{named(best, rows)}{_gives(best, priced)}, {_more(best, priced)} than"
             f" {named(base, rows, beside=best)}{_between(best, priced)}"
+            f"{_ahead(others[0], best, rows, priced)}"
         )
     first = others[0]
     if first.verdict == WORSE:
@@ -75,9 +78,19 @@ def _clause(rows: Sequence[Row]) -> str:
     )
 
 
+def _ahead(first: Row, best: Row, rows: Sequence[Row], priced: bool) -> str:
+    """That the best by its figure is another than the best of which it is established, if it is."""
+    if first is best:
+        return ""
+    why = "has no interval" if first.verdict == NO_INTERVAL else f"is {first.verdict}"
+    return f"; {named(first, rows)} shows {_more(first, priced)}, but {why}"
+
+
 def _throughput(rows: Sequence[Row], base: Row) -> str:
     num_others = sum(row.comparable_as == THROUGHPUT for row in rows)
     if not num_others:
+        if any(row.verdict == NOT_STEADY for row in rows):
+            return "; the step times of the others did not settle"
         return "; nothing else here has a speed to compare"
     return "; the other rows have another global batch, and are not ranked as training"
 

@@ -1,0 +1,42 @@
+"""The sentence that answers a comparison claims no more than its rows do, and leaves out nothing better."""
+
+import datetime
+from dataclasses import replace
+
+from fake_summaries import PLAIN
+
+from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+from fastlaunch.metrics import Interval
+from fastlaunch.prices import load_catalogue
+from fastlaunch.report.sentence import answer
+
+
+def runs(recipe: str, time_s: float, number: int = 3, *, steady: bool = True) -> list[Candidate]:
+    """Runs of one row; a single one has no interval."""
+    bounds = {} if number == 1 else {"low": 0.999 * time_s, "high": 1.001 * time_s}
+    summary = replace(PLAIN, recipe=recipe, step_time_s=Interval(value=time_s, **bounds), steady=steady)
+    return [Candidate(run_id=f"{recipe}-{n}", summary=replace(summary, seed=n)) for n in range(number)]
+
+
+def answered(*rows: list[Candidate]) -> str:
+    candidates = [run for row in rows for run in row]
+    prices = PriceRequest(today=datetime.date(2026, 11, 21))
+    return answer(compare(candidates, catalogue=load_catalogue(), prices=prices))
+
+
+def test_what_may_be_better_than_the_best_is_named() -> None:
+    established = [runs("bf16", 0.1), runs("compile", 0.08)]
+    assert answered(*established, runs("te-fp8", 0.09)).endswith("than bf16 (between +23.5% and +26.5%).")
+    assert answered(*established, runs("te-fp8", 0.05, 1)).endswith(
+        "%); te-fp8 shows 100.0% more, but has no interval."
+    )
+
+
+def test_what_did_not_settle_is_not_told_as_measured() -> None:
+    assert answered(runs("bf16", 0.1)) == "bf16 gives 640 images/s."
+    assert answered(runs("bf16", 0.1), runs("fp32", 0.2, steady=False)) == (
+        "bf16 gives 640 images/s; the step times of the others did not settle."
+    )
+    assert answered(runs("bf16", 0.1, steady=False)) == (
+        "bf16 gives 640 images/s, by a step time that did not settle."
+    )
