@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.experiments import EXPERIMENTS, Experiment
-from fastlaunch_train.recipes import Recipe, RecipeError, optimizer_problem, resolve_recipe
+from fastlaunch_train.recipes import (
+    Recipe,
+    RecipeError,
+    forward_only_problem,
+    optimizer_problem,
+    resolve_recipe,
+)
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
 if TYPE_CHECKING:
@@ -256,7 +262,7 @@ def _check_fits(arm: Arm) -> None:
     optimizer = workload_optimizer(arm.workload) if recipe.optimizer == "workload" else recipe.optimizer
     if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
         raise UserError(f"{told}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")
-    problem = optimizer_problem(recipe, optimizer)
+    problem = forward_only_problem(recipe) if kind == "gelu" else optimizer_problem(recipe, optimizer)
     if problem:
         message, hint = problem
         raise UserError(f"{told}: {message}", hint)

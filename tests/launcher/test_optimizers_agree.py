@@ -45,7 +45,7 @@ def test_a_recipe_with_an_sgd_of_its_own_is_refused_for_any_workload() -> None:
         arms_of(Request(recipes=("fsdp2",), overrides=overrides), "distilbert-imdb")
 
 
-@pytest.mark.parametrize("name", ["vit-tiny", "distilbert-imdb", "gelu"])
+@pytest.mark.parametrize("name", ["vit-tiny", "distilbert-imdb"])
 def test_what_has_no_sgd_is_let_through(name: str) -> None:
     assert arms_of(Request(**FUSED), name)
 
@@ -56,3 +56,14 @@ def test_the_optimizers_that_there_are_in_its_place_are_let_through() -> None:
     overrides = (*FUSED["overrides"], "optimizer=adamw")
     assert arms_of(Request(recipes=("fsdp2",), overrides=overrides), "vit-huge")
     assert arms_of(Request(recipes=("bf16",), overrides=FUSED["overrides"]), "vit-huge")
+
+
+def test_what_says_how_to_train_is_refused_where_nothing_is_trained() -> None:
+    with pytest.raises(UserError) as refused:
+        arms_of(Request(recipes=("bf16",), overrides=("optimizer=adamw",)), "gelu")
+    assert refused.value.message == (
+        "recipe bf16 optimizer=adamw does not fit workload gelu: "
+        "it trains nothing, and optimizer=adamw says how to train"
+    )
+    assert refused.value.hint == "leave out optimizer"
+    assert arms_of(Request(recipes=("bf16",), overrides=("deterministic=true",)), "gelu")

@@ -1,5 +1,6 @@
 """The GELU workload: its data, its three ways to compute, and what a run of it records."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,10 @@ from entrypoint import arguments, record, run
 from torch import nn
 
 from fastlaunch_train.checks import reference
-from fastlaunch_train.forward_only import ForwardStepper
+from fastlaunch_train.forward_only import ForwardStepper, check_forward_only
 from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.recipes import RecipeError, resolve_recipe
 from fastlaunch_train.workload import DataRequest, Workload, load_workload
 from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.gelu import COLUMNS, COMPARED, ROWS, shape_of
@@ -149,3 +150,40 @@ def test_a_run_records_forward_passes_and_what_they_ran(tmp_path: Path, recipe: 
     assert ("compile" in details) == (recipe == "jit-script")
     assert {check.name for check in written.checks if check.passed} >= {"equivalence", "as-trained"}
     assert "eprecat" not in output
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "told", "hint"),
+    [
+        (
+            "bf16",
+            ["grad_accumulation=2"],
+            "grad_accumulation=2 says how to train",
+            "leave out grad_accumulation",
+        ),
+        ("fp32", ["set_to_none=false"], "set_to_none=false says how to train", "leave out set_to_none"),
+        ("te-bf16", ["optimizer_impl=foreach"], "optimizer_impl=foreach says", "leave out optimizer_impl"),
+        ("fsdp2", [], "parallelism fsdp2 is of training", "give bf16"),
+        ("ort-zero1", [], "parallelism zero1 is of training", "give bf16"),
+    ],
+)
+def test_what_says_how_to_train_is_refused(
+    recipe: str, overrides: list[str], told: str, hint: str, workload: Workload
+) -> None:
+    asked = resolve_recipe(recipe, overrides)
+    with pytest.raises(RecipeError, match=f"gelu:16x8: it trains nothing, and {told}") as refused:
+        check_forward_only(workload, asked)
+    assert (refused.value.hint or "").startswith(hint)
+    check_forward_only(dataclasses.replace(workload, trains=True), asked)
+
+
+@pytest.mark.parametrize("recipe", ["te-bf16", "compile-model", "jit-script", "bf16 deterministic=true"])
+def test_what_says_how_to_compute_is_not(recipe: str, workload: Workload) -> None:
+    name, *overrides = recipe.split()
+    check_forward_only(workload, resolve_recipe(name, overrides))
+
+
+def test_a_run_that_would_train_nothing_as_asked_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    argv = arguments(tmp_path / "out", "--set", "optimizer=adamw", workload="gelu:16x8")
+    code, output = run(argv)
+    assert (code, "leave out optimizer" in output, "Traceback" in output) == (2, True, False)

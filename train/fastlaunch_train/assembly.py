@@ -21,6 +21,7 @@ from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.deterministic import set_deterministic
 from fastlaunch_train.disk_space import check_writers_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
+from fastlaunch_train.forward_only import check_forward_only
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
 from fastlaunch_train.optimizers import check_optimizer
@@ -56,6 +57,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     workload = session.workload = load_workload(options.workload, asked)
     if recipe.loop != "ours":
         check_trainer(workload, recipe, process.device)
+    check_forward_only(workload, recipe)
     check_optimizer(workload, recipe)
     # Now: cuBLAS reads how it is to compute when its first handle is made.
     set_deterministic(recipe)

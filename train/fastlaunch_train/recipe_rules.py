@@ -52,6 +52,12 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "loop": LOOPS,
 }
 
+#: Fields that say how a step trains. parameter_dtype is what the model computes with, too.
+_OF_TRAINING = (
+    *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
+    *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
+)
+
 #: What is wrong, and what would do.
 Problem = tuple[str, str]
 
@@ -78,6 +84,24 @@ def optimizer_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
             "torch has no fused SGD for the sharded parameters of fsdp2",
             "add --set optimizer_impl=foreach, or --set optimizer=adamw",
         )
+    return None
+
+
+def forward_only_problem(recipe: "Recipe") -> Problem | None:
+    """What `recipe` asks in vain of a workload that trains nothing, and what would do; None if nothing.
+
+    The recipes with other blocks name an implementation of the optimizer by themselves, which does no harm.
+    """
+    overrides = dict(recipe.overrides)
+    for field in _OF_TRAINING:
+        if getattr(recipe, field) == getattr(type(recipe), field):
+            continue
+        if field in overrides:
+            told = f"{field}={overrides[field]}"
+            return f"it trains nothing, and {told} says how to train", f"leave out {field}"
+        if field != "optimizer_impl":
+            told = f"{field} {getattr(recipe, field)}"
+            return f"it trains nothing, and {told} is of training", "give bf16, or one that compiles"
     return None
 
 

@@ -9,7 +9,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, recipe_problem
-from fastlaunch_train.recipe_rules import optimizer_problem as optimizer_problem  # the launcher reads it here
+
+# The launcher reads these here.
+from fastlaunch_train.recipe_rules import forward_only_problem as forward_only_problem
+from fastlaunch_train.recipe_rules import optimizer_problem as optimizer_problem
 
 #: Counts changes to the meaning of a recipe's fields; it is written to every record. 2: `blocks=native` was
 #: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not. 3: `overlap_comm`; before it
