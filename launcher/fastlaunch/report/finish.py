@@ -102,17 +102,24 @@ def _is_of_baseline_batch(pair: BreakEven) -> bool:
 
 
 def _cheapest(found: ToFinish, pairs: Sequence[BreakEven], rows: Sequence[Row]) -> str | None:
-    """`10,000 steps cost least with compile: $12.30`, and against which rows that is not settled."""
+    """`10,000 steps cost least with compile: $12.30`, and against which rows that is not settled.
+
+    Where the totals hold what does not count here, those of two rows may be the other way round: then it is
+    said, and no total given.
+    """
     row = cheapest(pairs, found.samples)
     finish = next((one for one in found.rows if one.row is row), None)
     if row is None or finish is None or finish.total_s is None:
         return None
     by_price = all(pair.by == USD for pair in pairs)
-    if by_price and finish.usd is not None:
-        what = f"cost least with {name_of(row, rows)}: ${dollars(finish.usd.value)}"
-    else:
-        what = f"are done first with {name_of(row, rows)}: {number(finish.total_s.value)} s"
     own = [pair for pair in pairs if row is pair.one or row is pair.other]
+    what = f"{'cost least' if by_price else 'are done first'} with {name_of(row, rows)}"
+    if apart := _only_in_totals(found, own):
+        what += f", {' and '.join(WORDS.get(part, part) for part in apart)} apart"
+    elif by_price and finish.usd is not None:
+        what += f": ${dollars(finish.usd.value)}"
+    else:
+        what += f": {number(finish.total_s.value)} s"
     differences = [(pair, pair.difference(found.samples)) for pair in own]
     close = [
         name_of(pair.other if pair.one is row else pair.one, rows)
@@ -125,6 +132,19 @@ def _cheapest(found: ToFinish, pairs: Sequence[BreakEven], rows: Sequence[Row]) 
     return f"{about(found.steps)} steps {what}" + (
         f"; too close to tell: {', '.join(close)}" if close else ""
     )
+
+
+def _only_in_totals(found: ToFinish, pairs: Sequence[BreakEven]) -> list[str]:
+    """The parts that are in some row's total and do not count where rows are compared."""
+    by_row = {id(finish.row): finish.parts_s for finish in found.rows}
+    return [
+        part
+        for part in PARTS
+        if any(
+            part in pair.left_out and (by_row[id(pair.one)].get(part) or by_row[id(pair.other)].get(part))
+            for pair in pairs
+        )
+    ]
 
 
 def sentence(pair: BreakEven, rows: Sequence[Row]) -> str:
