@@ -161,6 +161,20 @@ def test_a_gpu_is_given_fewer_kernels_to_start_for_parameters_of_one_shape() -> 
         assert num_operators(shapes, foreach=True) == num_operators(shapes, foreach=False)
 
 
+def test_adafactor_computes_gradients_by_a_closure_as_torchs_optimizers_do() -> None:
+    called, alone = parameters(), parameters()
+    alone[0].grad = 2.0 * alone[0].detach()
+    Adafactor(alone, lr=0.1).step()
+
+    def closure() -> torch.Tensor:
+        loss = called[0].square().sum()
+        loss.backward()
+        return loss
+
+    assert Adafactor(called, lr=0.1).step(closure) == 2.0
+    assert torch.equal(called[0], alone[0]) and not torch.equal(called[0], torch.ones(2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adafactor_is_what_the_transformers_trainer_runs(dtype: torch.dtype) -> None:

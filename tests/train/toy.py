@@ -39,16 +39,18 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """Three blocks between two linear layers; one weight has a length that two ranks cannot share evenly."""
+    """Three blocks between two linear layers. Two ranks cannot share one weight evenly, for its length, and
+    one not at all: its first dimension is 1, as that of a class token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(6, WIDTH)
+        self.token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
+        x = self.embed(x) + self.token[0]
         for block in self.blocks:
             x = block(x)
         y: torch.Tensor = self.head(x)

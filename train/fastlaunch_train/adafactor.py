@@ -33,8 +33,11 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update every parameter that has a gradient."""
-        assert closure is None
+        """Update every parameter that has a gradient, after `closure` has computed it, if that is given."""
+        loss = None
+        if closure is not None:  # as Lightning's Trainer steps
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             given = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in given:
@@ -42,6 +45,7 @@ class Adafactor(torch.optim.Optimizer):
                 state["step"] = state.get("step", 0) + 1
             for alike in self._alike(given) if self._foreach else ([parameter] for parameter in given):
                 self._update(alike, group["lr"])
+        return loss
 
     def _alike(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         """Those that are updated at once: of one shape, dtype, device and step."""
@@ -78,7 +82,7 @@ class Adafactor(torch.optim.Optimizer):
         update = update / size.div_(_CLIP).clamp_(min=1.0)
         moved = _stacked(parameters).float() - lr * update
         for parameter, new in zip(parameters, moved.unbind(), strict=True):
-            parameter.copy_(new)
+            parameter.copy_(_placed_like(new, parameter))
 
 
 def _stacked(tensors: list[Any]) -> torch.Tensor:
@@ -101,6 +105,15 @@ def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kep
 def _mean(value: torch.Tensor, dim: int) -> torch.Tensor:
     # A sum and a division: the mean of means of unequal shards is another number.
     return _whole(value.sum(dim=dim)).div(value.shape[dim])
+
+
+def _placed_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """`value`, sharded as `parameter` is, which it is not along a dimension of 1: torch gathers that."""
+    placements = getattr(parameter, "placements", None)
+    if placements is None:
+        return value
+    placed: torch.Tensor = value.redistribute(placements=placements)  # type: ignore[attr-defined]
+    return placed
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
