@@ -133,8 +133,9 @@ def test_a_trainers_mixed_precision_is_close_to_ours(tmp_path: Path, loop: str) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_ranks_of_a_trainer_train_as_two_of_ours(tmp_path: Path) -> None:
-    more = ("--steps", "12", "--eval-every", "5", "--set", "grad_accumulation=2")
+@pytest.mark.parametrize("setting", ["grad_accumulation=2", "wire_dtype=bf16"])
+def test_two_ranks_of_a_trainer_train_as_two_of_ours(setting: str, tmp_path: Path) -> None:
+    more = ("--steps", "12", "--eval-every", "5", "--set", setting)
     found: dict[str, list[RankRecord]] = {}
     for loop in ("ours", *LOOPS):
         code, printed = run_command(asked(tmp_path / loop, *more, loop=loop), nproc=2)

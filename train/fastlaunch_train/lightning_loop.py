@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.parallel import sum_in_bf16
@@ -79,6 +80,10 @@ def _module(progress: Progress) -> Any:
             # Lightning's answer to SIGTERM is a broadcast, from within the handler: ours are a flag each.
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            wrapped = self.trainer.strategy.model
+            if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+                # Here, since its strategy registers the hook that it is given on GPUs alone.
+                wrapped.register_comm_hook(None, sum_in_bf16)
             progress.begin(self.compile_ahead)
 
         def compile_ahead(self, batch: Batch) -> None:
@@ -117,7 +122,6 @@ def _strategy(training: Training) -> Any:
         # Else a compiled region would be cut wherever a bucket ends.
         torch._dynamo.config.optimize_ddp = False
     return DDPStrategy(
-        ddp_comm_hook=sum_in_bf16 if recipe.wire_dtype == "bf16" else None,
         bucket_cap_mb=recipe.ddp_bucket_mb,
         gradient_as_bucket_view=True,
         static_graph=recipe.grad_accumulation == 1,
