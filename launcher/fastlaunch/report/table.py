@@ -10,18 +10,18 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
 from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval
-from fastlaunch.report.convergence import by_reference, convergence_columns
+from fastlaunch.report.convergence import NOTHING, by_reference, convergence_columns
 from fastlaunch.report.grids import tables
-from fastlaunch.report.names import name_of
+from fastlaunch.report.names import name_of, which
 
 WIDTH = 120
 UNKNOWN = "n/a"
 #: A reason that the section's own line gives already.
 _TOLD_BY_THE_SECTION = "throughput, not training progress"
 #: Columns of words.
-_WORDS = ("instance", "recipe", "data", "verdict", "convergence")
+_WORDS = ("instance", "recipe", "data", "which", "verdict", "convergence")
 #: Columns that say which row it is.
-_TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data")
+_TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data", "which")
 _PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
 #: Where a command begins that ends a note.
 _COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
@@ -142,6 +142,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
     """Heading -> cell, in order. A column without a known cell is not shown."""
     unit = rows[0].sample_unit
     tokens = any(row.tokens_per_s for row in rows)
+    apart = any(which(row, rows) for row in rows)
     hypothetical = any(row.price and row.price.hypothetical for row in rows)
     # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
     return {
@@ -151,6 +152,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         "batch": lambda row: str(row.batch_size_per_gpu),
         "tokens each": _sequence_length,
         "data": _data,
+        **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
         "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
         f"{unit}/s": lambda row: _number(row.samples_per_s),
