@@ -6,10 +6,10 @@ from typing import Any
 
 from fake_summaries import PLAIN
 
-from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.metrics import Interval, RunSummary
 from fastlaunch.prices import load_catalogue
-from fastlaunch.report.finish import finish_json
+from fastlaunch.report.finish import finish_json, finish_table
 from fastlaunch_train.records import Eval
 
 
@@ -27,12 +27,21 @@ def timed(value: float) -> Interval:
     return Interval(value=value, low=0.999 * value, high=1.001 * value)
 
 
-def notes(*runs: RunSummary, **prices: Any) -> list[str]:
+def compared(*runs: RunSummary, **prices: Any) -> Comparison:
     candidates = [Candidate(run_id=str(number), summary=one) for number, one in enumerate(runs)]
     request = PriceRequest(today=datetime.date(2026, 11, 21), **prices)
-    comparison = compare(candidates, catalogue=load_catalogue(), prices=request)
-    (workload,) = finish_json(comparison, 1000)["workloads"]
+    return compare(candidates, catalogue=load_catalogue(), prices=request)
+
+
+def notes(*runs: RunSummary, **prices: Any) -> list[str]:
+    (workload,) = finish_json(compared(*runs, **prices), 1000)["workloads"]
     return list(workload["notes"])
+
+
+def test_a_single_step_is_one() -> None:
+    found = compared(run("bf16", 0.1, 50), run("compile", 0.08, 50))
+    assert "to the end of 1 step, 64 images" in finish_table(found, 1)
+    assert "to the end of 2 steps, " in finish_table(found, 2)
 
 
 def test_what_costs_least_is_told_with_its_total() -> None:

@@ -33,7 +33,7 @@ def _section(found: ToFinish, width: int) -> str:
     """One workload: rows that train alike, those that do not, where costs cross, and what is left out."""
     rows = [finish.row for finish in found.rows]
     unit = rows[0].sample_unit
-    head = f"{found.workload}: to the end of {about(found.steps)} steps, {about(found.samples)} {unit}"
+    head = f"{found.workload}: to the end of {_steps(found)}, {about(found.samples)} {unit}"
     parts = [head]
     trains = [one for one in found.rows if one.row.comparable_as == TRAINING]
     others = [one for one in found.rows if one.row.comparable_as == THROUGHPUT]
@@ -97,6 +97,10 @@ def sentences(found: ToFinish) -> Iterator[str]:
             yield sentence(pair, rows)
 
 
+def _steps(found: ToFinish) -> str:
+    return f"{about(found.steps)} step{'' if found.steps == 1 else 's'}"
+
+
 def _is_of_baseline_batch(pair: BreakEven) -> bool:
     return pair.one.comparable_as == TRAINING
 
@@ -129,9 +133,7 @@ def _cheapest(found: ToFinish, pairs: Sequence[BreakEven], rows: Sequence[Row]) 
     ]
     if any(difference.low is None for _, difference in differences):
         what += ", by figures without an interval"
-    return f"{about(found.steps)} steps {what}" + (
-        f"; too close to tell: {', '.join(close)}" if close else ""
-    )
+    return f"{_steps(found)} {what}" + (f"; too close to tell: {', '.join(close)}" if close else "")
 
 
 def _only_in_totals(found: ToFinish, pairs: Sequence[BreakEven]) -> list[str]:
