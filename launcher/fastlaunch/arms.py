@@ -108,11 +108,11 @@ def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Reci
 def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     """Nothing, if the data arm is one and what it names is here. Raises UserError otherwise."""
     kind, _, path = data.partition(":")
-    if kind == "folder" and path and not Path(path).expanduser().is_dir():
+    if kind == "folder" and path and not _written_out(path).is_dir():
         raise UserError(
             f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
         )
-    if kind == "file" and path and not Path(path).expanduser().is_file():
+    if kind == "file" and path and not _written_out(path).is_file():
         raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
     check_data_known(data, workloads)
 
@@ -137,6 +137,28 @@ def check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
             raise UserError(
                 f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
             )
+
+
+def check_models(arm: Arm) -> None:
+    """Nothing, if the folders that models and tokenizers are read from are here. Raises UserError otherwise.
+
+    What is written as no path is a name on the Hugging Face hub where there is no such folder.
+    """
+    of_workload = arm.workload.name.partition("hf-clm:")[2] or None
+    for option, name in (("--model ", arm.model), ("--tokenizer ", arm.tokenizer), ("hf-clm:", of_workload)):
+        is_path = name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1)
+        if name is not None and is_path and not _written_out(name).is_dir():
+            raise UserError(
+                f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
+            )
+
+
+def _written_out(path: str) -> Path:
+    """The path with its `~` as a folder; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def reads_text(workload: WorkloadInfo) -> bool:

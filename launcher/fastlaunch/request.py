@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.ability import command_words, nearest_that_runs, why_not
-from fastlaunch.arms import Arm, arms_of, check_data, without_model, workload_optimizer
+from fastlaunch.arms import Arm, arms_of, check_data, check_models, without_model, workload_optimizer
 from fastlaunch.cloud_files import check_data_in_image
 from fastlaunch.emulation import emulated_here
 from fastlaunch.errors import UserError
@@ -96,6 +96,8 @@ def build_jobs(
     for arm in arms:
         found = _here(arm, request, machine, catalogue, is_rehearsed=instance is not None)
         if isinstance(found, _Here):
+            if not image:
+                check_models(found.arm)
             here.append(found)
             left_out += found.changed
         else:

@@ -232,12 +232,27 @@ def test_data_are_found_below_the_home_folder(tmp_path: Path, monkeypatch: pytes
 def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.touch()
-    text = {"model": "./gpt2", "tokenizer": "./t", "sequence_length": 64, "data": f"file:{corpus}"}
+    folder = str(tmp_path)
+    text = {"model": folder, "tokenizer": "org/t", "sequence_length": 64, "data": f"file:{corpus}"}
     (job,) = jobs(workload="gpt2-xsmall", epochs=2, eval_every=50, **text).specs
     assert (job.steps, job.epochs, job.eval_every, job.batch_size) == (None, 2, 50, 4)
     assert (job.model, job.tokenizer, job.sequence_length, job.data) == tuple(text.values())
-    (job,) = jobs(workload="hf-clm:./gpt-neo").specs
-    assert (job.workload, job.steps) == ("hf-clm:./gpt-neo", 200)
+    (job,) = jobs(workload=f"hf-clm:{folder}").specs
+    assert (job.workload, job.steps) == (f"hf-clm:{folder}", 200)
+
+
+def test_models_that_are_not_here_are_named_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for given, hint in (
+        ({"workload": "gpt2-xsmall", "model": "./gpt2"}, "give --model FOLDER"),
+        ({"workload": "gpt2-xsmall", "model": "~no such user/gpt2"}, "give --model FOLDER"),
+        ({"workload": "distilbert-imdb", "tokenizer": str(tmp_path / "file")}, "give --tokenizer FOLDER"),
+        ({"workload": "hf-clm:models/gpt/neo"}, "give hf-clm:FOLDER"),
+    ):
+        with pytest.raises(UserError, match="there is no folder") as caught:
+            jobs(**given)
+        assert hint in (caught.value.hint or "")
+    assert jobs(workload="hf-clm:EleutherAI/gpt-neo-2.7B", tokenizer="gpt2").specs
 
 
 def test_deepspeed_shards_the_optimizer_of_the_small_language_model() -> None:
