@@ -1,5 +1,6 @@
 """The optimizer that a recipe names, and Adafactor against known answers."""
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,29 @@ def test_adafactor_computes_gradients_by_a_closure_as_torchs_optimizers_do() -> 
 
     assert Adafactor(called, lr=0.1).step(closure) == 2.0
     assert torch.equal(called[0], alone[0]) and not torch.equal(called[0], torch.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 5)])
+def test_adafactor_goes_on_from_moments_in_fp32_whatever_its_weights_are(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    through = [nn.Parameter(torch.randn(shape).to(torch.bfloat16))]
+    optimizer = Adafactor(through, lr=0.1)
+    resumed: list[nn.Parameter] = []
+    for step in range(4):
+        if step == 2:
+            resumed = [nn.Parameter(through[0].detach().clone())]
+            other = Adafactor(resumed, lr=0.1)
+            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        through[0].grad = torch.randn(shape).to(torch.bfloat16)
+        optimizer.step()
+        if resumed:
+            resumed[0].grad = through[0].grad
+            other.step()
+    assert torch.equal(resumed[0], through[0])
+    states = zip(optimizer.state[through[0]].items(), other.state[resumed[0]].items(), strict=True)
+    for (name, one), (same_name, two) in states:
+        assert name == same_name
+        assert one == two if name == "step" else torch.equal(one, two) and two.dtype == torch.float32
 
 
 @pytest.mark.slow

@@ -47,6 +47,16 @@ class Adafactor(torch.optim.Optimizer):
                 self._update(alike, group["lr"])
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, with moments in fp32: torch casts them as the weights are."""
+        super().load_state_dict(state_dict)
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, own, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, torch.Tensor):
+                    self.state[parameter][name] = value.to(parameter.device, torch.float32)
+
     def _alike(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         """Those that are updated at once: of one shape, dtype, device and step."""
         alike: dict[Any, list[nn.Parameter]] = {}
