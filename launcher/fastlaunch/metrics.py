@@ -16,6 +16,7 @@ from fastlaunch.recorded_headers import (
     fingerprint_of,
     host_ids,
     mixed_schemas,
+    power_limit_of,
     recipe_schema,
     sequence_length_of,
     service_of,
@@ -57,6 +58,7 @@ class RunSummary:
     record_schema, recipe_schema: the versions of records and recipes; None for a published row.
     commit: of the training code; None for a published row, and where it was not recorded. It is no part of
     what two summaries are compared by: those of before it was kept are the same.
+    power_limit_w: of its GPU, and no part of that either.
     all_reduce: the bandwidth between the nodes before the steps; None for one node, and for older records.
     kernels: what one forward pass ran before the steps, in words, where what is measured is their fusion.
     fingerprint: what must agree for two runs to be repeats of each other (GPU, versions, attention backend).
@@ -119,6 +121,7 @@ class RunSummary:
     all_reduce: AllReduce | None = None
     kernels: str | None = None
     commit: str | None = field(default=None, compare=False)
+    power_limit_w: float | None = field(default=None, compare=False)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -272,6 +275,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         all_reduce=network,
         kernels=kernels_of(timed),
         commit=header["commit"],
+        power_limit_w=power_limit_of(header),
         fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),

@@ -101,6 +101,13 @@ def service_of(header: Mapping[str, Any]) -> str | None:
     return "sagemaker" if header["instance"] and header["machine"].get("service") == "sagemaker" else None
 
 
+def power_limit_of(header: Mapping[str, Any]) -> float | None:
+    """Watts that the GPU may draw; None where there is none, or the driver did not say."""
+    watts = header["machine"].get("power_limit_w")
+    is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
+    return float(watts) if is_number and 0 < watts < 1e6 else None
+
+
 def _listed(items: Sequence[object]) -> str:
     return ", ".join(str(item) for item in items)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fastlaunch.analysis.commits import commit_notes, other_commits
 from fastlaunch.analysis.compiling import only_from_cache
 from fastlaunch.analysis.guards import Guard
+from fastlaunch.analysis.loss_pairs import listed
 from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
 from fastlaunch.analysis.pricing import RowPrice
 from fastlaunch.analysis.statistics import (
@@ -250,6 +251,16 @@ def _qualifications(pair: _Pair) -> Iterator[str]:
     elif row.kind != base.kind:
         yield f"{_KINDS[row.kind]} against {_KINDS[base.kind]}: versions may differ"
     yield from other_commits(pair.row.pool, pair.base.pool)
+    limits, others = _power_limits(pair.row.pool), _power_limits(pair.base.pool)
+    if limits and others and not set(limits) & set(others):
+        yield f"GPUs at a power limit of {listed(limits)} against {listed(others)}"
+
+
+def _power_limits(pool: Pool) -> list[str]:
+    """`400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
+    return [
+        f"{watts:g} W" for watts in sorted({run.summary.power_limit_w or 0 for run in pool.all_runs} - {0})
+    ]
 
 
 def _of_runs(pool: Pool) -> Iterator[str]:
@@ -262,6 +273,8 @@ def _of_runs(pool: Pool) -> Iterator[str]:
     if pool.first.derived:
         yield "derived from published percentages"
     yield from commit_notes(pool)
+    if len(limits := _power_limits(pool)) > 1:
+        yield f"runs on GPUs at power limits of {listed(limits)} make one row"
     if only_from_cache([candidate.summary for candidate in pool.all_runs]):
         yield "compiled from a cache: a first run takes longer to compile"
     told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]
