@@ -43,7 +43,10 @@ def resumable(
 ) -> Resumable:
     """What it takes to go on with `run`. Raises UserError, with the reason, where that cannot be."""
     if run.backend not in backends or run.spec is None:
-        raise UserError(f"run {run.id} ran on {run.backend}", "only runs on AWS can be resumed")
+        raise UserError(
+            f"run {run.id} ran on {run.backend}, and only runs on AWS are resumed",
+            f"one of this machine goes on by its own command (`fastlaunch runs show {run.id}`) with --resume",
+        )
     if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
         raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
     if launcher_lives(ledger, run):

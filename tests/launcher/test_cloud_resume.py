@@ -177,7 +177,7 @@ def forget_attempts(world: World, run: Run) -> None:
         ({"saved": False}, never, "saved no checkpoint"),
         ({"after_min": 50, "max_minutes": 60}, never, "of the 60 minutes of run .*, 10 are left"),
         ({}, complete, "is completed"),
-        ({}, make_local, "ran on local"),
+        ({}, make_local, "ran on local(.|\\n)* with --resume"),
         ({}, forget_attempts, "never had a machine"),
     ],
 )
