@@ -132,6 +132,18 @@ def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, ac
             "repair or remove",
         ),
         (reviews.read_folder, file("a.txt", b"x"), "is a file", "file:PATH"),
+        (
+            reviews.read_csv,
+            file("h.csv", b"label,text\n1,x\n0,y, z\n"),
+            "line 3 has more values",
+            "quotation",
+        ),
+        (
+            reviews.read_csv,
+            file("i.csv", b'text,label\n"' + b"x" * 2**18),
+            "cannot be read: field",
+            "not closed",
+        ),
         (reviews.read_csv, file("e.csv", b"text,label\n"), "holds no review", "at least 10"),
         (reviews.read_csv, file("f.csv", b"text,label\nx,1\ny,pos\n"), "has good reviews alone", "both"),
         (reviews.read_csv, file("g.csv", b"text,label\n,1\n ,0\n"), "text is empty in every line", "reviews"),

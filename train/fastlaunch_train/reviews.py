@@ -83,6 +83,12 @@ def read_csv(path_text: str) -> Reviews:
             rows = csv.DictReader(file)
             text_column, label_column = _columns(path, rows.fieldnames or ())
             for row in rows:
+                if None in row:
+                    # Else a text that comes last would be cut off at its first comma.
+                    raise WorkloadError(
+                        f"CSV file {path}, line {rows.line_num} has more values than columns",
+                        "put texts that hold commas into quotation marks",
+                    )
                 label = (row[label_column] or "").strip().lower()
                 if label not in LABELS:
                     raise WorkloadError(
@@ -91,7 +97,12 @@ def read_csv(path_text: str) -> Reviews:
                     )
                 texts.append(row[text_column] or "")
                 classes.append(LABELS[label])
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
+        raise WorkloadError(
+            f"CSV file {path}, line {rows.line_num} cannot be read: {error}",
+            "look for a quotation mark that is not closed",
+        ) from None
+    except UnicodeDecodeError as error:
         raise WorkloadError(f"CSV file {path} cannot be read: {error}", "save it as CSV in UTF-8") from None
     except OSError as error:
         raise WorkloadError(
