@@ -16,6 +16,7 @@ from fastlaunch_train.recipes import (
     forward_only_problem,
     optimizer_problem,
     resolve_recipe,
+    steps_problem,
 )
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
@@ -271,6 +272,10 @@ def _check_made_up(arm: Arm) -> None:
 def _check_fits(arm: Arm) -> None:
     """Nothing, if the workload has what the recipe changes, as far as is known without building it."""
     recipe, kind = arm.recipe, arm.workload.module.rpartition(".")[2]
+    problem = steps_problem(recipe)
+    if problem:
+        message, hint = problem
+        raise UserError(f"recipe {recipe.label}: {message}", hint)
     if ".py:" in arm.workload.name:
         return
     told = f"recipe {recipe.label} does not fit workload {arm.workload.name}"

@@ -1,5 +1,6 @@
 """The optimizer that the launcher takes a workload for having is its own, refused where it cannot be had."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +68,23 @@ def test_what_says_how_to_train_is_refused_where_nothing_is_trained() -> None:
     )
     assert refused.value.hint == "leave out optimizer"
     assert arms_of(Request(recipes=("bf16",), overrides=("deterministic=true",)), "gelu")
+
+
+@pytest.mark.parametrize("workload", ["vit-huge", "./mine.py:build"])
+@pytest.mark.parametrize(
+    ("recipe", "override", "told"),
+    [
+        ("zero2", "set_to_none=false", "DeepSpeed frees gradients by itself"),
+        ("transformers", "set_to_none=false", "the Transformers Trainer frees gradients"),
+        ("te-fp8", "loop=lightning", "with loop=lightning precision is fp32, tf32, bf16 or fp16 here"),
+    ],
+)
+def test_what_nobody_makes_steps_of_is_refused_before_anything_is_started(
+    recipe: str, override: str, told: str, workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(UserError, match=f"recipe {recipe} {override}: {told}") as refused:
+        arms_of(Request(recipes=(recipe,), overrides=(override,)), workload)
+    assert refused.value.hint
+    assert arms_of(Request(recipes=(recipe,)), workload)

@@ -184,6 +184,16 @@ def test_a_wrong_value_is_refused(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "hint"),
+    [("grad_accumulation=1e3", "it is a whole number"), ("learning_rate=fast", "it is a number")],
+)
+def test_what_is_no_number_is_told_which_it_may_be(override: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve_recipe("bf16", [override])
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
         ("bf16", ["precision=fp8"], "fp8_scaling 'none'"),

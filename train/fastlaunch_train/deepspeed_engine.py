@@ -19,6 +19,7 @@ from fastlaunch_train.optimizers import build_optimizer
 from fastlaunch_train.parallel import Process, join_group
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.preparing import prepare_model
+from fastlaunch_train.recipe_rules import steps_problem
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.runs_here import parse_version
 from fastlaunch_train.torch_stepper import check_loss
@@ -145,10 +146,10 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
             f"recipe {recipe.label}: DeepSpeed flattens what it shards, and adafactor needs rows and columns",
             "add --set optimizer=adamw, or --set parallelism=fsdp2",
         )
-    if not recipe.set_to_none:
-        raise RecipeError(
-            f"recipe {recipe.label}: DeepSpeed frees gradients by itself", "leave out set_to_none"
-        )
+    problem = steps_problem(recipe)
+    if problem:
+        message, hint = problem
+        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
     check_overlap(recipe, importlib.metadata.version("deepspeed"))
 
 

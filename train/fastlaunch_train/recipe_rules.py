@@ -87,6 +87,23 @@ def optimizer_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
     return None
 
 
+def steps_problem(recipe: "Recipe") -> Problem | None:
+    """What `recipe` asks in vain of those who make its steps, and what would do; None if nothing."""
+    if recipe.parallelism in ZERO_STAGES and not recipe.set_to_none:
+        return "DeepSpeed frees gradients by itself", "leave out set_to_none"
+    if recipe.loop != "ours" and recipe.precision == "fp8":
+        return (
+            f"with loop={recipe.loop} precision is fp32, tf32, bf16 or fp16 here",
+            "add --set loop=ours, or --set precision=bf16 --set fp8_scaling=none",
+        )
+    if recipe.loop == "transformers" and not recipe.set_to_none:
+        return (
+            "the Transformers Trainer frees gradients, it does not zero them",
+            "leave out set_to_none, or add --set loop=ours",
+        )
+    return None
+
+
 def forward_only_problem(recipe: "Recipe") -> Problem | None:
     """What `recipe` asks in vain of a workload that trains nothing, and what would do; None if nothing.
 

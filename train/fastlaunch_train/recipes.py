@@ -13,6 +13,7 @@ from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, re
 # The launcher reads these here.
 from fastlaunch_train.recipe_rules import forward_only_problem as forward_only_problem
 from fastlaunch_train.recipe_rules import optimizer_problem as optimizer_problem
+from fastlaunch_train.recipe_rules import steps_problem as steps_problem
 
 #: Counts changes to the meaning of a recipe's fields; it is written to every record. 2: `blocks=native` was
 #: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not. 3: `overlap_comm`; before it
@@ -315,7 +316,8 @@ def _parse(field: str, text: str) -> str | int | float | bool | None:
     except KeyError:
         raise RecipeError(f"{field} is {text!r}", "it is true or false") from None
     except ValueError:
-        raise RecipeError(f"{field} is {text!r}", "it is a number") from None
+        number = "a number" if field == "learning_rate" else "a whole number"
+        raise RecipeError(f"{field} is {text!r}", f"it is {number}") from None
     return text
 
 

@@ -10,6 +10,7 @@ from fastlaunch_train.batches import split_batch
 from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.precision import Precision
+from fastlaunch_train.recipe_rules import steps_problem
 from fastlaunch_train.recipes import Recipe, RecipeError
 from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, TorchStepper
 from fastlaunch_train.training import Training
@@ -24,11 +25,6 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
             f"recipe {recipe.label}: workload {workload.name} has nothing to train, and a Trainer trains",
             "add --set loop=ours",
         )
-    if recipe.precision == "fp8":
-        raise RecipeError(
-            f"recipe {recipe.label}: with loop={recipe.loop} precision is fp32, tf32, bf16 or fp16 here",
-            "add --set loop=ours, or --set precision=bf16 --set fp8_scaling=none",
-        )
     added_up = recipe.grad_accumulation > 1 or not recipe.set_to_none
     if added_up and device.type == "cuda" and recipe.compile_mode in CUDA_GRAPH_MODES:
         # What a CUDA graph returned is lost when it runs again: our loop adds it to other gradients.
@@ -36,17 +32,15 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
             f"recipe {recipe.label}: loop={recipe.loop} keeps the gradients that a CUDA graph overwrites",
             "add --set loop=ours, or --set compile_mode=default",
         )
-    if recipe.loop == "transformers":
-        if not recipe.set_to_none:
-            raise RecipeError(
-                f"recipe {recipe.label}: the Transformers Trainer frees gradients, it does not zero them",
-                "leave out set_to_none, or add --set loop=ours",
-            )
-        if recipe.precision == "fp16" and device.type == "cpu":
-            raise RecipeError(
-                f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",
-                "add --set precision=bf16, or --set loop=ours",
-            )
+    problem = steps_problem(recipe)
+    if problem:
+        message, hint = problem
+        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
+    if recipe.loop == "transformers" and recipe.precision == "fp16" and device.type == "cpu":
+        raise RecipeError(
+            f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",
+            "add --set precision=bf16, or --set loop=ours",
+        )
 
 
 def import_trainer(loop: str) -> None:
