@@ -65,10 +65,16 @@ def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> li
             for file in files:
                 _compress(file, folder)
         if not files and (run.summary is None or run.summary.kind == "records"):
-            missing.append(f"run {run.id}: its record files are gone; only what the ledger knows is exported")
+            missing.append(f"run {run.id}: {_without_records(run)}")
         told = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
         Path(folder, RUN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return missing
+
+
+def _without_records(run: Run) -> str:
+    if run.summary is None:
+        return f"it is {run.state} and recorded nothing; `runs import` will pass over it"
+    return "its record files are gone; only what the ledger knows is exported"
 
 
 @contextmanager

@@ -161,8 +161,7 @@ def compared(
         baseline=baseline,
         allow_unverified=allow_unverified,
     )
-    unmeasured = [_unmeasured(run) for run in runs if run.summary is None]
-    warnings = (*unmeasured, *comparison.warnings)
+    warnings = (*_unmeasured([run for run in runs if run.summary is None]), *comparison.warnings)
     if not comparison.rows:
         tell_warnings(warnings)
         raise UserError(
@@ -260,9 +259,22 @@ def _candidate(run: "Run", region: str) -> "Candidate | None":
     )
 
 
-def _unmeasured(run: "Run") -> str:
-    why = f": {run.reason}" if run.reason else ""
-    return f"{run.id} ({run.recipe}) is left out: it is {run.state} and has measured nothing{why}"
+def _unmeasured(runs: "Sequence[Run]") -> list[str]:
+    """A line for each kind of runs that are left out: one interruption cancels all that were to follow."""
+    alike: dict[tuple[str, str | None], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((str(run.state), run.reason), []).append(run)
+    return [
+        f"{_named(of)} left out: {'it is' if len(of) == 1 else 'they are'} {state} and "
+        f"{'has' if len(of) == 1 else 'have'} measured nothing{f': {reason}' if reason else ''}"
+        for (state, reason), of in alike.items()
+    ]
+
+
+def _named(runs: "Sequence[Run]") -> str:
+    if len(runs) == 1:
+        return f"{runs[0].id} ({runs[0].recipe}) is"
+    return f"{len(runs)} runs ({', '.join(dict.fromkeys(run.recipe for run in runs))}) are"
 
 
 def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:

@@ -1,6 +1,7 @@
 """Runs as rows of a table and as a sentence, as `submit` and `status` end with."""
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import RunState
@@ -96,12 +97,15 @@ def duration(seconds: float) -> str:
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
-    """Mean of the runs' step times, with the smallest and largest; of a single run, its own interval."""
+    """Geometric mean of the runs' step times, as `compare` takes it, with the smallest and largest.
+
+    Of a single run, its own interval.
+    """
     times = [summary.step_time_s for summary in summaries if summary.step_time_s]
     if len(times) == 1:
         return times[0]
     values = [time.value for time in times]
-    return Interval(value=sum(values) / len(values), low=min(values), high=max(values))
+    return Interval(value=geometric_mean(values), low=min(values), high=max(values))
 
 
 def _is_below(one: Interval, other: Interval) -> bool:
