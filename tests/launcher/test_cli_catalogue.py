@@ -14,7 +14,8 @@ from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, RecipeError, choices_
 from fastlaunch_train.workloads import WORKLOADS
 
 
-def test_every_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recipe_is_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert run(["recipes"]) == 0
     told = capsys.readouterr()
     heading, *lines, sentence = told.out.splitlines()
@@ -50,7 +51,7 @@ def test_a_recipe_is_told_field_by_field_with_what_it_may_be(capsys: pytest.Capt
     assert set(fields) == {"name", *OVERRIDABLE}
     assert fields["fp8_scaling"][:1] == ["delayed"]
     assert fields["fp8_scaling"][1].startswith("fp8_scaling=none|delayed|current|")
-    assert fields["deterministic"] == ["False", "deterministic=true|false"]
+    assert fields["deterministic"] == ["false", "deterministic=true|false"]
     assert fields["ddp_bucket_mb"] == ["160", "ddp_bucket_mb=..."]
     assert fields["name"] == ["te-fp8"]
     assert told.err == "next: fastlaunch submit --local --recipe te-fp8\n"

@@ -117,3 +117,28 @@ def test_a_fitted_table_is_at_most_100_wide(rows: list[dict[str, str]]) -> None:
         assert len(after["recipe"]) <= 58
         assert after["recipe"] == before["recipe"] or before["recipe"].startswith(after["recipe"][:-1])
         assert len(before["recipe"]) > 58 or after["recipe"] == before["recipe"]
+
+
+def test_words_that_a_terminal_has_no_room_for_go_on_below() -> None:
+    rows = [
+        {"name": "one", "number": 1, "words": "a rather long sentence of several words"},
+        {"name": "two", "number": 20, "words": "short"},
+    ]
+    headers = {"name": "name", "number": "number", "words": "words"}
+    assert table(rows, headers, terminal=44).splitlines() == [
+        "name  number  words",
+        "one        1  a rather long sentence of",
+        "              several words",
+        "two       20  short",
+    ]
+    whole = table(rows, headers, terminal=0)
+    assert len(whole.splitlines()) == 3
+    # Too narrow for words to be read in: the terminal may as well wrap it.
+    assert table(rows, headers, terminal=40) == whole == table(rows, headers, terminal=200)
+
+
+def test_cells_are_written_as_they_are_typed() -> None:
+    rows = [{"of": value} for value in (True, False, None, (), ("model", "tokenizer"), 12)]
+    assert table([{"": None}], {"": ""}).strip() == ""
+    lines = table(rows, {"of": "of"}, terminal=0).splitlines()
+    assert lines[1:] == ["true", "false", "", "", "model, tokenizer", "12"]

@@ -5,13 +5,16 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 _GAP = "  "
 _MIN_WIDTH = 100
+#: What a column of words is not made narrower than.
+_LEAST_WORDS = 30
 #: A number, with a unit or without.
 _NUMBER = re.compile(r"-?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
@@ -54,17 +57,39 @@ def fitted(
     ]
 
 
-def table(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> str:
-    """A plain table with one line per row; columns of numbers are right-aligned."""
+def table(
+    rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str], *, terminal: int | None = None
+) -> str:
+    """A plain table with a row per line; columns of numbers are right-aligned.
+
+    What is wider than the terminal has the words of its last column in as many lines as it takes.
+    terminal: its columns, to be asked for; 0 where there is none.
+    """
     widths = _widths(rows, headers)
     right = {key: _is_numeric([row[key] for row in rows]) for key in headers}
     lines = [dict(headers), *({key: _text(row[key]) for key in headers} for row in rows)]
+    *_, last = headers
+    if terminal is None:
+        terminal = shutil.get_terminal_size(fallback=(0, 1)).columns
+    before = sum(widths[key] + len(_GAP) for key in headers if key != last)
+    if before + _LEAST_WORDS <= terminal < before + widths[last] and not right[last]:
+        widths[last] = terminal - before
     return "\n".join(
         _GAP.join(
             cell.rjust(widths[key]) if right[key] else cell.ljust(widths[key]) for key, cell in line.items()
         ).rstrip()
-        for line in lines
+        for whole in lines
+        for line in _wrapped(whole, last, widths[last])
     )
+
+
+def _wrapped(line: Mapping[str, str], last: str, width: int) -> Iterator[dict[str, str]]:
+    """The line, with others below it for what the cell `last` has no room for."""
+    first, others = line[last], list[str]()
+    if len(first) > width:
+        first, *others = textwrap.wrap(first, width, break_on_hyphens=False)
+    yield {**line, last: first}
+    yield from ({**dict.fromkeys(line, ""), last: other} for other in others)
 
 
 def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:
@@ -83,6 +108,10 @@ def _cut(value: str | None, width: int) -> str | None:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return "" if value is None else str(value)
 
 
