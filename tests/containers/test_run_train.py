@@ -17,6 +17,7 @@ import pytest
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
 from fastlaunch_train.records import read_record
+from leftovers import MARK
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "containers" / "run_train.sh"
@@ -98,6 +99,7 @@ class Container:
             env={
                 "PATH": str(self.folder / "bin"),
                 "FASTLAUNCH_SYSTEM_ROOT": str(self.folder / "root"),
+                MARK: os.environ[MARK],
                 **self.env,
             },
             cwd="/",
