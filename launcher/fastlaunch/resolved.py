@@ -12,6 +12,7 @@ from fastlaunch.cloud_request import CloudRequest, rate_at
 from fastlaunch.cost_ceiling import HourlyRate
 from fastlaunch.errors import CloudRefused, UserError
 from fastlaunch.hardware import InstanceType
+from fastlaunch.left_out import by_reason
 from fastlaunch.prices import Catalogue
 from fastlaunch.settings import RegionSettings, Settings
 
@@ -80,6 +81,6 @@ def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
     first = skipped[0][1]
     if len({error.message for _, error in skipped}) == 1:
         return first
-    told = "; ".join(f"{name}: {error.message}" for name, error in skipped)
+    told = "; ".join(by_reason((name, error.message) for name, error in skipped))
     kind = type(first) if isinstance(first, CloudRefused) else UserError
     return kind(f"none of {len(skipped)} places can be used: {told}", first.hint)

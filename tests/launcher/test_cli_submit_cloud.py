@@ -12,6 +12,8 @@ import pytest
 import yaml
 from fake_train.launcher import fastlaunch
 
+from fastlaunch.cli.submit_cloud import doubts_of
+from fastlaunch.preflight_check import Check, Result
 from fastlaunch.settings import load_settings
 from fastlaunch_train.options import parse_options
 
@@ -112,6 +114,16 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert json.loads(out)["region"] == "us-east-1"
     assert err.startswith("left out: p5.48xlarge in eu-north-1: no ec2 on-demand price")
+
+
+def test_what_holds_in_several_places_is_warned_of_once() -> None:
+    told = {"name": "image", "told": "the image is gone", "hint": "build it"}
+    checks = [Check(result=Result.WARNING, zone=zone, **told) for zone in ("us-east-1a", "us-east-1b")]
+    checks += [
+        Check(name="quota", result=Result.OK, told="enough"),
+        Check(name="price", result=Result.WARNING, told="it is old"),
+    ]
+    assert doubts_of(checks) == ["warning: the image is gone\n  build it", "warning: it is old"]
 
 
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str], configured: Path) -> None:

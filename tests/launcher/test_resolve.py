@@ -248,6 +248,8 @@ def test_none_left_is_the_first_error_with_every_reason() -> None:
     error = nowhere([("a", NoCapacity("nothing", "try b")), ("b", BadConfiguration("wrong", "mend it"))])
     assert type(error) is NoCapacity and error.hint == "try b"
     assert error.message == "none of 2 places can be used: a: nothing; b: wrong"
+    alike = nowhere([(name, NoCapacity(why, None)) for name, why in (("a", "x"), ("b", "y"), ("c", "x"))])
+    assert alike.message == "none of 3 places can be used: a, c: x; b: y"
 
 
 # Several nodes

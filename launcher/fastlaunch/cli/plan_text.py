@@ -10,6 +10,7 @@ from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2_site import Site
 from fastlaunch.cost_ceiling import CostCeiling, block_of, type_names
 from fastlaunch.job import JobSpec
+from fastlaunch.left_out import by_reason
 
 if TYPE_CHECKING:
     from fastlaunch.backends.cloud_backend import Place
@@ -45,7 +46,7 @@ def plan_text(
     if others:
         lines += ["Without capacity there, in this order:", *(f"  {other.name}" for other in others)]
     if skipped:
-        lines += ["Left out:", *(f"  {name}: {why}" for name, why in skipped)]
+        lines += ["Left out:", *(f"  {told}" for told in by_reason(skipped))]
     lines += _placeholders(plan)
     lines.append(f"Planned, not started: {ceiling}.")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.cost_ceiling import CostCeiling, block_of, check_budget, cost_ceiling, is_known
 from fastlaunch.errors import EXIT_DONE
 from fastlaunch.job import JobSpec
+from fastlaunch.left_out import by_reason
 from fastlaunch.offline_sites import Offline, OfflineSites, check_plan, offline_sites, plan_at
 from fastlaunch.prices import Catalogue, load_catalogue
 from fastlaunch.request import Request
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fastlaunch.backends.cloud_backend import Place
     from fastlaunch.cloud import CloudSubmission
     from fastlaunch.cloud_prepare import Prepared
+    from fastlaunch.preflight_check import Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,8 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
     fee = asked.request.block_fee_usd
     plan = replace(planned, max_cost_usd=asked.ceiling.usd, sunk_usd=fee)
     if output == "json":
-        for name, why in asked.offline.skipped:
-            click.echo(f"left out: {name}: {why}", err=True)
+        for told in by_reason(asked.offline.skipped):
+            click.echo(f"left out: {told}", err=True)
         return json.dumps(plan.to_json(), indent=2)
     return plan_text(
         plan, jobs, sites=asked.offline.sites, skipped=asked.offline.skipped, ceiling=asked.ceiling
@@ -217,6 +219,12 @@ def _prepared(
     return prepared, submission
 
 
+def doubts_of(checks: "Sequence[Check]") -> list[str]:
+    """What is warned of before money is spent, once where it holds in several places."""
+    doubts = dict.fromkeys((check.told, check.hint) for check in checks if check.result == "warning")
+    return [f"warning: {told}" + (f"\n  {hint}" if hint else "") for told, hint in doubts]
+
+
 def _ask(
     prepared: "Prepared",
     submission: "CloudSubmission",
@@ -230,11 +238,9 @@ def _ask(
     lines = [in_words(submission.jobs_at(first), first)]
     if others:
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
-    lines += [f"left out: {name}: {why}" for name, why in prepared.skipped]
+    lines += [f"left out: {told}" for told in by_reason(prepared.skipped)]
     lines += prepared.told
-    for check in prepared.found:
-        if check.result == "warning":
-            lines.append(f"warning: {check.told}" + (f"\n  {check.hint}" if check.hint else ""))
+    lines += doubts_of(prepared.found)
     if slow_checkpoint:
         lines.append(f"warning: {slow_checkpoint}")
     if submission.detach:
