@@ -38,7 +38,8 @@ def test_status_tells_what_a_run_does_where_and_at_what_cost(
     run = started(aws_server)
     out = told(capsys, "status")
     # Ten minutes at $60 an hour, of 60 minutes and 10 more at most.
-    assert "waiting for the machine to boot; attempt 1 in us-east-1a; $10.0" in out
+    in_a_line = " ".join(out.split())
+    assert "waiting for the machine to boot; attempt 1 in us-east-1a; $10.0" in in_a_line
     assert "so far, at most $70.00" in out
     run.say("boot.json")
     assert "pulling the image and starting" in told(capsys, "status")
