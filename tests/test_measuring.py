@@ -190,7 +190,10 @@ def test_what_is_kept_is_what_the_plan_knows_and_what_is_complete(tmp_path: Path
     kept = keep(tmp_path / "nothing", archive, {"b"})
     assert (kept.num_runs, kept.added, kept.dropped) == (1, (), ("a",))
     with tarfile.open(archive) as packed:
-        assert packed.getnames() == ["b/rank-00000-attempt-1.jsonl"]
+        (member,) = packed.getmembers()
+        file = packed.extractfile(member)
+        assert file is not None and member.name == "b/rank-00000-attempt-1.jsonl"
+        assert file.read() == (found / member.name).read_bytes()
 
     again = tmp_path / "again" / PACKED
     for run_id in ("b", "a"):
