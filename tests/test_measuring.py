@@ -73,6 +73,12 @@ def test_a_plan_that_cannot_be_meant(tmp_path: Path, was: str, becomes: str, sai
         read_plan(path)
 
 
+def test_later_rounds_come_after_those_of_all_tables(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(ARMS.replace("rounds = [1, 2]", "rounds = [2]\nlater_rounds = [1]"))
+    assert [(of[0].folder, of[0].round) for of in read_plan(path)] == [("one", 2), ("two", 1), ("one", 1)]
+
+
 def test_all_that_is_published_is_in_the_plan() -> None:
     planned = {f"{run.folder}/{run.run_id}" for of in read_plan() for run in of}
     for path in MEASUREMENTS.glob(f"*/{PACKED}"):

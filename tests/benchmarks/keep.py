@@ -38,9 +38,9 @@ def main() -> None:
     for folder, run_ids in sorted(planned.items()):
         kept = keep(asked.found / folder, asked.measurements / folder / PACKED, run_ids)
         if kept.num_runs or kept.dropped:
-            print(
-                f"{folder}: {kept.num_runs} of {len(run_ids)} runs, new: {kept.added}, gone: {kept.dropped}"
-            )
+            print(f"{folder}: {kept.num_runs} of {len(run_ids)} runs")
+            for change, changed in (("new", kept.added), ("gone", kept.dropped)):
+                print("".join(f"  {change}: {run_id}\n" for run_id in changed), end="")
     root = MEASUREMENTS.parents[1]
     subprocess.run(
         [sys.executable, "-m", "fastlaunch", "demo", "--summarise", str(asked.measurements)],

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ _ARM = re.compile(
 )
 #: What a table of the plan must say, and what it may.
 _NEEDED = {"folder": str, "arms": list, "rounds": list, "seconds_per_run": (int, float)}
-_OPTIONAL = {"num_gpus": int, "steps": int, "arguments": list}
+_OPTIONAL = {"later_rounds": list, "num_gpus": int, "steps": int, "arguments": list}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,14 @@ def read_plan(path: Path = PLAN) -> tuple[tuple[PlannedRun, ...], ...]:
     ValueError for a plan that says too little, something unknown, or two runs of one id.
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8")).get("runs", [])
-    rounds = tuple(of for table in tables for of in _rounds(table))
+    for table in tables:
+        _check(table)
+    rounds = tuple(
+        _round(table, number)
+        for when in ("rounds", "later_rounds")
+        for table in tables
+        for number in table.get(when, ())
+    )
     run_ids = [run.run_id for of in rounds for run in of]
     twice = sorted({run_id for run_id in run_ids if run_ids.count(run_id) > 1})
     if twice or not rounds:
@@ -80,21 +86,23 @@ def read_plan(path: Path = PLAN) -> tuple[tuple[PlannedRun, ...], ...]:
     return rounds
 
 
-def _rounds(table: dict[str, Any]) -> Iterator[tuple[PlannedRun, ...]]:
+def _check(table: dict[str, Any]) -> None:
     wrong = [name for name in _NEEDED if name not in table]
     wrong += [name for name, of in table.items() if not isinstance(of, (_NEEDED | _OPTIONAL).get(name, ()))]
     if wrong:
         raise ValueError(f"[[runs]] {table.get('folder', '')}: missing or wrong: {', '.join(wrong)}")
-    for number in table["rounds"]:
-        runs = [
-            PlannedRun(
-                folder=table["folder"],
-                arm=read_arm(text, table.get("steps")),
-                round=number,
-                num_gpus=table.get("num_gpus", 1),
-                arguments=tuple(table.get("arguments", ())),
-                seconds_per_run=table["seconds_per_run"],
-            )
-            for text in table["arms"]
-        ]
-        yield tuple(runs if number % 2 else reversed(runs))
+
+
+def _round(table: dict[str, Any], number: int) -> tuple[PlannedRun, ...]:
+    runs = [
+        PlannedRun(
+            folder=table["folder"],
+            arm=read_arm(text, table.get("steps")),
+            round=number,
+            num_gpus=table.get("num_gpus", 1),
+            arguments=tuple(table.get("arguments", ())),
+            seconds_per_run=table["seconds_per_run"],
+        )
+        for text in table["arms"]
+    ]
+    return tuple(runs if number % 2 else reversed(runs))
