@@ -203,8 +203,6 @@ class _HeldOutImages(Dataset[Any]):
 def _read(
     sample: tuple[str, int], shape: ImageShape, *, flip: bool
 ) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
-    # A worker that was not forked, but started anew, has it still to do.
-    prepare_torchvision()
     from PIL import Image
     from torchvision.transforms import functional as transforms
 
@@ -270,7 +268,7 @@ def _collate(items: list[Any]) -> Any:
 
 
 def _prepare_worker(worker: int) -> None:
-    """Make a worker process one that ends when its parent says so, or ends, and not before.
+    """Make a worker process one that can read images, and ends when its parent says so, or ends, not before.
 
     It was forked with the parent's handlers, which count on threads that it has not. Ctrl-C reaches every
     process of the terminal: the parent still needs its workers for the step it is in.
@@ -284,3 +282,5 @@ def _prepare_worker(worker: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
         if parent is not None and os.getppid() == 1 and parent.pid != 1:
             os._exit(1)
+    # Where it was not forked but started anew, its parent's preparation is not its own.
+    prepare_torchvision()
