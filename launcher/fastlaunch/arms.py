@@ -18,7 +18,7 @@ from fastlaunch_train.recipes import (
     resolve_recipe,
     steps_problem,
 )
-from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
+from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, names_folder, workload_info
 
 if TYPE_CHECKING:
     from fastlaunch.request import Request
@@ -147,8 +147,7 @@ def check_models(arm: Arm) -> None:
     """
     of_workload = arm.workload.name.partition("hf-clm:")[2] or None
     for option, name in (("--model ", arm.model), ("--tokenizer ", arm.tokenizer), ("hf-clm:", of_workload)):
-        is_path = name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1)
-        if name is not None and is_path and not _written_out(name).is_dir():
+        if name is not None and names_folder(name) and not _written_out(name).is_dir():
             raise UserError(
                 f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
             )

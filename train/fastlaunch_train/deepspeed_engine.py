@@ -20,7 +20,7 @@ from fastlaunch_train.parallel import Process, join_group
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipe_rules import steps_problem
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes import Recipe, RecipeError, refuse
 from fastlaunch_train.runs_here import parse_version
 from fastlaunch_train.torch_stepper import check_loss
 from fastlaunch_train.workload import Batch, Workload
@@ -146,10 +146,7 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
             f"recipe {recipe.label}: DeepSpeed flattens what it shards, and adafactor needs rows and columns",
             "add --set optimizer=adamw, or --set parallelism=fsdp2",
         )
-    problem = steps_problem(recipe)
-    if problem:
-        message, hint = problem
-        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
+    refuse(steps_problem(recipe), f"recipe {recipe.label}")
     check_overlap(recipe, importlib.metadata.version("deepspeed"))
 
 

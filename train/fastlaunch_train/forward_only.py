@@ -10,7 +10,7 @@ from fastlaunch_train.parallel import Process
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.preparing import prepare_model
 from fastlaunch_train.recipe_rules import forward_only_problem
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes import Recipe, refuse
 from fastlaunch_train.workload import Batch, Workload
 
 #: torch.jit.script watches in the first and compiles in the second; CUDA graphs are captured in the second.
@@ -20,9 +20,7 @@ _PASSES_AHEAD = 3
 def check_forward_only(workload: Workload, recipe: Recipe) -> None:
     """Returns if `workload` trains something, or `recipe` does not say how to; else RecipeError."""
     problem = None if workload.trains else forward_only_problem(recipe)
-    if problem:
-        message, hint = problem
-        raise RecipeError(f"recipe {recipe.label} does not fit workload {workload.name}: {message}", hint)
+    refuse(problem, f"recipe {recipe.label} does not fit workload {workload.name}")
 
 
 class ForwardStepper:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data_identity import digest_of, digest_of_file
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads import WorkloadError, names_folder
 
 #: What a configuration says that says nothing of the model.
 _NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
@@ -127,7 +127,7 @@ def of_the_hub(load: Callable[..., Any], name: str, workload: str, what: str, **
     """What transformers' `load` makes of `name`; WorkloadError if it is not there or is not `what`."""
     folder = Path(name).expanduser()
     option = "hf-clm:" if workload == f"hf-clm:{name}" else f"--{what} "
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+    if not folder.is_dir() and names_folder(name):
         raise WorkloadError(
             f"workload {workload!r}: there is no {what} folder {name}",
             f"give {option}FOLDER, or a name on the Hugging Face hub",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.recipe_rules import optimizer_problem
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes import Recipe, refuse
 from fastlaunch_train.workload import Workload
 from fastlaunch_train.workloads import WorkloadError
 
@@ -26,9 +26,7 @@ def check_optimizer(workload: Workload, recipe: Recipe) -> None:
     The recipe's can, or the recipe is none. For before the model is built, whose parameters it takes.
     """
     problem = optimizer_problem(recipe, _name(workload, recipe)) if workload.trains else None
-    if problem:
-        message, hint = problem
-        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
+    refuse(problem, f"recipe {recipe.label}")
 
 
 def build_optimizer(

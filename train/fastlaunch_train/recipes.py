@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, recipe_problem
+from fastlaunch_train.recipe_rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, Problem, recipe_problem
 
 # The launcher reads these here.
 from fastlaunch_train.recipe_rules import forward_only_problem as forward_only_problem
@@ -28,6 +28,13 @@ class RecipeError(ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def refuse(problem: Problem | None, of: str) -> None:
+    """Raises RecipeError for what a rule found wrong, if it did. of: what is refused, in words."""
+    if problem is not None:
+        message, hint = problem
+        raise RecipeError(f"{of}: {message}", hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +99,7 @@ class Recipe:
     overrides: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        problem = recipe_problem(self)
-        if problem is not None:
-            message, hint = problem
-            raise RecipeError(f"recipe {self.name}: {message}", hint)
+        refuse(recipe_problem(self), f"recipe {self.name}")
 
     @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> "Recipe":

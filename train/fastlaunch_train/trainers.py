@@ -11,7 +11,7 @@ from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.loop import Progress
 from fastlaunch_train.precision import Precision
 from fastlaunch_train.recipe_rules import steps_problem
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes import Recipe, RecipeError, refuse
 from fastlaunch_train.torch_stepper import CUDA_GRAPH_MODES, TorchStepper
 from fastlaunch_train.training import Training
 from fastlaunch_train.undisturbed import left_as_it_was
@@ -32,10 +32,7 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
             f"recipe {recipe.label}: loop={recipe.loop} keeps the gradients that a CUDA graph overwrites",
             "add --set loop=ours, or --set compile_mode=default",
         )
-    problem = steps_problem(recipe)
-    if problem:
-        message, hint = problem
-        raise RecipeError(f"recipe {recipe.label}: {message}", hint)
+    refuse(steps_problem(recipe), f"recipe {recipe.label}")
     if recipe.loop == "transformers" and recipe.precision == "fp16" and device.type == "cpu":
         raise RecipeError(
             f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",

@@ -126,6 +126,11 @@ class WorkloadError(ValueError):
         self.hint = hint
 
 
+def names_folder(name: str) -> bool:
+    """Whether a model or tokenizer is named by a path; else it is a name on the Hugging Face hub."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def workload_info(name: str) -> WorkloadInfo:
     """What is known of workload `name`; WorkloadError, with the nearest names, if there is none such."""
     if name in WORKLOADS:
