@@ -206,7 +206,8 @@ def _num_gpus() -> int:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    # In one piece: rounds side by side would write into each other's lines.
+    print(f"{line}\n", end="", flush=True)
 
 
 if __name__ == "__main__":
