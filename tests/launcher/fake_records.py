@@ -59,6 +59,7 @@ def write_run(
     wall_ratio: float = 1.0,
     num_compiles: Callable[[int], int] | None = None,
     reserved_gib: Callable[[int], float | None] | None = None,
+    utilization: Callable[[int, int], float | None] | None = None,
     phases: Sequence[Phase] = (Phase(name="build", seconds=1.5, step=0),),
     evals: Sequence[Eval] = (),
     checks: Sequence[Check] = (),
@@ -74,7 +75,8 @@ def write_run(
     steps: recorded by this attempt, from `first_step` on; the header asks for all of them.
     step_time_s: seconds, or a function of (rank, step). loss: of (rank, step); by default it falls.
     wall_ratio: a block's wall time over the sum of its step times.
-    num_compiles, reserved_gib: of a block's last step. status: None for a killed process (no end line).
+    num_compiles, reserved_gib: of a block's last step. utilization: of (rank, a block's last step).
+    status: None for a killed process (no end line).
     num_unsynchronised: so many of the last steps stand after the last block, as a kill may leave them.
     versions, header: entries that replace the usual ones. evals, checks: the same of every rank.
     """
@@ -157,6 +159,7 @@ def write_run(
                         wall_s=wall_s,
                         num_compiles=num_compiles(step) if num_compiles else 0,
                         reserved_gib=reserved_gib(step) if reserved_gib else 10.0,
+                        utilization=utilization(rank, step) if utilization else None,
                     )
                 )
                 block_start, wall_s = step + 1, 0.0

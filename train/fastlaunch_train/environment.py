@@ -78,11 +78,15 @@ def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """Clock in MHz, power in W and temperature in degrees Celsius; None where not known."""
+    """Clock in MHz, power in W, temperature in degrees Celsius; None where not known.
+
+    utilization: the share of the last sixth of a second to a second in which a kernel ran (NVML's sample).
+    """
 
     clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
+    utilization: float | None = None
 
 
 class DeviceMonitor:
@@ -114,9 +118,17 @@ class DeviceMonitor:
                 temperature_c=self._nvml.nvmlDeviceGetTemperature(
                     self._handle, self._nvml.NVML_TEMPERATURE_GPU
                 ),
+                utilization=self._utilization(),
             )
         except Exception:
             return DeviceState()
+
+    def _utilization(self) -> float | None:
+        try:
+            percent: int = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+        except Exception:  # Not of a part of a GPU (MIG), of which the rest is known.
+            return None
+        return percent / 100
 
 
 def memory_gib(device: torch.device) -> tuple[float | None, float | None]:

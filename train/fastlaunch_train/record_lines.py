@@ -136,6 +136,7 @@ class Block:
 
     num_compiles: compiled graphs so far in the process. reserved_gib: device memory held by the allocator.
     clock_mhz, power_w, temperature_c: of this rank's device at the end of the block, None if not known.
+    utilization: the share of its last second, at most, in which a kernel ran on it.
     """
 
     first_step: int
@@ -146,6 +147,7 @@ class Block:
     clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
+    utilization: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +271,7 @@ _OPTIONAL_STRINGS = frozenset({"detail", "message", "metric"})
 _OPTIONAL_NUMBERS = frozenset(
     [
         *("loss", "reserved_gib", "clock_mhz", "power_w", "temperature_c", "peak_memory_gib"),
-        *("metric_value", "value", "limit"),
+        *("utilization", "metric_value", "value", "limit"),
     ]
 )
 

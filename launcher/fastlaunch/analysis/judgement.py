@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fastlaunch.analysis.commits import commit_notes, other_commits
 from fastlaunch.analysis.compiling import only_from_cache
 from fastlaunch.analysis.guards import Guard
+from fastlaunch.analysis.idling import idle_note
 from fastlaunch.analysis.loss_pairs import listed
 from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
 from fastlaunch.analysis.pricing import RowPrice
@@ -275,6 +276,8 @@ def _of_runs(pool: Pool) -> Iterator[str]:
     yield from commit_notes(pool)
     if len(limits := _power_limits(pool)) > 1:
         yield f"runs on GPUs at power limits of {listed(limits)} make one row"
+    if note := idle_note([candidate.summary for candidate in pool.all_runs]):
+        yield note
     if only_from_cache([candidate.summary for candidate in pool.all_runs]):
         yield "compiled from a cache: a first run takes longer to compile"
     told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]

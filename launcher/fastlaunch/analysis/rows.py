@@ -1,8 +1,7 @@
 """`Row`: everything that a comparison says of runs that are repeats of each other."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.compiling import first_runs
@@ -10,7 +9,7 @@ from fastlaunch.analysis.guards import Guard
 from fastlaunch.analysis.judgement import BASELINE, Judgement, PricedPool, exp
 from fastlaunch.analysis.pooling import SAMPLE, STEP, Candidate, Pool, arm_of, log_time, samples_per_step
 from fastlaunch.analysis.pricing import RowPrice, accelerator_of
-from fastlaunch.analysis.statistics import Spread, uncertainty
+from fastlaunch.analysis.statistics import Spread, mean_of, uncertainty
 from fastlaunch.metrics import Interval
 
 if TYPE_CHECKING:
@@ -24,9 +23,10 @@ class Row:
     num_runs: those used. num_unsteady: those whose step time did not settle, left out; where there are no
     others they are shown, without intervals. Quantities are None where unknown. percent_of_peak: of the
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
-    out; compile_s over those that compiled without a cache, where there are any. ratio_to_baseline: of
-    samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are at Holm's level, all others
-    at 95%. comparable_as: `throughput` where the global batch or the sequence
+    out; compile_s over those that compiled without a cache, where there are any. data_wait_fraction,
+    utilization: means too, of the time in which the host fetched batches, and in which a GPU ran kernels.
+    ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are at
+    Holm's level, all others at 95%. comparable_as: `throughput` where the global batch or the sequence
     length is another than the baseline's, else `training`. guard: of numerics and convergence; is_barred: by
     what that holds against the row, which then has no verdict. runs: those used, and after them those whose
     step time did not settle. more_runs: of the row and of the baseline each, that would settle the verdict.
@@ -60,6 +60,8 @@ class Row:
     compile_s: float | None
     warmup_s: float | None
     peak_memory_gib: float | None
+    data_wait_fraction: float | None
+    utilization: float | None
     ratio_to_baseline: Interval | None
     speed_ratio_to_baseline: Interval | None
     verdict: str
@@ -118,7 +120,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         batch_size_per_gpu=first.batch_size_per_gpu,
         data=first.data,
         sequence_length=first.sequence_length,
-        padding_fraction=_mean([summary.padding_fraction for summary in summaries]),
+        padding_fraction=mean_of([summary.padding_fraction for summary in summaries]),
         kind=first.kind,
         derived=any(summary.derived for summary in summaries),
         service=service,
@@ -131,12 +133,14 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         sources=tuple(dict.fromkeys(summary.source for summary in summaries if summary.source)),
         fingerprint=tuple(sorted(first.fingerprint.items())),
         price=item.price,
-        build_s=_mean([summary.build_s for summary in summaries]),
-        compile_s=_mean([summary.compile_s for summary in first_runs(summaries)]),
-        warmup_s=_mean([summary.warmup_s for summary in summaries]),
+        build_s=mean_of([summary.build_s for summary in summaries]),
+        compile_s=mean_of([summary.compile_s for summary in first_runs(summaries)]),
+        warmup_s=mean_of([summary.warmup_s for summary in summaries]),
         peak_memory_gib=max(
             (s.peak_memory_gib for s in summaries if s.peak_memory_gib is not None), default=None
         ),
+        data_wait_fraction=mean_of([summary.data_wait_fraction for summary in summaries]),
+        utilization=mean_of([summary.utilization for summary in summaries]),
         ratio_to_baseline=judgement.ratio,
         speed_ratio_to_baseline=judgement.speed_ratio,
         verdict=judgement.verdict,
@@ -198,12 +202,7 @@ def _time_s(pool: Pool, spread: Spread) -> Interval | None:
 
 
 def _tokens_per_s(pool: Pool, time_s: Interval, rate: Interval) -> Interval | None:
-    tokens = _mean([candidate.summary.tokens_per_step for candidate in pool.all_runs])
+    tokens = mean_of([candidate.summary.tokens_per_step for candidate in pool.all_runs])
     if tokens and pool.measure == STEP:
         return cost.samples_per_s(time_s, tokens)
     return rate if pool.first.sample_unit == "tokens" else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known: list[Any] = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

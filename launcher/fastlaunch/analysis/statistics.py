@@ -190,3 +190,9 @@ def more_runs(
         if verdict(log_ratio, then.half_width(level)) != UNRESOLVED:
             return more
     return None
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Mean of what is known of `values`; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -72,6 +72,8 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "compile_s": row.compile_s,
         "warmup_s": row.warmup_s,
         "peak_memory_gib": row.peak_memory_gib,
+        "data_wait_fraction": row.data_wait_fraction,
+        "utilization": row.utilization,
         "kernels": list(row.kernels),
         "service": row.service,
         "region": row.region,

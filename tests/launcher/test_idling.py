@@ -1,0 +1,96 @@
+"""GPUs that wait for their host: found in the records, and told where a faster one would gain little."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_records import read_all, write_run
+from fake_summaries import PLAIN
+
+from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.metrics import RunSummary, summarize
+from fastlaunch.prices import load_catalogue
+from fastlaunch.report.data import as_csv, as_json
+
+
+def compared(*runs: RunSummary) -> Comparison:
+    candidates = [Candidate(run_id=str(number), summary=one) for number, one in enumerate(runs)]
+    prices = PriceRequest(today=datetime.date(2026, 11, 22))
+    return compare(candidates, catalogue=load_catalogue(), prices=prices)
+
+
+def told(*runs: RunSummary) -> list[str]:
+    """What is said of waiting, of each row."""
+    return ["; ".join(text for text in row.reasons if "waits" in text) for row in compared(*runs).rows]
+
+
+def busy(share: float | None, fetching: float | None = 0.0, recipe: str = "bf16") -> RunSummary:
+    return replace(PLAIN, recipe=recipe, utilization=share, data_wait_fraction=fetching)
+
+
+def test_it_is_the_mean_of_the_blocks_after_the_warm_up(tmp_path: Path) -> None:
+    """Of 100 steps in blocks of 20 the first block compiles; one was not sampled."""
+    paths = write_run(
+        tmp_path,
+        steps=100,
+        steps_per_block=20,
+        num_compiles=lambda step: 1,
+        utilization=lambda rank, step: {20: 0.1, 40: 0.6, 60: None, 80: 0.7, 100: 0.8}[step],
+    )
+    found = summarize(read_all(paths))
+    assert found.num_retained_steps == 80
+    assert found.utilization == pytest.approx(0.7)
+    assert RunSummary.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_it_is_of_the_slowest_rank(tmp_path: Path) -> None:
+    paths = write_run(
+        tmp_path,
+        world_size=2,
+        step_time_s=lambda rank, step: 0.1 + 0.01 * rank,
+        utilization=lambda rank, step: 0.9 - 0.4 * rank,
+    )
+    assert summarize(read_all(paths)).utilization == pytest.approx(0.5)
+
+
+def test_records_of_before_it_was_sampled_say_nothing(tmp_path: Path) -> None:
+    found = summarize(read_all(write_run(tmp_path)))
+    assert found.utilization is None
+    assert told(found) == [""]
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([busy(0.9)], ""),
+        ([busy(0.8), busy(1.0)], ""),
+        ([busy(0.89)], "a GPU computes 89% of the time and waits for its host: "),
+        ([busy(0.7, 0.14)], "a GPU computes 70% of the time and waits for its host: "),
+        (
+            [busy(0.7, 0.15), busy(0.6, 0.25)],
+            "a GPU computes 65% of the time and waits for data,"
+            " which its host takes 20% of the time to fetch: ",
+        ),
+        ([busy(0.5), busy(None, None)], "a GPU computes 50% of the time and waits for its host: "),
+    ],
+)
+def test_gpus_that_wait_are_told_with_the_cause(runs: Sequence[RunSummary], said: str) -> None:
+    (found,) = told(*runs)
+    assert found.partition(": ")[0] == said.removesuffix(": ")
+
+
+def test_what_would_gain_more_is_of_the_cause() -> None:
+    launches, data = told(busy(0.7), busy(0.7, 0.3, "compile"))
+    assert "CUDA graphs" in launches and "--num-workers" not in launches
+    assert "--num-workers" in data and "CUDA graphs" not in data
+
+
+def test_programs_read_both() -> None:
+    comparison = compared(busy(0.7, 0.2), busy(0.8, 0.4), busy(None, None, "compile"))
+    first, second = json.loads(as_json(comparison))["rows"]
+    assert (first["utilization"], first["data_wait_fraction"]) == pytest.approx((0.75, 0.3))
+    assert (second["utilization"], second["data_wait_fraction"]) == (None, None)
+    assert {"utilization", "data_wait_fraction"} <= set(as_csv(comparison).splitlines()[0].split(","))
