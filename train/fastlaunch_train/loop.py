@@ -20,6 +20,7 @@ from fastlaunch_train.evaluation import rehearse
 from fastlaunch_train.failures import InterruptedRun, NanLossError
 from fastlaunch_train.finiteness import not_finite, told_of, trained
 from fastlaunch_train.fusion import describe_kernels
+from fastlaunch_train.host_threads import leave_cores_alone
 from fastlaunch_train.parallel import agree, barrier
 from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import FROM_CACHE, Block, Step
@@ -86,6 +87,7 @@ class Progress:
         # which stopped one step in about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21).
         gc.collect()
         gc.freeze()
+        leave_cores_alone(self.training.process.device)
         self._begin_block()
         self._timer.restart(self._meet)
 
