@@ -12,7 +12,7 @@ import pytest
 from fake_records import write_run
 
 from benchmarks.keep import keep
-from benchmarks.measure import MEASUREMENTS, PACKED, Measuring, is_complete, published, train
+from benchmarks.measure import MEASUREMENTS, PACKED, Measuring, is_complete, published, share_of, train
 from benchmarks.plan import PlannedRun, read_plan
 from fastlaunch_train.records import read_record
 
@@ -136,6 +136,41 @@ def test_rounds_are_made_in_order_with_their_gpus_to_themselves(
     with tarfile.open(tmp_path / "out" / PACKED) as archive:
         packed = {name.rsplit("/", 1)[0] for name in archive.getnames()}
     assert packed == {f"{run.folder}/{run.run_id}" for of in rounds for run in of}
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "gpus", "num_gpus", "share"),
+    [
+        (8, [0], 4, [10, 11]),
+        (8, [3], 4, [16, 17]),
+        (8, [1, 3], 4, [12, 13, 16, 17]),
+        (7, [1], 2, [13, 14, 15, 16]),
+        (2, [0], 4, [10, 11]),
+        (2, [1], 4, [10]),
+    ],
+)
+def test_gpus_have_their_share_of_the_cpus(
+    num_cpus: int, gpus: list[int], num_gpus: int, share: list[int]
+) -> None:
+    assert share_of(list(range(10, 10 + num_cpus)), gpus, num_gpus) == share
+
+
+def test_a_round_runs_on_its_share_of_the_cpus(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
+    mine = os.sched_getaffinity(0)
+    found: dict[tuple[int, ...], set[int]] = {}
+
+    class Looking(Machine):
+        def train(self, run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str:
+            script = "import os; print(*os.sched_getaffinity(0))"
+            done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+            found[tuple(gpus)] = set(map(int, done.stdout.split()))
+            return super().train(run, folder, gpus, seconds)
+
+    Looking().measuring(tmp_path / "out").all_of(rounds, num_gpus=2)
+    for gpus, cpus in found.items():
+        assert cpus == set(share_of(sorted(mine), list(gpus), 2))
+    assert (0, 1) in found and len(found) > 1
+    assert os.sched_getaffinity(0) == mine
 
 
 def test_too_few_gpus_are_said_and_the_rest_is_made(
