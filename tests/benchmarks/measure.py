@@ -104,9 +104,10 @@ def train(run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return "killed, since its time was up"
-    if code:
-        return f"exit {code}\n{(folder / LOG).read_text(errors='replace')[-1500:]}"
+            code = None
+    if code != 0:
+        ended = "killed, since its time was up" if code is None else f"exit {code}"
+        return f"{ended}\n{(folder / LOG).read_text(errors='replace')[-1500:]}"
     return told(folder / "rank-00000-attempt-1.jsonl")
 
 
