@@ -27,8 +27,8 @@ def told(*runs: RunSummary) -> list[str]:
     return ["; ".join(text for text in row.reasons if "waits" in text) for row in compared(*runs).rows]
 
 
-def busy(share: float | None, fetching: float | None = 0.0, recipe: str = "bf16") -> RunSummary:
-    return replace(PLAIN, recipe=recipe, utilization=share, data_wait_fraction=fetching)
+def busy(share: float | None, fetching: float | None = 0.0, **others: str) -> RunSummary:
+    return replace(PLAIN, utilization=share, data_wait_fraction=fetching, **{"data": "folder", **others})
 
 
 def test_it_is_the_mean_of_the_blocks_after_the_warm_up(tmp_path: Path) -> None:
@@ -83,13 +83,17 @@ def test_gpus_that_wait_are_told_with_the_cause(runs: Sequence[RunSummary], said
 
 
 def test_what_would_gain_more_is_of_the_cause() -> None:
-    launches, data = told(busy(0.7), busy(0.7, 0.3, "compile"))
+    graphs = busy(0.7, recipe="compile compile_mode=reduce-overhead")
+    launches, data, at_once = told(busy(0.7), busy(0.7, 0.3, recipe="compile"), graphs)
     assert "CUDA graphs" in launches and "--num-workers" not in launches
     assert "--num-workers" in data and "CUDA graphs" not in data
+    assert "a larger batch may gain" in at_once
+    (made_up,) = told(busy(0.7, 0.3, data="synthetic"))
+    assert "30% of the time to write" in made_up and "--num-workers" not in made_up
 
 
 def test_programs_read_both() -> None:
-    comparison = compared(busy(0.7, 0.2), busy(0.8, 0.4), busy(None, None, "compile"))
+    comparison = compared(busy(0.7, 0.2), busy(0.8, 0.4), busy(None, None, recipe="compile"))
     first, second = json.loads(as_json(comparison))["rows"]
     assert (first["utilization"], first["data_wait_fraction"]) == pytest.approx((0.75, 0.3))
     assert (second["utilization"], second["data_wait_fraction"]) == (None, None)
