@@ -12,7 +12,16 @@ import pytest
 from fake_records import write_run
 
 from benchmarks.keep import keep
-from benchmarks.measure import MEASUREMENTS, PACKED, Measuring, is_complete, published, share_of, train
+from benchmarks.measure import (
+    MEASUREMENTS,
+    PACKED,
+    Measuring,
+    is_complete,
+    meant_for,
+    published,
+    share_of,
+    train,
+)
 from benchmarks.plan import PlannedRun, read_plan
 from fastlaunch_train.records import read_record
 
@@ -218,17 +227,17 @@ def test_what_is_kept_is_what_the_plan_knows_and_what_is_complete(tmp_path: Path
     write_run(found / "a", run_id="a", steps=20)
     write_run(found / "b", run_id="b", steps=20)
     write_run(found / "unknown", run_id="unknown", steps=20)
-    assert keep(found, archive, {"a", "b", "never"}).added == ("a", "b")
+    assert keep(found, archive, dict.fromkeys(("a", "b", "never"))).added == ("a", "b")
     first = archive.read_bytes()
 
     shutil.rmtree(found / "b")
     write_run(found / "b", run_id="b", steps=30)
     (cut,) = (found / "a").glob("rank-*")
     cut.write_bytes(cut.read_bytes()[:-100])
-    kept = keep(found, archive, {"a", "b"})
+    kept = keep(found, archive, dict.fromkeys("ab"))
     assert (kept.num_runs, kept.added, kept.dropped) == (2, ("b",), ())
 
-    kept = keep(tmp_path / "nothing", archive, {"b"})
+    kept = keep(tmp_path / "nothing", archive, {"b": None})
     assert (kept.num_runs, kept.added, kept.dropped) == (1, (), ("a",))
     with tarfile.open(archive) as packed:
         (member,) = packed.getmembers()
@@ -239,8 +248,28 @@ def test_what_is_kept_is_what_the_plan_knows_and_what_is_complete(tmp_path: Path
     again = tmp_path / "again" / PACKED
     for run_id in ("b", "a"):
         write_run(tmp_path / "other" / run_id, run_id=run_id, steps=20)
-    keep(tmp_path / "other", again, {"a", "b"})
+    keep(tmp_path / "other", again, dict.fromkeys("ab"))
     assert again.read_bytes() == first
+
+
+def test_a_folder_is_of_one_kind_of_gpu(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('device_name = "NVIDIA H200"\n' + ARMS)
+    rounds = read_plan(plan)
+    assert meant_for(rounds, "NVIDIA H200") is None
+    assert "NVIDIA H200, and here is NVIDIA H100" in str(meant_for(rounds, "NVIDIA H100 80GB HBM3"))
+    # Without a GPU the plan can be tried; what comes of it is not kept.
+    assert meant_for(rounds, None) is None
+    plan.write_text(ARMS)
+    assert meant_for(read_plan(plan), "NVIDIA H100 80GB HBM3") is None
+
+    found, archive = tmp_path / "found", tmp_path / "kept" / PACKED
+    write_run(found / "a", run_id="a", steps=20, device_name="NVIDIA H200")
+    write_run(found / "b", run_id="b", steps=20, device_name="NVIDIA H100 80GB HBM3")
+    kept = keep(found, archive, dict.fromkeys("ab", "NVIDIA H200"))
+    assert (kept.num_runs, kept.added, kept.foreign) == (1, ("a",), ("b",))
+    with tarfile.open(archive) as packed:
+        assert packed.getnames() == ["a/rank-00000-attempt-1.jsonl"]
 
 
 def test_a_run_is_killed_when_its_time_is_up(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:

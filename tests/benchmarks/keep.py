@@ -4,8 +4,8 @@
 
 DIR is measure.py's --output, or an archive that it wrote, unpacked. Each folder of train/measurements then
 holds, of the runs of the plan, those it held before and those that are complete in DIR, which replace others
-of the same id; what the plan does not know goes. The archives of equal records are equal byte for byte. `make
-tables` comes next.
+of the same id; what the plan does not know goes, and what was made on another GPU than the plan's does not
+come. The archives of equal records are equal byte for byte. `make tables` comes next.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +33,15 @@ def main() -> None:
     asked = parser.parse_args()
     if not asked.found.is_dir():
         parser.error(f"{asked.found} is not a folder: unpack what measure.py packed")
-    planned: dict[str, set[str]] = {}
+    planned: dict[str, dict[str, str | None]] = {}
     for run in (run for of in read_plan(asked.plan) for run in of):
-        planned.setdefault(run.folder, set()).add(run.run_id)
-    for folder, run_ids in sorted(planned.items()):
-        kept = keep(asked.found / folder, asked.measurements / folder / PACKED, run_ids)
-        if kept.num_runs or kept.dropped:
-            print(f"{folder}: {kept.num_runs} of {len(run_ids)} runs")
-            for change, changed in (("new", kept.added), ("gone", kept.dropped)):
+        planned.setdefault(run.folder, {})[run.run_id] = run.device_name
+    for folder, runs in sorted(planned.items()):
+        kept = keep(asked.found / folder, asked.measurements / folder / PACKED, runs)
+        if kept != Kept():
+            print(f"{folder}: {kept.num_runs} of {len(runs)} runs")
+            changes = (("new", kept.added), ("gone", kept.dropped), ("of another GPU", kept.foreign))
+            for change, changed in changes:
                 print("".join(f"  {change}: {run_id}\n" for run_id in changed), end="")
     root = MEASUREMENTS.parents[1]
     subprocess.run(
@@ -51,20 +53,25 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What an archive holds now, and the ids of runs that came and went."""
+    """What an archive holds now, and the ids of runs that came, that went, and that are of other GPUs."""
 
-    num_runs: int
-    added: tuple[str, ...]
-    dropped: tuple[str, ...]
+    num_runs: int = 0
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
-def keep(found: Path, archive: Path, planned: set[str]) -> Kept:
-    """Write `archive` anew: the runs of `planned` that it held, and those that are complete in `found`."""
+def keep(found: Path, archive: Path, planned: Mapping[str, str | None]) -> Kept:
+    """Write `archive` anew: the runs of `planned` that it held, and those that are complete in `found`.
+
+    planned: by run id the name of the GPU that it is meant for; None for any.
+    """
     before = _unpacked(archive) if archive.exists() else {}
+    complete = [path for path in sorted(found.glob("*")) if path.name in planned and is_complete(path)]
+    ours = [path for path in complete if is_complete(path, planned[path.name])]
     new = {
         path.name: {file.name: file.read_bytes() for file in sorted(path.glob("rank-*.jsonl"))}
-        for path in sorted(found.glob("*"))
-        if path.name in planned and is_complete(path)
+        for path in ours
     }
     after = {run_id: files for run_id, files in (before | new).items() if run_id in planned}
     if after != before and after:
@@ -76,6 +83,7 @@ def keep(found: Path, archive: Path, planned: set[str]) -> Kept:
         num_runs=len(after),
         added=tuple(run_id for run_id, files in new.items() if before.get(run_id) != files),
         dropped=tuple(sorted(before.keys() - after.keys())),
+        foreign=tuple(path.name for path in complete if path not in ours),
     )
 
 

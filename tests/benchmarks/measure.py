@@ -51,6 +51,8 @@ def main() -> None:
     unknown = set(asked.folders) - {run.folder for of in rounds for run in of}
     if unknown:
         parser.error(f"{asked.plan} has no {', '.join(sorted(unknown))}")
+    if not_meant := meant_for(rounds, _device_name()):
+        parser.error(f"{asked.plan}: {not_meant}")
     wanted = [of for of in rounds if not asked.folders or of[0].folder in asked.folders]
     have = published() if asked.missing else set[str]()
     measuring = Measuring(
@@ -72,13 +74,23 @@ def published(measurements: Path = MEASUREMENTS) -> set[str]:
     return found
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether the records of the run in `folder` are there to their end."""
+def meant_for(rounds: Iterable[Iterable[PlannedRun]], device_name: str | None) -> str | None:
+    """What is wrong with making these runs on GPUs of this name; None if nothing is. Its CPU may try any."""
+    meant = {run.device_name for of in rounds for run in of} - {None}
+    if device_name is None or not meant or meant == {device_name}:
+        return None
+    return f"made for {', '.join(sorted(map(str, meant)))}, and here is {device_name}: give another --plan"
+
+
+def is_complete(folder: Path, device_name: str | None = None) -> bool:
+    """Whether the records of the run in `folder` are there to their end, of such a GPU if one is named."""
     try:
-        end = read_record(folder / "rank-00000-attempt-1.jsonl").end
+        record = read_record(folder / "rank-00000-attempt-1.jsonl")
     except (OSError, RecordError):
         return False
-    return end is not None and end.status == "completed"
+    if device_name not in (None, record.header["machine"]["device_name"]):
+        return False
+    return record.end is not None and record.end.status == "completed"
 
 
 def train(run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str:
@@ -209,6 +221,12 @@ def told(path: Path) -> str:
         f"{[(c.name[:5], c.passed, c.value) for c in record.checks]}, {evals}, "
         f"{[(p.name, round(p.seconds, 1)) for p in record.phases]}"
     )
+
+
+def _device_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _num_gpus() -> int:

@@ -29,7 +29,10 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run of an arm. round: also its seed. arguments: more of them for the entrypoint."""
+    """One run of an arm. round: also its seed. arguments: more of them for the entrypoint.
+
+    device_name: of the GPUs that it is meant for, as a record's header has it; None for any.
+    """
 
     folder: str
     arm: Arm
@@ -37,6 +40,7 @@ class PlannedRun:
     num_gpus: int
     arguments: tuple[str, ...]
     seconds_per_run: float
+    device_name: str | None = None
 
     @property
     def run_id(self) -> str:
@@ -70,11 +74,12 @@ def read_plan(path: Path = PLAN) -> tuple[tuple[PlannedRun, ...], ...]:
     Even rounds are turned round (A B B A), so that a slow drift of a machine falls on all arms alike. Raises
     ValueError for a plan that says too little, something unknown, or two runs of one id.
     """
-    tables = tomllib.loads(path.read_text(encoding="utf-8")).get("runs", [])
+    plan = tomllib.loads(path.read_text(encoding="utf-8"))
+    tables, device_name = plan.get("runs", []), plan.get("device_name")
     for table in tables:
         _check(table)
     rounds = tuple(
-        _round(table, number)
+        _round(table, number, device_name)
         for when in ("rounds", "later_rounds")
         for table in tables
         for number in table.get(when, ())
@@ -93,7 +98,7 @@ def _check(table: dict[str, Any]) -> None:
         raise ValueError(f"[[runs]] {table.get('folder', '')}: missing or wrong: {', '.join(wrong)}")
 
 
-def _round(table: dict[str, Any], number: int) -> tuple[PlannedRun, ...]:
+def _round(table: dict[str, Any], number: int, device_name: str | None) -> tuple[PlannedRun, ...]:
     runs = [
         PlannedRun(
             folder=table["folder"],
@@ -102,6 +107,7 @@ def _round(table: dict[str, Any], number: int) -> tuple[PlannedRun, ...]:
             num_gpus=table.get("num_gpus", 1),
             arguments=tuple(table.get("arguments", ())),
             seconds_per_run=table["seconds_per_run"],
+            device_name=device_name,
         )
         for text in table["arms"]
     ]
