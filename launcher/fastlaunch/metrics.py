@@ -52,7 +52,8 @@ class RunSummary:
     boot_s, pull_s: of a machine that was started for the run, until it ran its script, and in fetching code
     and image after that; None where no machine was started for it, or it did not say.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the num_warmup_steps cut.
-    compile_cached: whether compiling found work of an earlier run on the disk, which a first run does not.
+    compile_cached: whether every rank's compiling found work of an earlier run on the disk, as a first run's
+    does not.
     checkpoint_s: what the longest checkpoint took to write; None if there was none. checkpoints_s: all
     num_checkpoints together, the last after last_checkpoint_step.
     evals: on held-out data, by step, eval_s all of them together; checks: of the recipe, before the steps.
@@ -259,9 +260,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         num_steps=len({step.step for record in records for step in record.steps}),
         build_s=_phase_s(timed, "build"),
         compile_s=_phase_s(timed, "compile"),
-        compile_cached=any(
-            phase.name == "compile" and phase.detail == FROM_CACHE for r in timed for phase in r.phases
-        ),
+        compile_cached=all(_found_compiled(record) for record in timed),
         checkpoint_s=_longest_checkpoint_s(records),
         checkpoints_s=checkpoints.total_s if checkpoints else None,
         num_checkpoints=checkpoints.number if checkpoints else 0,
@@ -307,6 +306,14 @@ def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
     totals = [sum(p.seconds for p in record.phases if p.name == name) for record in ranks]
     recorded = any(p.name == name for record in ranks for p in record.phases)
     return max(totals) if recorded and math.isfinite(max(totals)) else None
+
+
+def _found_compiled(record: RankRecord) -> bool:
+    """Whether this rank found some of what it compiled on the disk.
+
+    In a first run on a machine some ranks may, of what others have just put there; one of them does not.
+    """
+    return any(phase.name == "compile" and phase.detail == FROM_CACHE for phase in record.phases)
 
 
 def _longest_checkpoint_s(records: Iterable[RankRecord]) -> float | None:

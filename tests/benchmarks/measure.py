@@ -142,7 +142,7 @@ class Measuring:
 
         def make(runs: list[PlannedRun], gpus: list[int]) -> None:
             # Of this thread, whose processes inherit it. With all CPUs shared, runs of one arm that waits for
-            # its host lay up to 39% apart (gpt2-xsmall in bf16, four rounds at once on 64 CPUs, 2026-11-22).
+            # its host lay up to 43% apart (gpt2-xsmall in bf16, four rounds at once on 64 CPUs, 2026-11-22).
             os.sched_setaffinity(0, share_of(cpus, gpus, num_gpus))
             try:
                 for run in runs:

@@ -12,6 +12,7 @@ from fake_records import write_run
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
+from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.errors import UnknownName
 from fastlaunch.metrics import Interval, summarize
 from fastlaunch.prices import load_catalogue
@@ -194,6 +195,56 @@ def test_one_run_each_assumes_one_percent() -> None:
     assert step is not None and step.high is not None
     error = math.hypot(0.01, 0.001 / 2.571)
     assert math.log(step.high / step.value) == pytest.approx(1.959964 * error, rel=1e-6)
+
+
+def test_one_run_beside_runs_that_spread_more_is_taken_to_spread_as_they_do() -> None:
+    """With the degrees of freedom of what was seen: one of two rows of two runs here."""
+    candidates = [*runs("bf16", (0.1, 0.11)), *runs("tf32", (0.2, 0.22)), *runs("compile", (0.05,))]
+    *_, row = compared(candidates).rows
+    deviation = math.log(1.1) / math.sqrt(2)
+    assert f"{100 * deviation:.2g}% between runs is assumed where there is one run" in row.reasons
+    step = row.step_time_s
+    assert step is not None and step.high is not None
+    within = 0.001 / 2.571
+    error = math.hypot(deviation, within)
+    # 2 degrees of freedom, and a little more for what is known of the run by itself.
+    dof = 2 * (1 + (within / deviation) ** 2) ** 2
+    assert math.log(step.high / step.value) == pytest.approx(t_quantile(0.975, dof) * error, rel=1e-6)
+
+
+def test_a_workload_is_judged_by_the_spread_of_its_own_runs() -> None:
+    wide = [
+        *runs("bf16", (0.1, 0.13), workload="gpt2-xsmall"),
+        *runs("tf32", (0.1, 0.13), workload="gpt2-xsmall"),
+    ]
+    narrow = [*runs("bf16", (0.1, 0.1)), *runs("compile", (0.095, 0.095))]
+    alone, together = compared(narrow).rows[-1], compared([*wide, *narrow]).rows[-1]
+    assert together.speed_ratio_to_baseline == alone.speed_ratio_to_baseline
+    assert together.verdict == "better"
+    # Without repeats of its own it is judged by those of others.
+    (_, single) = (row for row in compared([*wide, narrow[0], narrow[2]]).rows if row.workload == "vit-huge")
+    assert single.verdict == "unresolved"
+
+
+def test_runs_that_spread_very_unequally_are_told() -> None:
+    alike = [*runs("bf16", (0.1, 0.101, 0.099)), *runs("compile", (0.05, 0.052, 0.049))]
+    assert not [text for text in compared(alike).warnings if "deviate" in text]
+    unlike = [*runs("bf16", (0.1, 0.1001, 0.0999)), *runs("compile", (0.05, 0.055, 0.045))]
+    (told,) = [text for text in compared(unlike).warnings if "deviate" in text]
+    assert told.startswith("the runs of compile deviate by 10.0% from their mean and those of bf16 by 0.1%")
+    # Two runs tell nothing of their deviation.
+    assert not [text for text in compared(unlike[:5]).warnings if "deviate" in text]
+
+
+def test_more_runs_are_proposed_where_not_all_settle() -> None:
+    base = runs("bf16", (0.1, 0.1))
+    close = runs("compile", (0.0995, 0.1001))
+    *_, row = compared([*base, *close]).rows
+    assert row.verdict == "unresolved" and row.more_runs is not None
+    unsettled = runs("compile", (0.12, 0.13), steady=False)
+    *_, other = compared([*base, *close, *unsettled]).rows
+    assert other.more_runs == 2 * row.more_runs
+    assert any(reason.endswith("of which not all settle (longer ones may)") for reason in other.reasons)
 
 
 def test_one_short_run_has_no_interval() -> None:

@@ -14,7 +14,7 @@ from fake_summaries import PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.accounts import PARTS, account_of_run
+from fastlaunch.analysis.accounts import PARTS, account_of_row, account_of_run
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.analysis.cost import usd_per_second
 from fastlaunch.analysis.finish import BreakEven, cheapest, cheapest_in_turn, to_finish
@@ -212,6 +212,16 @@ def test_a_job_has_steps(steps: float) -> None:
         finish_table(compared(FULL), steps)
 
 
+def test_a_first_run_is_one_in_which_a_rank_compiled_by_itself(tmp_path: Path) -> None:
+    """The others may have found what it had put on the disk a moment before."""
+    found = Phase(name="compile", seconds=10.5, step=0, detail=FROM_CACHE)
+    by_itself = Phase(name="compile", seconds=10.4, step=0)
+    first, second = read_all(write_run(tmp_path, world_size=2))
+    cached = replace(first, phases=(found,))
+    assert summarize([cached, replace(second, phases=(found,))]).compile_cached
+    assert not summarize([cached, replace(second, phases=(by_itself,))]).compile_cached
+
+
 # --- where costs cross -----------------------------------------------------------------------------------
 
 
@@ -261,7 +271,7 @@ def test_where_both_have_a_price_it_is_dollars_that_cross() -> None:
 
 
 def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() -> None:
-    pair = BreakEven(one=ROW, other=ROW2, by="time", more_once=600.0, less_each=1.0, error=0.2)
+    pair = BreakEven(one=ROW, other=ROW2, by="time", more_once=600.0, less_each=1.0, each=9.0, error=0.2)
     assert pair.samples == Interval(value=600.0, low=pytest.approx(500.0), high=pytest.approx(750.0))
     assert pair.difference(500.0).low == pytest.approx(0.0)
     assert pair.difference(750.0).high == pytest.approx(0.0)
@@ -324,6 +334,28 @@ def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:
         "bf16 is done sooner than compile for a short job; their step times are too close to tell it of a"
         " long one" in sentences(slower)
     )
+
+
+@pytest.mark.parametrize(("compile_s", "told"), [(19.0, False), (21.0, True)])
+def test_what_comes_once_is_no_finding_if_it_is_worth_few_steps(compile_s: float, told: bool) -> None:
+    found = sentences(compared(run("bf16", 1.0), run("compile", 1.001, compile_s=compile_s)))
+    assert any("bf16 is done sooner than compile for a short job" in text for text in found) is told
+    assert ("bf16 and compile are too close to tell, however long the job" in found) is not told
+
+
+def test_what_comes_before_the_steps_is_known_of_runs_that_did_not_settle_too() -> None:
+    first = run("compile", 1.0, compile_s=60.0, build_s=9.0, steady=False, warmup_s=77.0)
+    cached = [replace(run("compile", 1.0, compile_s=3.0, build_s=6.0), compile_cached=True) for _ in range(2)]
+    comparison = compared(run("bf16", 2.0), first, *cached)
+    (row,) = (row for row in comparison.rows if row.recipe == "compile")
+    assert (row.num_runs, row.num_unsteady) == (2, 1)
+    assert (row.compile_s, row.build_s) == (60.0, 7.0)
+    assert not any("from a cache" in reason for reason in row.reasons)
+    account = account_of_row(row)
+    assert account is not None
+    assert (account.once_s["compile"], account.once_s["build"]) == (60.0, 7.0)
+    # The warm-up of one that did not settle is half of it.
+    assert account.once_s["warmup"] != pytest.approx(77.0, abs=50)
 
 
 def test_arms_of_different_global_batch_are_held_to_as_many_samples() -> None:

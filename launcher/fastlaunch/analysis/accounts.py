@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.compiling import first_runs
 from fastlaunch.analysis.rows import Row
+from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.metrics import Interval, RunSummary
 
 if TYPE_CHECKING:
@@ -98,29 +99,32 @@ def account_of_row(row: Row) -> Account | None:
     """The account of a row by all its runs; None if its step time is not known."""
     if row.step_time_s is None:
         return None
-    return _account(row.step_time_s, [run.summary for run in row.runs[: row.num_runs or None]])
+    runs = [run.summary for run in row.runs]
+    return _account(row.step_time_s, runs, settled=runs[: row.num_runs or None])
 
 
 def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:
     """The account of one run; None if its step time is not known. step_time_s: for a run that has none."""
     own = summary.step_time_s or step_time_s
-    return None if own is None else _account(own, [summary])
+    return None if own is None else _account(own, [summary], settled=[summary])
 
 
-def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
+def _account(step_time_s: Interval, runs: Sequence[RunSummary], settled: Sequence[RunSummary]) -> Account:
+    """What comes before the steps by all `runs`, and what is counted beside them by those that settled."""
     recorded = [run for run in runs if run.kind == "records"]
+    timed = [run for run in settled if run.kind == "records"]
     return Account(
         step_time_s=step_time_s,
         once_s={
-            "boot": _mean([run.boot_s for run in recorded]),
-            "pull": _mean([run.pull_s for run in recorded]),
-            "build": _mean([run.build_s for run in recorded]),
+            "boot": mean_of([run.boot_s for run in recorded]),
+            "pull": mean_of([run.pull_s for run in recorded]),
+            "build": mean_of([run.build_s for run in recorded]),
             # A run without a phase of compiling did not compile before its steps.
-            "compile": _mean([run.compile_s or 0.0 for run in first_runs(recorded)]),
-            "warmup": _mean([_warmup_excess_s(run) for run in recorded]),
+            "compile": mean_of([run.compile_s or 0.0 for run in first_runs(recorded)]),
+            "warmup": mean_of([_warmup_excess_s(run) for run in timed]),
         },
-        evaluations=_mean_repeated([_evaluations(run) for run in recorded]),
-        checkpoints=_mean_repeated([_checkpoints(run) for run in recorded]),
+        evaluations=_mean_repeated([_evaluations(run) for run in timed]),
+        checkpoints=_mean_repeated([_checkpoints(run) for run in timed]),
     )
 
 
@@ -188,8 +192,3 @@ def _mean_repeated(parts: Sequence[Repeated | None]) -> Repeated | None:
         once_s=sum(part.once_s for part in known) / len(known),
         every=sum(periods) / len(periods) if len(periods) == len(known) else None,
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

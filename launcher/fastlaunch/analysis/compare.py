@@ -16,6 +16,7 @@ from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.analysis.rows import Row, make_row
 from fastlaunch.analysis.schemas import schema_warnings
 from fastlaunch.analysis.statistics import Spread, pooled_spread
+from fastlaunch.analysis.uneven import uneven_spread
 from fastlaunch.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Comparison:
     """rows: workload by workload, in order of their first runs. baselines: recipe by workload.
 
     prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
-    or where there are none. spread: between runs, pooled. warnings: what was left out, and why.
+    or where there are none. spread: between runs, pooled over all rows; a workload with repeats is judged by
+    its own. warnings: what was left out, and why.
     allow_unverified: whether rows are ranked whatever their guards hold against them.
     unfit: the runs that were left out for their problems.
     """
@@ -80,9 +82,12 @@ def compare(
         warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
         baselines[workload] = base.pool.first.recipe
-        judgements = judge(items, base, spread)
+        own = pooled_spread([row.log_times for row in of_workload])
+        own = own if own.dof else spread
+        warnings += uneven_spread(of_workload)
+        judgements = judge(items, base, own)
         rows += [
-            make_row(item, judgement, spread, catalogue)
+            make_row(item, judgement, own, catalogue)
             for item, judgement in zip(items, judgements, strict=True)
         ]
     return Comparison(

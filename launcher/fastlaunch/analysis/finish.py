@@ -21,6 +21,8 @@ from fastlaunch.errors import UserError
 from fastlaunch.metrics import Interval
 
 USD, TIME = "usd", "time"
+#: What comes once and is worth fewer steps differs no more than builds and warm-ups do by themselves.
+NOISE_STEPS = 20
 #: Two arms evaluate, or write checkpoints, equally often if their periods differ by no more than this.
 _SAME_PERIOD = 0.01
 _NO_STEP_TIME = "no step time is known"
@@ -63,7 +65,8 @@ class BreakEven:
     """How the costs of a job on two rows compare, as it grows longer.
 
     `other` costs `more_once` than `one` whatever the length, and for each sample `less_each`: in USD, or in
-    seconds where `by` says `time`, as a row has no price. error: half-width of less_each, None where a step
+    seconds where `by` says `time`, as a row has no price. each: what a sample costs on the cheaper of them.
+    error: half-width of less_each, None where a step
     time has no interval. left_out: parts that are not known of both, or were not asked of both alike.
     """
 
@@ -72,6 +75,7 @@ class BreakEven:
     by: str
     more_once: float
     less_each: float
+    each: float
     error: float | None
     left_out: tuple[str, ...] = ()
 
@@ -89,6 +93,11 @@ class BreakEven:
     def settled(self) -> bool | None:
         """Whether the step times tell which is cheaper for each sample; None where one has no interval."""
         return None if self.error is None else abs(self.less_each) > self.error
+
+    @property
+    def differs_once(self) -> bool:
+        """Whether what comes once differs by more than NOISE_STEPS steps cost."""
+        return abs(self.more_once) > NOISE_STEPS * self.each * self.one.global_batch
 
     @property
     def samples(self) -> Interval | None:
@@ -199,6 +208,7 @@ def break_even(one: Finish, other: Finish) -> BreakEven | None:
         by=by,
         more_once=theirs.once - ours.once,
         less_each=ours.each - theirs.each,
+        each=min(ours.each, theirs.each),
         error=math.hypot(ours.error or 0.0, theirs.error or 0.0) if known else None,
         left_out=left_out,
     )

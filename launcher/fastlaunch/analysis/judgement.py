@@ -203,17 +203,25 @@ def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str
         more = more_runs(
             pair.log_ratio, pair.arms, spread, level=pair.level, other_machines=pair.other_machines
         )
-        if more is not None:
-            why.append(f"about {more} more run{'' if more == 1 else 's'} of each")
+        settle = min(_share_that_settles(pair.row.pool), _share_that_settles(pair.base.pool))
+        more = math.ceil(more / settle) if more is not None else None
+        if more is not None and more <= MOST_RUNS_PROPOSED:
+            unsettled = ", of which not all settle (longer ones may)" if settle < 1 else ""
+            why.append(f"about {more} more run{'' if more == 1 else 's'} of each{unsettled}")
         elif pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
             why.append("runs on a second machine of each type are needed")
         else:
             why.append(f"more than {MOST_RUNS_PROPOSED} more runs of each")
     if any(arm.num_runs == 1 for arm in pair.arms):
-        why.append(f"{ASSUMED:.0%} between runs is assumed where there is one run")
+        assumed = 100 * max(ASSUMED, spread.deviation)
+        why.append(f"{assumed:.2g}% between runs is assumed where there is one run")
     if pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
         why.append(f"{MACHINE:.0%} is allowed for each machine that stands alone for its type")
     return said, why, more
+
+
+def _share_that_settles(pool: Pool) -> float:
+    return len(pool.candidates) / len(pool.whole_runs)
 
 
 def _why_no_interval(pool: Pool) -> str:
@@ -278,7 +286,7 @@ def _of_runs(pool: Pool) -> Iterator[str]:
         yield f"runs on GPUs at power limits of {listed(limits)} make one row"
     if note := idle_note([candidate.summary for candidate in pool.all_runs]):
         yield note
-    if only_from_cache([candidate.summary for candidate in pool.all_runs]):
+    if only_from_cache([candidate.summary for candidate in pool.whole_runs]):
         yield "compiled from a cache: a first run takes longer to compile"
     told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]
     for warning in told[0] if told else ():

@@ -57,6 +57,11 @@ class Pool:
         return self.candidates or self.unsteady
 
     @property
+    def whole_runs(self) -> list[Candidate]:
+        """The steady runs and the others: what comes before the steps is known of them all."""
+        return [*self.candidates, *self.unsteady]
+
+    @property
     def first(self) -> RunSummary:
         """A summary with what all runs of the row share."""
         return self.all_runs[0].summary

@@ -23,7 +23,8 @@ class Row:
     num_runs: those used. num_unsteady: those whose step time did not settle, left out; where there are no
     others they are shown, without intervals. Quantities are None where unknown. percent_of_peak: of the
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
-    out; compile_s over those that compiled without a cache, where there are any. data_wait_fraction,
+    out, of the first two also where the step time did not settle; compile_s over those that compiled without
+    a cache, where there are any. data_wait_fraction,
     utilization: means too, of the time in which the host fetched batches, and in which a GPU ran kernels.
     ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are at
     Holm's level, all others at 95%. comparable_as: `throughput` where the global batch or the sequence
@@ -107,6 +108,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
     """The row of a pool with its price and the judgement on it."""
     pool, first = item.pool, item.pool.first
     summaries = [candidate.summary for candidate in pool.all_runs]
+    started = [candidate.summary for candidate in pool.whole_runs]
     service, region, purchase = pool.all_runs[0].offer
     return Row(
         workload=first.workload,
@@ -133,8 +135,8 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         sources=tuple(dict.fromkeys(summary.source for summary in summaries if summary.source)),
         fingerprint=tuple(sorted(first.fingerprint.items())),
         price=item.price,
-        build_s=mean_of([summary.build_s for summary in summaries]),
-        compile_s=mean_of([summary.compile_s for summary in first_runs(summaries)]),
+        build_s=mean_of([summary.build_s for summary in started]),
+        compile_s=mean_of([summary.compile_s for summary in first_runs(started)]),
         warmup_s=mean_of([summary.warmup_s for summary in summaries]),
         peak_memory_gib=max(
             (s.peak_memory_gib for s in summaries if s.peak_memory_gib is not None), default=None
@@ -148,7 +150,7 @@ def make_row(item: PricedPool, judgement: Judgement, spread: Spread, catalogue: 
         comparable_as=judgement.comparable_as,
         guard=item.guard,
         is_barred=item.is_barred,
-        runs=(*pool.candidates, *pool.unsteady),
+        runs=tuple(pool.whole_runs),
         more_runs=judgement.more_runs,
         **_quantities(pool, item.price, spread, catalogue),
     )

@@ -126,14 +126,17 @@ class Uncertainty:
 def uncertainty(arms: Sequence[Arm], spread: Spread, *, other_machines: bool = False) -> Uncertainty:
     """Of one row's log time, or of the difference of two.
 
-    Rows of several runs share the pooled deviation; a row of one run takes ASSUMED (the pooled one if that is
-    larger) and its own error within the run, as known. other_machines: the rows are of different instance
-    types, so each without two machines of its own may be off by MACHINE.
+    Rows of several runs share the pooled deviation, and so does a row of one run unless ASSUMED, which is
+    taken as known, is larger; its own error within the run comes on top. other_machines: the rows are of
+    different instance types, so each without two machines of its own may be off by MACHINE.
     """
-    pooled = spread.deviation**2 * sum(1 / arm.num_runs for arm in arms if arm.num_runs >= 2)
-    known = sum(
-        max(ASSUMED, spread.deviation) ** 2 + arm.within**2 for arm in arms if arm.num_runs == 1
-    ) + sum(MACHINE**2 for arm in arms if other_machines and arm.num_machines < 2)
+    shared = [arm for arm in arms if arm.num_runs >= 2 or spread.deviation > ASSUMED]
+    pooled = spread.deviation**2 * sum(1 / arm.num_runs for arm in shared)
+    known = (
+        ASSUMED**2 * (len(arms) - len(shared))
+        + sum(arm.within**2 for arm in arms if arm.num_runs == 1)
+        + MACHINE**2 * sum(other_machines and arm.num_machines < 2 for arm in arms)
+    )
     # Welch-Satterthwaite; what is known has infinite degrees of freedom and adds nothing below the line.
     dof = math.inf if pooled == 0 else (pooled + known) ** 2 / (pooled**2 / spread.dof)
     return Uncertainty(error=math.sqrt(pooled + known), dof=dof)

@@ -160,6 +160,9 @@ def sentence(pair: BreakEven, rows: Sequence[Row]) -> str:
     if crossing is not None:
         return f"{heading}{told} only after about {about(crossing.value)} {unit}{_between(crossing)}{bare}"
     if pair.settled is False:
+        if not pair.differs_once:
+            names = f"{name_of(pair.one, rows)} and {name_of(pair.other, rows)}"
+            return f"{heading}{names} are too close to tell, however long the job"
         close = "their step times are too close to tell it of a long one"
         return f"{heading}{told} for a short job; {close}"
     return f"{heading}{told} from the first {unit.removesuffix('s')} on{bare}"
@@ -193,7 +196,10 @@ def _left_out(found: ToFinish) -> Iterator[str]:
     for part in sorted(unlike - {part for finish in known for part in finish.unknown}):
         yield f"{part} were not made equally often: they count in the totals, and not where rows are compared"
     if any(finish.total_s and finish.total_s.low is not None for finish in known):
-        yield "± and ranges are those of the step times; what comes once is taken as it was measured"
+        yield (
+            "± and ranges are those of the step times, 95% each, not corrected for several rows as verdicts"
+            " are; what comes once is taken as it was measured"
+        )
 
 
 def _to_json(found: ToFinish) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
     """One workload: rows that train alike, then those that do not, then everything that needs words."""
     shared = _shared(rows)
     parts = [_heading(rows, shared)]
-    columns = {name: cell for name, cell in _columns(rows).items() if name not in shared}
+    columns = {name: cell for name, cell in _columns(rows, only).items() if name not in shared}
     columns = {name: cell for name, cell in columns.items() if any(cell(row) is not None for row in rows)}
     if only:
         columns = {name: cell for name, cell in columns.items() if name in (*_TELL_APART, *only)}
@@ -88,7 +88,7 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
         "GPUs": _gpus,
         "tokens each": _sequence_length,
         "data": _data,
-        "runs": lambda row: str(row.num_runs),
+        "runs": _runs,
     }
     values = {name: {cell(row) for row in rows} for name, cell in told.items()}
     return {name: str(next(iter(found))) for name, found in values.items() if len(found) == 1}
@@ -133,18 +133,25 @@ def _sequence_length(row: Row) -> str:
     return str(row.sequence_length or UNKNOWN)
 
 
+def _runs(row: Row) -> str:
+    """`5`, or `3 of 5` where the step time of two did not settle."""
+    left_out = row.num_unsteady if row.num_runs else 0
+    return f"{row.num_runs} of {row.num_runs + left_out}" if left_out else str(row.num_runs)
+
+
 def _gpus(row: Row) -> str:
     per_node = row.num_gpus // row.num_nodes
     return f"{row.num_nodes} x {per_node}" if row.num_nodes > 1 else str(row.num_gpus)
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
-    """Heading -> cell, in order. A column without a known cell is not shown."""
+def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
+    """Heading -> cell, in order. A column without a known cell is not shown. only: those asked for; all."""
     unit = rows[0].sample_unit
     tokens = any(row.tokens_per_s for row in rows)
     apart = any(which(row, rows) for row in rows)
     hypothetical = any(row.price and row.price.hypothetical for row in rows)
     # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
+    by_price = any(row.ratio_to_baseline for row in rows) and (not only or "x per $" in only)
     return {
         "instance": lambda row: row.place,
         "recipe": lambda row: row.recipe,
@@ -153,7 +160,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
         "tokens each": _sequence_length,
         "data": _data,
         **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
-        "runs": lambda row: str(row.num_runs),
+        "runs": _runs,
         "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
         f"{unit}/s": lambda row: _number(row.samples_per_s),
         **({"tokens/s": lambda row: _number(row.tokens_per_s)} if tokens and unit != "tokens" else {}),
@@ -169,9 +176,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Cell]:
             else {}
         ),
         "x per $": lambda row: _ratio(row.ratio_to_baseline),
-        "x speed": lambda row: _ratio(
-            row.speed_ratio_to_baseline, bounds=not any(other.ratio_to_baseline for other in rows)
-        ),
+        "x speed": lambda row: _ratio(row.speed_ratio_to_baseline, bounds=not by_price),
         "verdict": lambda row: row.verdict,
     }
 
