@@ -162,6 +162,31 @@ def test_a_gpu_is_given_fewer_kernels_to_start_for_parameters_of_one_shape() -> 
         assert num_operators(shapes, foreach=True) == num_operators(shapes, foreach=False)
 
 
+class Operators(TorchDispatchMode):
+    """Notes the operators that run within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 3), (1, 1, 6), (5, 2, 3, 3)])
+def test_adafactor_needs_nothing_of_a_lone_weight_that_sharded_ones_lack(shape: tuple[int, ...]) -> None:
+    """FSDP2's weights come alone, and DTensor cannot unbind before torch 2.10, nor select before 2.8."""
+    weight = nn.Parameter(torch.ones(shape))
+    weight.grad = torch.ones(shape)
+    optimizer = Adafactor([weight], lr=0.1)
+    for _ in range(2):
+        with Operators() as ran:
+            optimizer.step()
+        assert "aten.mul" in ran.names
+        assert not {"aten.unbind", "aten.select", "aten.stack"} & ran.names
+
+
 def test_adafactor_computes_gradients_by_a_closure_as_torchs_optimizers_do() -> None:
     called, alone = parameters(), parameters()
     alone[0].grad = 2.0 * alone[0].detach()

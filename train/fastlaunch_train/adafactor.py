@@ -91,7 +91,7 @@ class Adafactor(torch.optim.Optimizer):
         size = _whole(size).div(parameters[0].numel()).sqrt().view(-1, *[1] * (update.dim() - 1))
         update = update / size.div_(_CLIP).clamp_(min=1.0)
         moved = _stacked(parameters).float() - lr * update
-        for parameter, new in zip(parameters, moved.unbind(), strict=True):
+        for parameter, new in zip(parameters, _apart(moved), strict=True):
             parameter.copy_(_placed_like(new, parameter))
 
 
@@ -100,15 +100,20 @@ def _stacked(tensors: list[Any]) -> torch.Tensor:
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].detach().unsqueeze(0)
 
 
+def _apart(values: torch.Tensor) -> list[torch.Tensor]:
+    # What is sharded comes alone, and DTensor has no unbind before torch 2.10.
+    return list(values.unbind()) if len(values) > 1 else [values.squeeze(0)]
+
+
 def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kept: float) -> torch.Tensor:
     """The running means under `name`, with `values` taken in. In the first step they are these: kept is 0."""
     if name not in states[0]:
-        for state, value in zip(states, values.unbind(), strict=True):
+        for state, value in zip(states, _apart(values), strict=True):
             state[name] = value.clone()
     else:
         means = [state[name] for state in states]
         torch._foreach_mul_(means, kept)
-        torch._foreach_add_(means, list(values.unbind()), alpha=1.0 - kept)
+        torch._foreach_add_(means, _apart(values), alpha=1.0 - kept)
     return _stacked([state[name] for state in states])
 
 
