@@ -83,6 +83,19 @@ def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recip
     assert sum(found[-10:]) < sum(found[:10])
 
 
+@pytest.mark.parametrize("recipe", ["compile", "compile-reduce-overhead"])
+def test_what_is_compiled_ahead_is_not_compiled_again(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch compiles again once the number of threads is another, which the entrypoint chooses beside a GPU."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (chosen,) = train(tmp_path / "chosen", recipe, "--eval-every", "12")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (given,) = train(tmp_path / "given", recipe, "--eval-every", "12")
+    for index in (0, -1):
+        assert chosen.blocks[index].num_compiles == given.blocks[index].num_compiles > 0
+
+
 @pytest.mark.parametrize("recipe", ["bf16", "te-bf16", "te-fp8", "lightning", "transformers"])
 def test_evaluating_changes_nothing_of_the_training(tmp_path: Path, recipe: str) -> None:
     runnable(recipe)

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
+from fastlaunch_train.environment import DeviceState
 from fastlaunch_train.failures import InterruptedRun
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import Progress
@@ -147,3 +149,40 @@ def test_batches_may_be_fetched_ahead_of_their_steps(training: Training) -> None
     assert progress.last_done == 3
     with pytest.raises(IndexError):
         progress.step_done(torch.zeros(()))
+
+
+def test_a_batch_is_let_go_once_it_was_trained_on(training: Training) -> None:
+    """The first too, which is put back after the model was compiled on it."""
+    progress = Progress(training)
+    progress.begin()
+    batches = [weakref.ref(step(progress)) for _ in range(3)]
+    assert [batch() for batch in batches] == [None, None, None]
+
+
+class Busy:
+    """A GPU that computes half of the time, while it is looked at."""
+
+    def read(self) -> DeviceState:
+        return DeviceState(clock_mhz=1980, utilization=0.5)
+
+
+@pytest.mark.parametrize(("block_s", "known"), [(0.9, False), (1.0, True)])
+def test_a_sample_that_reaches_back_into_a_pause_is_none(
+    training: Training, block_s: float, known: bool
+) -> None:
+    """NVML looks back for up to a second: a block that is shorter and comes after a pause has no sample."""
+    clock, lines = Slow(), Lines()
+    training = replace(training, writer=lines, last_step=4)  # type: ignore[arg-type]
+    training = replace(training, checkpoint_every=2)
+    progress = Progress(training, clock)
+    progress._monitor = Busy()  # type: ignore[assignment]
+    progress.begin()
+    while not progress.finished:
+        loss = training.stepper.step(progress.fetch())
+        clock.now_s += block_s
+        progress.step_done(loss)
+    found = [(line.last_step, line.utilization) for line in lines if isinstance(line, Block)]
+    after_a_pause = 0.5 if known else None
+    # One step a block here. After the first step there is no pause, after the second a checkpoint is written.
+    assert found == [(1, after_a_pause), (2, 0.5), (3, after_a_pause), (4, 0.5)]
+    assert all(line.clock_mhz == 1980 for line in lines if isinstance(line, Block))

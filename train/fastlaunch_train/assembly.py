@@ -1,7 +1,6 @@
 """From a session's options to a training that runs: everything built, checked and joined, in order."""
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from fastlaunch_train.session import Session
 from fastlaunch_train.stepping import Stepper, build_stepper
 from fastlaunch_train.trainers import check_trainer, import_trainer
 from fastlaunch_train.training import Training
-from fastlaunch_train.workload import Asked, Batch, DataRequest, Workload, load_workload, next_batch
+from fastlaunch_train.workload import Asked, Batch, DataRequest, Workload, load_workload, next_batch, put_back
 from fastlaunch_train.workloads import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
@@ -150,7 +149,7 @@ def _build(
         if not broadcast(process, [float(resumes)])[0]:
             batches = workload.batches(request)
             first = next_batch(workload, batches)
-            batches = itertools.chain([first], batches)
+            batches = put_back(first, batches)
             part = split_batch(first, recipe.grad_accumulation)[0]
             as_trained = AsTrained(workload, recipe, arithmetic, model, part, rounding=reference.rounding)
             workload = as_trained.workload

@@ -76,11 +76,15 @@ def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
     return found
 
 
+#: NVML's utilization is of the last sixth of a second to a second, by kind of GPU (nvmlUtilization_t).
+SAMPLED_S = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
     """Clock in MHz, power in W, temperature in degrees Celsius; None where not known.
 
-    utilization: the share of the last sixth of a second to a second in which a kernel ran (NVML's sample).
+    utilization: the share of NVML's last sample, SAMPLED_S at most, in which a kernel ran.
     """
 
     clock_mhz: float | None = None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import itertools
 import logging
 import math
 import time
@@ -15,7 +14,7 @@ import torch
 
 from fastlaunch_train.checks import told
 from fastlaunch_train.compile import num_cached
-from fastlaunch_train.environment import DeviceMonitor, memory_gib
+from fastlaunch_train.environment import SAMPLED_S, DeviceMonitor, memory_gib
 from fastlaunch_train.evaluation import rehearse
 from fastlaunch_train.failures import InterruptedRun, NanLossError
 from fastlaunch_train.finiteness import not_finite, told_of, trained
@@ -26,7 +25,7 @@ from fastlaunch_train.recipes import Recipe
 from fastlaunch_train.records import FROM_CACHE, Block, Step
 from fastlaunch_train.timing import BlockTimer, ClosedBlock, next_block_steps
 from fastlaunch_train.training import Training
-from fastlaunch_train.workload import Batch, BatchCount, next_batch
+from fastlaunch_train.workload import Batch, BatchCount, next_batch, put_back
 
 if TYPE_CHECKING:
     from fastlaunch_train.as_trained import AsTrained
@@ -65,6 +64,7 @@ class Progress:
         # What evaluations compiled and allocated is none of the steps' business.
         self._foreign_compiles = 0
         self._foreign_gib = 0.0
+        self._paused = False
 
     @property
     def finished(self) -> bool:
@@ -77,6 +77,8 @@ class Progress:
         compile_ahead: in place of the stepper's, where a loop calls the model in another context than that.
         """
         if not self.finished:
+            # Before anything is compiled: graphs are compiled again once the number of threads is another.
+            leave_cores_alone(self.training.process.device)
             self._rehearse(compile_ahead or self.training.stepper.compile_ahead)
         if self._evaluate():
             self._stop()
@@ -87,9 +89,8 @@ class Progress:
         # which stopped one step in about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21).
         gc.collect()
         gc.freeze()
-        leave_cores_alone(self.training.process.device)
         self._begin_block()
-        self._timer.restart(self._meet)
+        self._restart()
 
     def fetch(self) -> Batch:
         """The next batch. Raises WorkloadError if there is none."""
@@ -123,7 +124,7 @@ class Progress:
         if not compiled and training.workload.trains:
             return
         first = next_batch(training.workload, self._batches)
-        self._batches = itertools.chain([first], self._batches)
+        self._batches = put_back(first, self._batches)
         if compiled:
             training.phase("compile", lambda: _compile(compile_ahead, first))
             if training.evaluations is not None:
@@ -186,7 +187,7 @@ class Progress:
             training.writer.flush()
             if not check.passed:
                 log.warning("warning: %s", told(check))
-        self._timer.restart(self._meet)
+        self._restart()
 
     def _pause(self, *, asked: bool) -> None:
         """What is due between two blocks: evaluation, checkpoint, the end."""
@@ -210,7 +211,7 @@ class Progress:
         if self.finished:
             self._finish(saved=saved)
         elif evaluated or saved:
-            self._timer.restart(self._meet)
+            self._restart()
 
     def _check_left(self) -> None:
         """NanLossError, on every rank, if what the last step left on one is not finite: no loss tells of it.
@@ -260,6 +261,11 @@ class Progress:
                 self._save()
             raise
 
+    def _restart(self) -> None:
+        """Begin to time a block after what was no step."""
+        self._timer.restart(self._meet)
+        self._paused = True
+
     def _stop(self) -> None:
         raise InterruptedRun(self.training.interrupts.message)
 
@@ -293,6 +299,10 @@ class Progress:
             )
         self._counts = []
         state = self._monitor.read()
+        if self._paused and closed.wall_s < SAMPLED_S:
+            # What was sampled is the pause too.
+            state = dataclasses.replace(state, utilization=None)
+        self._paused = False
         reserved_gib = memory_gib(training.process.device)[0]
         training.writer.add(
             Block(

@@ -161,6 +161,14 @@ def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
     return batch
 
 
+def put_back(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
+    """`first` and then the `rest`. itertools.chain would hold on to the first as long as there are others."""
+    held = [first]
+    del first
+    yield held.pop()
+    yield from rest
+
+
 def load_workload(name: str, asked: Asked | None = None) -> Workload:
     """The workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
