@@ -87,7 +87,7 @@ def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recip
 def test_what_is_compiled_ahead_is_not_compiled_again(
     tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch compiles again once the number of threads is another, which the entrypoint chooses beside a GPU."""
+    """torch compiles again once the number of threads is another, and beside a GPU it is chosen."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (chosen,) = train(tmp_path / "chosen", recipe, "--eval-every", "12")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
