@@ -47,8 +47,8 @@ class RunSummary:
     host_id: the machine's; of several nodes, theirs joined by commas.
     steady: whether the step time settled; None for a published row and for a run with too few steps.
     step_time_s: synchronised wall time of the slowest rank per retained step; None if it has no such steps.
-    data_wait_fraction: of its time, in which the host fetched batches. utilization: of its GPU, the share of
-    the time in which a kernel ran; None where NVML told nothing, and for older records.
+    data_wait_fraction: of its time, in which the host fetched batches. utilization: of the GPU that computed
+    least, the share of the time in which a kernel ran; None where NVML told nothing, and for older records.
     boot_s, pull_s: of a machine that was started for the run, until it ran its script, and in fetching code
     and image after that; None where no machine was started for it, or it did not say.
     build_s, compile_s, warmup_s: time before the first step, in compiling, and in the num_warmup_steps cut.

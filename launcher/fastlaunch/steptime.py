@@ -40,8 +40,8 @@ class AttemptTiming:
 
     The fields are those of `RunSummary`. Median and p95 are of the device-event time, per step the greatest
     over ranks; `data_wait_fraction` is of the wall time on the rank that waits most; `utilization` is of the
-    slowest rank's GPU; `drift` is the last third's mean over the first third's, less 1. An unsteady attempt
-    keeps its last half, without interval.
+    GPU that computed least; `drift` is the last third's mean over the first third's, less 1. An unsteady
+    attempt keeps its last half, without interval.
     """
 
     num_retained_steps: int
@@ -101,7 +101,7 @@ def _time_attempt(ranks: Sequence[RankRecord]) -> AttemptTiming:
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
-        utilization=_utilization(ranks[slowest], cut),
+        utilization=_utilization(ranks, cut),
         drift=_finite(retained[slowest, -third:].mean() / retained[slowest, :third].mean() - 1.0),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
@@ -112,11 +112,17 @@ def _finite(value: np.floating) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _utilization(rank: RankRecord, cut: int) -> float | None:
-    """Mean of what was sampled in the blocks that begin after `cut` steps; None if nothing was."""
-    first: int = rank.header["first_step"] + cut
-    sampled = [b.utilization for b in rank.blocks if b.first_step >= first and b.utilization is not None]
-    return _finite(np.mean(sampled)) if sampled else None
+def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
+    """Of the GPU that computed least, the mean sample of blocks after `cut` steps; None without any."""
+    samples = [
+        [
+            block.utilization
+            for block in rank.blocks
+            if block.first_step >= rank.header["first_step"] + cut and block.utilization is not None
+        ]
+        for rank in ranks
+    ]
+    return min((float(np.mean(of_rank)) for of_rank in samples if of_rank), default=None)
 
 
 def wall_times_s(rank: RankRecord) -> Array:

@@ -197,54 +197,81 @@ def test_one_run_each_assumes_one_percent() -> None:
     assert math.log(step.high / step.value) == pytest.approx(1.959964 * error, rel=1e-6)
 
 
-def test_one_run_beside_runs_that_spread_more_is_taken_to_spread_as_they_do() -> None:
-    """With the degrees of freedom of what was seen: one of two rows of two runs here."""
-    candidates = [*runs("bf16", (0.1, 0.11)), *runs("tf32", (0.2, 0.22)), *runs("compile", (0.05,))]
-    *_, row = compared(candidates).rows
-    deviation = math.log(1.1) / math.sqrt(2)
-    assert f"{100 * deviation:.2g}% between runs is assumed where there is one run" in row.reasons
+def apart(time_s: float, ratio: float) -> tuple[float, ...]:
+    """Three times whose logarithms have the deviation log(ratio)."""
+    return time_s / ratio, time_s, time_s * ratio
+
+
+@pytest.mark.parametrize("rows", [("bf16", "tf32"), ("bf16",)])
+def test_one_run_beside_runs_that_spread_more_is_taken_to_spread_as_they_do(rows: tuple[str, ...]) -> None:
+    """With the degrees of freedom of what was seen, if those are 3 or more."""
+    candidates = [run for recipe in rows for run in runs(recipe, apart(0.1, 1.05))]
+    *_, row = compared([*candidates, *runs("compile", (0.05,))]).rows
+    deviation, dof = math.log(1.05), 2.0 * len(rows)
+    assert "4.9% between runs is assumed where there is one run" in row.reasons
     step = row.step_time_s
     assert step is not None and step.high is not None
     within = 0.001 / 2.571
-    error = math.hypot(deviation, within)
-    # 2 degrees of freedom, and a little more for what is known of the run by itself.
-    dof = 2 * (1 + (within / deviation) ** 2) ** 2
-    assert math.log(step.high / step.value) == pytest.approx(t_quantile(0.975, dof) * error, rel=1e-6)
+    # A little more of them for what is known of the run by itself.
+    point = t_quantile(0.975, dof * (1 + (within / deviation) ** 2) ** 2 if dof >= 3 else math.inf)
+    assert math.log(step.high / step.value) == pytest.approx(point * math.hypot(deviation, within), rel=1e-6)
 
 
 def test_a_workload_is_judged_by_the_spread_of_its_own_runs() -> None:
-    wide = [
-        *runs("bf16", (0.1, 0.13), workload="gpt2-xsmall"),
-        *runs("tf32", (0.1, 0.13), workload="gpt2-xsmall"),
-    ]
-    narrow = [*runs("bf16", (0.1, 0.1)), *runs("compile", (0.095, 0.095))]
+    language = {"workload": "gpt2-xsmall"}
+    wide = [*runs("bf16", apart(0.1, 1.3), **language), *runs("tf32", apart(0.1, 1.3), **language)]
+    narrow = [*runs("bf16", (0.1, 0.1, 0.1)), *runs("compile", (0.095, 0.095, 0.095))]
     alone, together = compared(narrow).rows[-1], compared([*wide, *narrow]).rows[-1]
     assert together.speed_ratio_to_baseline == alone.speed_ratio_to_baseline
     assert together.verdict == "better"
-    # Without repeats of its own it is judged by those of others.
-    (_, single) = (row for row in compared([*wide, narrow[0], narrow[2]]).rows if row.workload == "vit-huge")
+    # With few repeats of its own it is judged by those of others, too.
+    few = [*narrow[:2], narrow[3]]
+    (_, single) = (row for row in compared([*wide, *few]).rows if row.workload == "vit-huge")
     assert single.verdict == "unresolved"
 
 
-def test_runs_that_spread_very_unequally_are_told() -> None:
-    alike = [*runs("bf16", (0.1, 0.101, 0.099)), *runs("compile", (0.05, 0.052, 0.049))]
-    assert not [text for text in compared(alike).warnings if "deviate" in text]
-    unlike = [*runs("bf16", (0.1, 0.1001, 0.0999)), *runs("compile", (0.05, 0.055, 0.045))]
-    (told,) = [text for text in compared(unlike).warnings if "deviate" in text]
-    assert told.startswith("the runs of compile deviate by 10.0% from their mean and those of bf16 by 0.1%")
+@pytest.mark.parametrize(
+    ("ratios", "told"),
+    [
+        ((1.001, 1.05), True),
+        ((1.01, 1.02), False),
+        # An F ratio of 39, which two rows of three runs exceed in one case of twenty and six rows in more.
+        ((1.0101, 1.065), True),
+        ((1.0101, 1.05, 1.05, 1.05, 1.05, 1.065), False),
+        # No deviation is taken for less than half a percent.
+        ((1.00001, 1.01), False),
+    ],
+)
+def test_runs_that_spread_very_unequally_are_told(ratios: tuple[float, ...], told: bool) -> None:
+    # Also rows of one recipe, at several batches.
+    candidates = [
+        run
+        for number, ratio in enumerate(ratios, start=1)
+        for run in runs("bf16", apart(0.1, ratio), batch_size_per_gpu=8 * number)
+    ]
+    found = [text for text in compared(candidates).warnings if "deviate" in text]
+    assert bool(found) is told
+    if told:
+        low, high = (f"{math.log(ratio):.1%}" for ratio in (min(ratios), max(ratios)))
+        assert found[0].startswith(
+            f"vit-huge: the runs of its rows deviate by {low} to {high} from their means"
+        )
     # Two runs tell nothing of their deviation.
-    assert not [text for text in compared(unlike[:5]).warnings if "deviate" in text]
+    assert not [text for text in compared(candidates[:5]).warnings if "deviate" in text]
 
 
-def test_more_runs_are_proposed_where_not_all_settle() -> None:
-    base = runs("bf16", (0.1, 0.1))
-    close = runs("compile", (0.0995, 0.1001))
-    *_, row = compared([*base, *close]).rows
+@pytest.mark.parametrize("unsettled", ["compile", "bf16"])
+def test_more_runs_are_proposed_where_not_all_settle(unsettled: str) -> None:
+    settled = [*runs("bf16", (0.1, 0.1)), *runs("compile", (0.0995, 0.1001))]
+    *_, row = compared(settled).rows
     assert row.verdict == "unresolved" and row.more_runs is not None
-    unsettled = runs("compile", (0.12, 0.13), steady=False)
-    *_, other = compared([*base, *close, *unsettled]).rows
+    *_, other = compared([*settled, *runs(unsettled, (0.12, 0.13), steady=False)]).rows
     assert other.more_runs == 2 * row.more_runs
     assert any(reason.endswith("of which not all settle (longer ones may)") for reason in other.reasons)
+    # Too many are proposed nowhere.
+    *_, hopeless = compared([*settled, *runs(unsettled, 200 * (0.12,), steady=False)]).rows
+    assert hopeless.more_runs is None
+    assert "more than 100 more runs of each" in hopeless.reasons
 
 
 def test_one_short_run_has_no_interval() -> None:

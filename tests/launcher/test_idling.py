@@ -46,11 +46,13 @@ def test_it_is_the_mean_of_the_blocks_after_the_warm_up(tmp_path: Path) -> None:
     assert RunSummary.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_it_is_of_the_slowest_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slower", [-1e-6, 1e-6])
+def test_it_is_of_the_gpu_that_computed_least(tmp_path: Path, slower: float) -> None:
+    """Ranks meet at the end of every block: which was slower is chance."""
     paths = write_run(
         tmp_path,
         world_size=2,
-        step_time_s=lambda rank, step: 0.1 + 0.01 * rank,
+        step_time_s=lambda rank, step: 0.1 + slower * rank,
         utilization=lambda rank, step: 0.9 - 0.4 * rank,
     )
     assert summarize(read_all(paths)).utilization == pytest.approx(0.5)
@@ -67,14 +69,15 @@ def test_records_of_before_it_was_sampled_say_nothing(tmp_path: Path) -> None:
     [
         ([busy(0.9)], ""),
         ([busy(0.8), busy(1.0)], ""),
-        ([busy(0.89)], "a GPU computes 89% of the time and waits for its host: "),
+        ([busy(0.899)], "a GPU computes 89% of the time and waits for its host: "),
         ([busy(0.7, 0.14)], "a GPU computes 70% of the time and waits for its host: "),
         (
             [busy(0.7, 0.15), busy(0.6, 0.25)],
             "a GPU computes 65% of the time and waits for data,"
             " which its host takes 20% of the time to fetch: ",
         ),
-        ([busy(0.5), busy(None, None)], "a GPU computes 50% of the time and waits for its host: "),
+        # Of the runs in which a GPU was looked at.
+        ([busy(0.5), busy(None, 0.9)], "a GPU computes 50% of the time and waits for its host: "),
     ],
 )
 def test_gpus_that_wait_are_told_with_the_cause(runs: Sequence[RunSummary], said: str) -> None:
@@ -83,11 +86,9 @@ def test_gpus_that_wait_are_told_with_the_cause(runs: Sequence[RunSummary], said
 
 
 def test_what_would_gain_more_is_of_the_cause() -> None:
-    graphs = busy(0.7, recipe="compile compile_mode=reduce-overhead")
-    launches, data, at_once = told(busy(0.7), busy(0.7, 0.3, recipe="compile"), graphs)
+    launches, data = told(busy(0.7), busy(0.7, 0.3, recipe="compile"))
     assert "CUDA graphs" in launches and "--num-workers" not in launches
     assert "--num-workers" in data and "CUDA graphs" not in data
-    assert "a larger batch may gain" in at_once
     (made_up,) = told(busy(0.7, 0.3, data="synthetic"))
     assert "30% of the time to write" in made_up and "--num-workers" not in made_up
 

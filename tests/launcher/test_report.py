@@ -190,6 +190,23 @@ def test_the_table_of_the_published_experiment() -> None:
     assert not any(name in lines[2] for name in ("compile", "runs", "tokens"))
 
 
+def test_runs_that_did_not_settle_are_counted_in_the_table() -> None:
+    settled = [*runs("bf16", 0.1, 0.101), *runs("fp32", 0.2, 0.201)]
+    text = as_table(compared([*settled, *runs("bf16", 0.13, steady=False)]))
+    assert [line.split()[1:4] for line in text.splitlines() if line.startswith("bf16")][0] == ["2", "of", "3"]
+    assert "2 runs a row" in as_table(compared(settled))
+    never = as_table(compared([*settled, *runs("tf32", 0.13, steady=False)]))
+    assert [line.split()[1] for line in never.splitlines() if line.startswith("tf32")][0] == "0"
+
+
+@pytest.mark.parametrize(("only", "bounds"), [(("x speed",), True), (("x speed", "x per $"), False)])
+def test_a_ratio_has_its_interval_in_one_column(only: tuple[str, ...], bounds: bool) -> None:
+    comparison = compared([*runs("bf16", 0.1, 0.101), *runs("fp32", 0.2, 0.201)], usd_per_hour=2.0)
+    line = next(line for line in as_table(comparison, only=only).splitlines() if line.startswith("fp32"))
+    assert ("\u00b1" in line.split()[-1]) is bounds
+    assert "\u00b1" in line
+
+
 def test_the_table_of_runs_here() -> None:
     text = as_table(compared([*TWO, *runs("te-fp8", 0.06, 0.0603, precision="fp8")], usd_per_hour=2.0))
     lines = text.splitlines()

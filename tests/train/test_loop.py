@@ -186,3 +186,11 @@ def test_a_sample_that_reaches_back_into_a_pause_is_none(
     # One step a block here. After the first step there is no pause, after the second a checkpoint is written.
     assert found == [(1, after_a_pause), (2, 0.5), (3, after_a_pause), (4, 0.5)]
     assert all(line.clock_mhz == 1980 for line in lines if isinstance(line, Block))
+
+
+def test_threads_are_chosen_before_anything_is_compiled(training: Training) -> None:
+    """Dynamo compiles again once their number is another."""
+    done: list[Any] = []
+    progress = Progress(training, choose_threads=done.append)
+    progress.begin(lambda batch: done.append("compiled"))
+    assert done == [CPU, "compiled"]

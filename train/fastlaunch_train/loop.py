@@ -47,16 +47,22 @@ class Progress:
     A loop calls `begin`, and while it is not `finished` fetches a batch, trains on it and tells with
     `step_done`. Everything else happens in there: blocks and their records, compiling, evaluation,
     checkpoints, and what ends a run. All ranks call the same in the same order.
-    clock: seconds, of the host.
+    clock: seconds, of the host. choose_threads: how many of its cores torch takes beside this device.
     """
 
-    def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        training: Training,
+        clock: Callable[[], float] = time.perf_counter,
+        choose_threads: Callable[[torch.device], None] = leave_cores_alone,
+    ) -> None:
         self.training = training
         self.last_done = training.first_step - 1
         self._batches: Iterator[Batch] = training.batches
         self._fetched: deque[_Fetched] = deque()
         self._counts: list[BatchCount] = []
         self._clock = clock
+        self._choose_threads = choose_threads
         self._timer = BlockTimer(training.process.device, clock)
         self._monitor = DeviceMonitor(training.process.device)
         self._block_end = self.last_done
@@ -78,7 +84,7 @@ class Progress:
         """
         if not self.finished:
             # Before anything is compiled: graphs are compiled again once the number of threads is another.
-            leave_cores_alone(self.training.process.device)
+            self._choose_threads(self.training.process.device)
             self._rehearse(compile_ahead or self.training.stepper.compile_ahead)
         if self._evaluate():
             self._stop()

@@ -6,7 +6,8 @@ from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-#: 2 added eval and check lines, and num_padding to step lines; files of 1 are read as they are.
+#: 2 added eval and check lines, and num_padding to step lines; files of 1 are read as they are. What may be
+#: missing has been added since without another number: data_identity to headers, utilization to blocks.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a phase `compile` that found work of an earlier run on the disk: a first run takes longer.

@@ -15,7 +15,7 @@ from fastlaunch.analysis.pooling import Candidate, Pool, log_time, pool
 from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.analysis.rows import Row, make_row
 from fastlaunch.analysis.schemas import schema_warnings
-from fastlaunch.analysis.statistics import Spread, pooled_spread
+from fastlaunch.analysis.statistics import LEAST_DOF, Spread, pooled_spread
 from fastlaunch.analysis.uneven import uneven_spread
 from fastlaunch.errors import UnknownName, UserError
 
@@ -32,8 +32,8 @@ class Comparison:
     """rows: workload by workload, in order of their first runs. baselines: recipe by workload.
 
     prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
-    or where there are none. spread: between runs, pooled over all rows; a workload with repeats is judged by
-    its own. warnings: what was left out, and why.
+    or where there are none. spread: between runs, pooled over all rows; a workload with enough repeats is
+    judged by its own. warnings: what was left out, and why.
     allow_unverified: whether rows are ranked whatever their guards hold against them.
     unfit: the runs that were left out for their problems.
     """
@@ -83,7 +83,7 @@ def compare(
         base = _baseline(items, baseline)
         baselines[workload] = base.pool.first.recipe
         own = pooled_spread([row.log_times for row in of_workload])
-        own = own if own.dof else spread
+        own = own if own.dof >= LEAST_DOF else spread
         warnings += uneven_spread(of_workload)
         judgements = judge(items, base, own)
         rows += [

@@ -21,8 +21,8 @@ from fastlaunch.errors import UserError
 from fastlaunch.metrics import Interval
 
 USD, TIME = "usd", "time"
-#: What comes once and is worth fewer steps differs no more than builds and warm-ups do by themselves.
-NOISE_STEPS = 20
+#: Times of compiling that are no further apart than this are alike.
+_COMPILES_ALIKE_S = 1.0
 #: Two arms evaluate, or write checkpoints, equally often if their periods differ by no more than this.
 _SAME_PERIOD = 0.01
 _NO_STEP_TIME = "no step time is known"
@@ -65,9 +65,10 @@ class BreakEven:
     """How the costs of a job on two rows compare, as it grows longer.
 
     `other` costs `more_once` than `one` whatever the length, and for each sample `less_each`: in USD, or in
-    seconds where `by` says `time`, as a row has no price. each: what a sample costs on the cheaper of them.
-    error: half-width of less_each, None where a step
-    time has no interval. left_out: parts that are not known of both, or were not asked of both alike.
+    seconds where `by` says `time`, as a row has no price. compiles_alike: whether no compiling is part of
+    `more_once`: builds and warm-ups differ by as much from run to run. error: half-width of less_each, None
+    where a step time has no interval. left_out: parts that are not known of both, or were not asked of both
+    alike.
     """
 
     one: Row
@@ -75,8 +76,8 @@ class BreakEven:
     by: str
     more_once: float
     less_each: float
-    each: float
     error: float | None
+    compiles_alike: bool = False
     left_out: tuple[str, ...] = ()
 
     @property
@@ -93,11 +94,6 @@ class BreakEven:
     def settled(self) -> bool | None:
         """Whether the step times tell which is cheaper for each sample; None where one has no interval."""
         return None if self.error is None else abs(self.less_each) > self.error
-
-    @property
-    def differs_once(self) -> bool:
-        """Whether what comes once differs by more than NOISE_STEPS steps cost."""
-        return abs(self.more_once) > NOISE_STEPS * self.each * self.one.global_batch
 
     @property
     def samples(self) -> Interval | None:
@@ -208,8 +204,8 @@ def break_even(one: Finish, other: Finish) -> BreakEven | None:
         by=by,
         more_once=theirs.once - ours.once,
         less_each=ours.each - theirs.each,
-        each=min(ours.each, theirs.each),
         error=math.hypot(ours.error or 0.0, theirs.error or 0.0) if known else None,
+        compiles_alike=_compile_alike(one.account, other.account),
         left_out=left_out,
     )
 
@@ -248,6 +244,11 @@ def _counted(one: Finish, other: Finish) -> tuple[list[str], tuple[str, ...]]:
             counted.append(name)
     left_out = (name for name in (*ONCE, *_repeated(ours)) if name not in counted)
     return counted, tuple(left_out)
+
+
+def _compile_alike(one: Account, other: Account) -> bool:
+    ours, theirs = one.once_s["compile"], other.once_s["compile"]
+    return abs((ours or 0.0) - (theirs or 0.0)) <= _COMPILES_ALIKE_S
 
 
 def _repeated(account: Account) -> dict[str, Repeated | None]:

@@ -205,7 +205,8 @@ def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str
         )
         settle = min(_share_that_settles(pair.row.pool), _share_that_settles(pair.base.pool))
         more = math.ceil(more / settle) if more is not None else None
-        if more is not None and more <= MOST_RUNS_PROPOSED:
+        more = more if more is not None and more <= MOST_RUNS_PROPOSED else None
+        if more is not None:
             unsettled = ", of which not all settle (longer ones may)" if settle < 1 else ""
             why.append(f"about {more} more run{'' if more == 1 else 's'} of each{unsettled}")
         elif pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):

@@ -24,13 +24,13 @@ class Row:
     others they are shown, without intervals. Quantities are None where unknown. percent_of_peak: of the
     recipe's own precision. build_s, compile_s, warmup_s: means over the runs, of what the step time leaves
     out, of the first two also where the step time did not settle; compile_s over those that compiled without
-    a cache, where there are any. data_wait_fraction,
-    utilization: means too, of the time in which the host fetched batches, and in which a GPU ran kernels.
-    ratio_to_baseline: of samples per dollar, speed_ratio_to_baseline: of samples/s; their intervals are at
-    Holm's level, all others at 95%. comparable_as: `throughput` where the global batch or the sequence
-    length is another than the baseline's, else `training`. guard: of numerics and convergence; is_barred: by
-    what that holds against the row, which then has no verdict. runs: those used, and after them those whose
-    step time did not settle. more_runs: of the row and of the baseline each, that would settle the verdict.
+    a cache, where there are any. data_wait_fraction, utilization: means too, of the time in which the host
+    fetched batches, and in which a GPU ran kernels. ratio_to_baseline: of samples per dollar,
+    speed_ratio_to_baseline: of samples/s; their intervals are at Holm's level, all others at 95%.
+    comparable_as: `throughput` where the global batch or the sequence length is another than the baseline's,
+    else `training`. guard: of numerics and convergence; is_barred: by what that holds against the row, which
+    then has no verdict. runs: those used, and after them those whose step time did not settle. more_runs: of
+    the row and of the baseline each, that would settle the verdict.
     """
 
     workload: str

@@ -1,4 +1,4 @@
-"""Student's t, the pooled deviation between runs, Holm's correction and the verdict on a ratio.
+"""Student's t, F, means, the pooled deviation between runs, Holm's correction and the verdict on a ratio.
 
 The run is the unit: two runs of one recipe differ by about 1%, many times the interval within a run. All
 sizes are of logarithms, so 0.01 is 1%. The constants were checked by simulation.
@@ -14,6 +14,9 @@ from statistics import NormalDist
 FLOOR = 0.005
 #: The deviation between runs that is assumed for a row of one run.
 ASSUMED = 0.01
+#: The degrees of freedom from which on a deviation that was seen is worth more than one that is assumed, or
+#: than that of other workloads: the points of Student's t with fewer are above 4.
+LEAST_DOF = 3
 #: What one machine of an instance type may differ from another.
 MACHINE = 0.01
 #: Two-sided level of all verdicts of a comparison together.
@@ -32,6 +35,11 @@ def t_survival(t: float, dof: float) -> float:
     if math.isinf(dof):
         return NormalDist().cdf(-t)
     return 0.5 * regularised_beta(dof / (dof + t * t), dof / 2, 0.5)
+
+
+def f_survival(ratio: float, dof: float, dof_below: float) -> float:
+    """Probability that the F ratio of `dof` and `dof_below` degrees of freedom exceeds ratio >= 0."""
+    return regularised_beta(dof_below / (dof_below + dof * ratio), dof_below / 2, dof / 2)
 
 
 @lru_cache(maxsize=1024)
@@ -126,14 +134,16 @@ class Uncertainty:
 def uncertainty(arms: Sequence[Arm], spread: Spread, *, other_machines: bool = False) -> Uncertainty:
     """Of one row's log time, or of the difference of two.
 
-    Rows of several runs share the pooled deviation, and so does a row of one run unless ASSUMED, which is
-    taken as known, is larger; its own error within the run comes on top. other_machines: the rows are of
-    different instance types, so each without two machines of its own may be off by MACHINE.
+    Rows of several runs share the pooled deviation. A row of one run takes that too if it is larger than
+    ASSUMED, else this, as known; and so the pooled one of fewer degrees of freedom than LEAST_DOF. Its own
+    error within the run comes on top. other_machines: the rows are of different instance types, so each
+    without two machines of its own may be off by MACHINE.
     """
-    shared = [arm for arm in arms if arm.num_runs >= 2 or spread.deviation > ASSUMED]
+    seen = spread.deviation > ASSUMED and spread.dof >= LEAST_DOF
+    shared = [arm for arm in arms if arm.num_runs >= 2 or seen]
     pooled = spread.deviation**2 * sum(1 / arm.num_runs for arm in shared)
     known = (
-        ASSUMED**2 * (len(arms) - len(shared))
+        max(ASSUMED, spread.deviation) ** 2 * (len(arms) - len(shared))
         + sum(arm.within**2 for arm in arms if arm.num_runs == 1)
         + MACHINE**2 * sum(other_machines and arm.num_machines < 2 for arm in arms)
     )

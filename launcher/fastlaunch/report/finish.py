@@ -156,13 +156,12 @@ def sentence(pair: BreakEven, rows: Sequence[Row]) -> str:
     told = f"{name_of(pair.long, rows)} is {less} than {name_of(loser, rows)}"
     crossing, unit = (pair.steps, "steps") if pair.trains_alike else (pair.samples, pair.one.sample_unit)
     heading = "" if pair.trains_alike else "as throughput, not training progress: "
+    if pair.settled is False and pair.compiles_alike:
+        return f"{heading}{name_of(pair.one, rows)} and {name_of(pair.other, rows)} are too close to tell"
     bare = ", by figures without an interval" if pair.settled is None else ""
     if crossing is not None:
         return f"{heading}{told} only after about {about(crossing.value)} {unit}{_between(crossing)}{bare}"
     if pair.settled is False:
-        if not pair.differs_once:
-            names = f"{name_of(pair.one, rows)} and {name_of(pair.other, rows)}"
-            return f"{heading}{names} are too close to tell, however long the job"
         close = "their step times are too close to tell it of a long one"
         return f"{heading}{told} for a short job; {close}"
     return f"{heading}{told} from the first {unit.removesuffix('s')} on{bare}"
