@@ -193,10 +193,14 @@ def test_the_table_of_the_published_experiment() -> None:
 def test_runs_that_did_not_settle_are_counted_in_the_table() -> None:
     settled = [*runs("bf16", 0.1, 0.101), *runs("fp32", 0.2, 0.201)]
     text = as_table(compared([*settled, *runs("bf16", 0.13, steady=False)]))
-    assert [line.split()[1:4] for line in text.splitlines() if line.startswith("bf16")][0] == ["2", "of", "3"]
+    assert next(line.split()[1:4] for line in text.splitlines() if line.startswith("bf16")) == [
+        "2",
+        "of",
+        "3",
+    ]
     assert "2 runs a row" in as_table(compared(settled))
     never = as_table(compared([*settled, *runs("tf32", 0.13, steady=False)]))
-    assert [line.split()[1] for line in never.splitlines() if line.startswith("tf32")][0] == "0"
+    assert next(line.split()[1] for line in never.splitlines() if line.startswith("tf32")) == "0"
 
 
 @pytest.mark.parametrize(("only", "bounds"), [(("x speed",), True), (("x speed", "x per $"), False)])
