@@ -161,6 +161,11 @@ def test_what_runs_with_which_packages() -> None:
         ),
         ("fsdp2", machine(None, versions={"torch": (2, 5, 1)}), "fully_shard needs torch 2.6, and 2.5.1"),
         (
+            "fsdp2",
+            machine(None, versions={"torch": (2, 6, 0)}),
+            "fully_shard on a CPU needs torch 2.9, and 2.6.0 is installed",
+        ),
+        (
             "zero2",
             machine(None, without=("deepspeed",)),
             "zero2 needs deepspeed, which is not installed (the extra",
@@ -319,3 +324,7 @@ def test_the_extras_that_are_named_exist() -> None:
     assert set(EXTRAS.values()) <= set(extras)
     # What it installs at the oldest is what a recipe takes.
     assert extras["float8"] == [f"torchao>={dotted(TORCHAO_RELEASE)}"]
+
+
+def test_what_a_cpu_lacks_a_gpu_may_have() -> None:
+    assert missing_part(RECIPES["fsdp2"], machine((9, 0), versions={"torch": (2, 6, 0)})) is None

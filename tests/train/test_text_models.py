@@ -1,8 +1,9 @@
 """Language models, without any: how blocks are found, lengths are chosen and what cannot be had is said."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -112,6 +113,17 @@ def test_weights_without_their_tokenizer_are_warned_of(
     caplog.clear()
     assert tokenizer_of_model(None, "toy") is None
     assert not caplog.text
+
+
+def test_torch_2_6_finds_the_name_by_which_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5 imports torch there for type checkers alone."""
+    module = ModuleType("transformers.utils.output_capturing")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    Logits(nn.Identity())
+    assert module.torch is torch
+    module.torch = theirs = object()
+    Logits(nn.Identity())
+    assert module.torch is theirs
 
 
 def test_a_mask_is_given_as_the_model_takes_it() -> None:

@@ -157,3 +157,16 @@ def test_a_cpu_torch_can_import_torchvision_twice_prepared() -> None:
         "import timm, torchvision.transforms; p()"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={"PYTHONPATH": str(TRAIN)})
+
+
+def test_what_torch_2_6_cannot_import_below_meta_is_there_before() -> None:
+    script = (
+        "import sys, torch; from fastlaunch_train.flops import build_on_meta; found = []\n"
+        "def build():\n"
+        "    found.append('torch._dynamo' in sys.modules)\n"
+        "    return torch.nn.Linear(2, 2)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "build_on_meta(build); print(*found)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -1,6 +1,7 @@
 """Floating-point operations of one training step, counted by running it on no data."""
 
 import contextlib
+import importlib
 from collections.abc import Callable
 
 import torch
@@ -51,6 +52,9 @@ def build_on_meta(build_model: Callable[[], nn.Module]) -> nn.Module:
     """The model without its weights' values, on torch's meta device."""
     random_state = torch.get_rng_state()
     try:
+        with contextlib.suppress(ImportError):  # torch 1 has none
+            # timm and transformers import it: torch 2.6 then makes a real tensor, which it cannot below.
+            importlib.import_module("torch._dynamo")
         with torch.device("meta"):
             return build_model()
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Logits(nn.Module):
         super().__init__()
         self.model = model
         self._broadcast_mask = broadcast_mask
+        _give_torch("transformers.utils.output_capturing")
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits, (batch, tokens, vocabulary) or (batch, classes).
@@ -40,6 +42,17 @@ class Logits(nn.Module):
             mask = mask[:, None, None, :].bool()
         logits: torch.Tensor = self.model(input_ids=tokens, attention_mask=mask).logits
         return logits
+
+
+def _give_torch(name: str) -> None:
+    """Give the module called `name`, if it was imported, the global `torch` if it has none.
+
+    Where compiling breaks off in a function there, torch 2.6 goes on by that name (2.9 does not ask for it),
+    and transformers 5.23 imports it for type checkers alone.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not hasattr(module, "torch"):
+        setattr(module, "torch", torch)  # noqa: B010
 
 
 def transformers_for(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:

@@ -30,6 +30,8 @@ Version = tuple[int, ...]
 #: autocast and loss scaling on a CPU, and with fused SGD and AdamW on every device.
 COMPILE_TORCH = (2, 2)
 FSDP2_TORCH = (2, 6)
+#: On a CPU 2.6 fails in the first pass (its streams record no events), and 2.9 is the next that was tried.
+FSDP2_CPU_TORCH = (2, 9)
 CPU_FP16_TORCH = (2, 3)
 FUSED_TORCH = (2, 4)
 #: The oldest torchao whose float8 configurations go by name.
@@ -176,6 +178,8 @@ def _engine(recipe: Recipe, machine: Machine) -> Iterator[str]:
 def _parallelism(recipe: Recipe, machine: Machine) -> Iterator[str]:
     if recipe.parallelism == "fsdp2":
         yield from _torch("fully_shard", FSDP2_TORCH, machine)
+        if machine.compute_capability is None:
+            yield from _torch("fully_shard on a CPU", FSDP2_CPU_TORCH, machine)
     if recipe.parallelism in ZERO_STAGES:
         yield from _package(f"parallelism {recipe.parallelism}", "deepspeed", machine)
 
