@@ -260,6 +260,22 @@ def test_runs_that_spread_very_unequally_are_told(ratios: tuple[float, ...], tol
     assert not [text for text in compared(candidates[:5]).warnings if "deviate" in text]
 
 
+@pytest.mark.parametrize("noisy", [1.01, 1.2])
+def test_beside_a_row_that_deviates_far_more_each_is_judged_by_its_own_runs(noisy: float) -> None:
+    quiet = [*runs("bf16", apart(0.1, 1.006)), *runs("compile", apart(0.09, 1.006))]
+    rows = compared([*quiet, *runs("fp32", apart(0.4, noisy))]).rows
+    assert [row.verdict for row in rows] == ["baseline", "better", "worse"]
+    deviations = [math.log(ratio) for ratio in (1.006, 1.006, noisy)]
+    dof = 2
+    if noisy == 1.01:
+        dof, deviations = 6, [math.sqrt(sum(deviation**2 for deviation in deviations) / 3)] * 3
+    for row, deviation in zip(rows, deviations, strict=True):
+        step = row.step_time_s
+        assert step is not None and step.high is not None
+        half_width = t_quantile(0.975, dof) * deviation / math.sqrt(3)
+        assert math.log(step.high / step.value) == pytest.approx(half_width)
+
+
 @pytest.mark.parametrize("unsettled", ["compile", "bf16"])
 def test_more_runs_are_proposed_where_not_all_settle(unsettled: str) -> None:
     settled = [*runs("bf16", (0.1, 0.1)), *runs("compile", (0.0995, 0.1001))]
@@ -426,6 +442,31 @@ def test_another_instance_type_adds_the_machines() -> None:
         return math.log(ratio.high / ratio.value)
 
     assert error(("a", "b")) < error(("a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch"),
+    [
+        # As many rows at each: the one of more runs, else the first.
+        ({8: ("bf16", "tf32"), 16: ("bf16", "tf32")}, 8),
+        ({8: ("bf16", "tf32"), 16: ("bf16", "bf16", "tf32")}, 16),
+        # Else what more rows can be compared with.
+        ({8: ("bf16", "bf16", "tf32"), 16: ("bf16", "compile", "tf32")}, 16),
+        ({8: ("bf16",), 16: ("compile", "tf32")}, 8),
+    ],
+)
+@pytest.mark.parametrize("named", [None, "bf16"])
+def test_of_several_batches_the_baseline_is_at_that_of_most_rows(
+    rows: dict[int, tuple[str, ...]], batch: int, named: str | None
+) -> None:
+    candidates = [
+        replace(run, run_id=f"{recipe}-{size}-{number}")
+        for size, recipes in rows.items()
+        for number, recipe in enumerate(recipes)
+        for run in runs(recipe, (0.1,), batch_size_per_gpu=size)
+    ]
+    found = compared(candidates, baseline=named).rows
+    assert [row.batch_size_per_gpu for row in found if row.is_baseline] == [batch]
 
 
 def test_baselines() -> None:

@@ -2,6 +2,8 @@
 
 import math
 import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from fastlaunch.analysis.statistics import (
     WORSE,
     Arm,
     Spread,
+    Uncertainty,
     holm_levels,
     more_runs,
     p_value,
@@ -25,6 +28,7 @@ from fastlaunch.analysis.statistics import (
     uncertainty,
     verdict,
 )
+from fastlaunch.analysis.uneven import told_apart
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.5, 500.0), st.one_of(st.just(0.5), st.floats(0.5, 50.0)))
@@ -86,6 +90,37 @@ def test_degrees_of_freedom_by_welch_and_satterthwaite() -> None:
     pooled, known = 0.01**2 / 4, 0.01**2
     assert found.error == pytest.approx(math.sqrt(pooled + known))
     assert found.dof == pytest.approx((pooled + known) ** 2 / (pooled**2 / 3))
+
+
+def test_where_rows_deviate_unequally_each_takes_its_own_that_has_three_runs() -> None:
+    quiet, noisy = Spread(deviation=0.005, dof=4), Spread(deviation=0.1, dof=2)
+    arms = [Arm(log_time=0, num_runs=5, own=quiet), Arm(log_time=0, num_runs=3, own=noisy)]
+    two = Arm(log_time=0, num_runs=2, own=Spread(deviation=0.01, dof=1))
+    even = Spread(deviation=0.06, dof=12)
+    uneven = replace(even, is_uneven=True)
+    assert uncertainty(arms, even).error == pytest.approx(0.06 * math.sqrt(1 / 5 + 1 / 3))
+    assert uncertainty(arms[:1], uneven) == Uncertainty(
+        error=pytest.approx(0.005 / math.sqrt(5)), dof=pytest.approx(4)
+    )
+    assert uncertainty([two], uneven) == uncertainty([two], even)
+    found, parts = uncertainty(arms, uneven), (0.005**2 / 5, 0.1**2 / 3)
+    assert found.error == pytest.approx(math.sqrt(sum(parts)))
+    assert found.dof == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 2))
+    # Two rows of equal deviations know each of its own alone.
+    assert uncertainty([arms[0], arms[0]], uneven).dof == pytest.approx(4)
+    assert uncertainty([arms[0], replace(arms[0], own=replace(quiet))], uneven).dof == pytest.approx(8)
+
+
+def test_more_runs_where_rows_deviate_unequally() -> None:
+    # 3% apart, 1% each of its own, 2 dof each. With k more: t(0.975, 2 (2 + k)) x 0.01 x sqrt(2 / (3 + k)):
+    # 0: 2.776 x 0.00816 = 2.27%; 1: 2.447 x 0.00707 = 1.73%; 2: 2.306 x 0.00632 = 1.46%.
+    own = Spread(deviation=0.01, dof=2)
+    arms = (Arm(log_time=0, num_runs=3, own=own), Arm(log_time=0, num_runs=3, own=replace(own)))
+    uneven = Spread(deviation=0.08, dof=9, is_uneven=True)
+    assert more_runs(0.018, arms, uneven, level=0.05, other_machines=False) == 1
+    assert more_runs(0.016, arms, uneven, level=0.05, other_machines=False) == 2
+    even = replace(uneven, is_uneven=False)
+    assert (more_runs(0.018, arms, even, level=0.05, other_machines=False) or 100) > 50
 
 
 @pytest.mark.parametrize(("machines", "parts"), [((1, 1), 2), ((2, 1), 1), ((0, 2), 1), ((2, 3), 0)])
@@ -155,21 +190,53 @@ def test_no_number_of_runs_replaces_a_second_machine() -> None:
     assert more_runs(0.01, arms, spread, level=0.05, other_machines=True) is None
 
 
-@pytest.mark.parametrize("num_runs", [1, 3, 5])
-def test_identical_arms_are_rarely_called_different(num_runs: int) -> None:
-    """Four equal recipes, runs that differ by 1%: any wrong verdict in a comparison counts."""
-    noise = random.Random(num_runs)
+def wrongly_told(
+    arms_like: Sequence[tuple[float, int]], judged: Callable[[list[list[float]]], Spread]
+) -> float:
+    """The share of comparisons of equal recipes with any verdict that calls one faster or slower.
+
+    arms_like: deviation and number of runs of each arm. judged: what rows of log times are judged by.
+    """
+    noise = random.Random(len(arms_like))
     num_wrong, num_comparisons = 0, 1000
     for _ in range(num_comparisons):
-        rows = [[noise.gauss(0, 0.01) for _ in range(num_runs)] for _ in range(4)]
-        spread = pooled_spread(rows)
-        arms = [Arm(log_time=sum(row) / num_runs, num_runs=num_runs) for row in rows]
+        rows = [[noise.gauss(0, deviation) for _ in range(number)] for deviation, number in arms_like]
+        arms = [
+            Arm(log_time=sum(row) / len(row), num_runs=len(row), own=pooled_spread([row])) for row in rows
+        ]
         ratios = [arms[0].log_time - arm.log_time for arm in arms[1:]]
-        errors = [uncertainty([arms[0], arm], spread) for arm in arms[1:]]
+        errors = [uncertainty([arms[0], arm], judged(rows)) for arm in arms[1:]]
         levels = holm_levels([p_value(*pair) for pair in zip(ratios, errors, strict=True)])
         said = [
             verdict(ratio, error.half_width(level))
             for ratio, error, level in zip(ratios, errors, levels, strict=True)
         ]
         num_wrong += BETTER in said or WORSE in said
-    assert 0.01 < num_wrong / num_comparisons < 0.07
+    return num_wrong / num_comparisons
+
+
+def apart_if_uneven(rows: list[list[float]]) -> Spread:
+    return told_apart(pooled_spread(rows), rows)
+
+
+@pytest.mark.parametrize("judged", [pooled_spread, apart_if_uneven])
+@pytest.mark.parametrize("num_runs", [1, 3, 5])
+def test_identical_arms_are_rarely_called_different(
+    num_runs: int, judged: Callable[[list[list[float]]], Spread]
+) -> None:
+    """Runs that differ by 1%."""
+    assert 0.01 < wrongly_told([(0.01, num_runs)] * 4, judged) < 0.07
+
+
+@pytest.mark.parametrize(
+    "arms_like",
+    [
+        [(0.005, 5)] * 4 + [(0.1, 5)] * 2,
+        [(0.1, 5), (0.005, 5), (0.005, 5), (0.01, 5), (0.01, 5), (0.1, 5)],
+        [(0.005, 5), (0.1, 3), (0.01, 5), (0.1, 3), (0.005, 5), (0.1, 4)],
+    ],
+)
+def test_arms_that_deviate_unequally_are_rarely_called_different(arms_like: list[tuple[float, int]]) -> None:
+    """Which one deviation for all of them does not achieve."""
+    assert 0.01 < wrongly_told(arms_like, apart_if_uneven) < 0.07
+    assert 0.08 < wrongly_told(arms_like, pooled_spread) < 0.18

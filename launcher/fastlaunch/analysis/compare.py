@@ -5,18 +5,19 @@ README's "how to read the numbers". What is not known is None, never guessed.
 """
 
 import datetime
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.guards import guards
 from fastlaunch.analysis.judgement import PricedPool, judge
-from fastlaunch.analysis.pooling import Candidate, Pool, log_time, pool
+from fastlaunch.analysis.pooling import Candidate, Pool, global_batch, log_time, pool
 from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.analysis.rows import Row, make_row
 from fastlaunch.analysis.schemas import schema_warnings
 from fastlaunch.analysis.statistics import LEAST_DOF, Spread, pooled_spread
-from fastlaunch.analysis.uneven import uneven_spread
+from fastlaunch.analysis.uneven import told_apart, uneven_notes
 from fastlaunch.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Comparison:
 
     prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
     or where there are none. spread: between runs, pooled over all rows; a workload with enough repeats is
-    judged by its own. warnings: what was left out, and why.
+    judged by its own, and where its rows spread very unequally each of those that can by its own. warnings:
+    what was left out, and why.
     allow_unverified: whether rows are ranked whatever their guards hold against them.
     unfit: the runs that were left out for their problems.
     """
@@ -82,9 +84,10 @@ def compare(
         warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
         baselines[workload] = base.pool.first.recipe
-        own = pooled_spread([row.log_times for row in of_workload])
-        own = own if own.dof >= LEAST_DOF else spread
-        warnings += uneven_spread(of_workload)
+        times = [row.log_times for row in of_workload]
+        own = pooled_spread(times)
+        own = told_apart(own if own.dof >= LEAST_DOF else spread, times)
+        warnings += uneven_notes(workload, own, times)
         judgements = judge(items, base, own)
         rows += [
             make_row(item, judgement, own, catalogue)
@@ -120,11 +123,13 @@ def _is_named(row: Pool, name: str) -> bool:
 def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
     """The named row, else the first of recipe bf16, as it is or with overrides, else the first of all.
 
-    A row with a speed comes before one without. A row that is barred is none unless all are, and then has no
-    verdict either; named, it is a UserError.
+    A row with a speed comes before one without, and of several batches the one at which there are the most
+    rows, then the one of the most runs. A row that is barred is none unless all are, and then has no verdict
+    either; named, it is a UserError.
     """
+    num_rows_at = Counter(_batch(item) for item in items)
 
-    def preference(item: PricedPool) -> tuple[bool, ...]:
+    def preference(item: PricedPool) -> tuple[int, ...]:
         recipe = item.pool.first.recipe
         is_named = name is not None and _is_named(item.pool, name)
         return (
@@ -135,6 +140,8 @@ def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
             recipe == DEFAULT_BASELINE,
             recipe.partition(" ")[0] == DEFAULT_BASELINE,
             item.pool.is_steady,
+            num_rows_at[_batch(item)],
+            len(item.pool.candidates),
         )
 
     base = max(items, key=preference)
@@ -144,6 +151,11 @@ def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
             "choose another, or rank it all the same: --allow-unverified",
         )
     return base
+
+
+def _batch(item: PricedPool) -> tuple[int, int | None]:
+    """What rows share that are compared as training, beside their workload."""
+    return global_batch(item.pool.first), item.pool.first.sequence_length
 
 
 def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | None:

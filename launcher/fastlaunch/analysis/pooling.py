@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.statistics import T_WITHIN_RUN, Arm
+from fastlaunch.analysis.statistics import T_WITHIN_RUN, Arm, pooled_spread
 from fastlaunch.metrics import RunSummary
 
 if TYPE_CHECKING:
@@ -155,7 +155,12 @@ def arm_of(pool: Pool) -> Arm | None:
     machines = len({c.summary.host_id for c in pool.candidates if c.summary.host_id})
     mean = sum(pool.log_times) / len(pool.log_times)
     if len(pool.log_times) >= 2:
-        return Arm(log_time=mean, num_runs=len(pool.log_times), num_machines=machines)
+        return Arm(
+            log_time=mean,
+            num_runs=len(pool.log_times),
+            num_machines=machines,
+            own=pooled_spread([pool.log_times]),
+        )
     own = pool.first.step_time_s
     if own is None or own.low is None or own.high is None:
         return None
