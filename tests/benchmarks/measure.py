@@ -141,8 +141,8 @@ class Measuring:
         cpus = sorted(os.sched_getaffinity(0))
 
         def make(runs: list[PlannedRun], gpus: list[int]) -> None:
-            # Of this thread, whose processes inherit it. With all CPUs shared, runs of one arm that waits for
-            # its host lay up to 43% apart (gpt2-xsmall in bf16, four rounds at once on 64 CPUs, 2026-11-22).
+            # Of this thread, whose processes inherit it: rounds take no CPUs from each other. What else
+            # shares their host still shows in runs that wait for it (train/measurements/README.md).
             os.sched_setaffinity(0, share_of(cpus, gpus, num_gpus))
             try:
                 for run in runs:

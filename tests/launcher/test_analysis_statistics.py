@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -37,6 +37,7 @@ def test_the_incomplete_beta_function_is_scipys(x: float, a: float, b: float) ->
 
 
 @given(st.floats(0.0, 200.0), st.floats(1.0, 1000.0))
+@example(1e-6, 420.0)
 def test_the_survival_function_is_scipys(t: float, dof: float) -> None:
     assert t_survival(t, dof) == pytest.approx(stats.t.sf(t, dof), rel=1e-8, abs=1e-15)
 

@@ -38,6 +38,9 @@ def t_survival(t: float, dof: float) -> float:
     """Probability that Student's t with `dof` degrees of freedom (infinite: the normal) exceeds t >= 0."""
     if math.isinf(dof):
         return NormalDist().cdf(-t)
+    if t * t < dof:
+        # The other side of the same function: dof / (dof + t * t) cannot tell a small t from 0.
+        return 0.5 - 0.5 * regularised_beta(t * t / (dof + t * t), 0.5, dof / 2)
     return 0.5 * regularised_beta(dof / (dof + t * t), dof / 2, 0.5)
 
 
