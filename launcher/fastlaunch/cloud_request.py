@@ -40,7 +40,7 @@ class CloudRequest:
     arms: tuple[Arm, ...]
     repeats: int
     seed: int
-    num_workers: int
+    num_workers: int | None
     checkpoint_every: int
     instances: tuple[InstanceType, ...]
     regions: tuple[str, ...]

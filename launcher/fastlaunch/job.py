@@ -20,6 +20,7 @@ class JobSpec:
         when the workload is built, and stands in the record.
     num_gpus: ranks over all nodes; on a machine without a GPU, processes.
     data: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
+    num_workers: that load it, per GPU; None for as many as the entrypoint chooses.
     checkpoint_every, eval_every: steps between checkpoints, and between evaluations; 0 for none.
     model, tokenizer: of a language workload, a folder or a name on the Hugging Face hub; None for its own.
     sequence_length: tokens of a sample; None for the workload's own.
@@ -39,7 +40,7 @@ class JobSpec:
     epochs: int | None = None
     seed: int = 0
     data: str = "synthetic"
-    num_workers: int = 12
+    num_workers: int | None = None
     checkpoint_every: int = 0
     eval_every: int = 0
     model: str | None = None
@@ -81,7 +82,12 @@ class JobSpec:
                 "as many for every node",
             ),
             (self.seed >= 0, "seed", self.seed, "0 or more"),
-            (self.num_workers >= 0, "number of loader workers", self.num_workers, "0 or more"),
+            (
+                self.num_workers is None or self.num_workers >= 0,
+                "number of loader workers",
+                self.num_workers,
+                "0 or more",
+            ),
             (
                 self.checkpoint_every >= 0,
                 "checkpoint interval",

@@ -42,7 +42,7 @@ class Request:
     seed: int = 0
     nproc: int | None = None
     data: str | None = None
-    num_workers: int = 12
+    num_workers: int | None = None
     checkpoint_every: int = 0
     eval_every: int | None = None
     model: str | None = None

@@ -1,11 +1,12 @@
-"""Cores that torch's operators leave alone while a GPU trains."""
+"""Cores that torch's operators leave alone while a GPU trains, and how many load its data."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from fastlaunch_train.host_threads import leave_cores_alone
+from fastlaunch_train.host_threads import leave_cores_alone, usual_num_workers
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -27,3 +28,20 @@ def test_a_cpu_trains_on_all_and_the_users_word_counts() -> None:
     leave_cores_alone(CPU, {})
     leave_cores_alone(GPU, {"OMP_NUM_THREADS": "2"})
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "environ", "num_workers"),
+    [
+        (2, {}, 2),
+        (192, {}, 12),
+        (96, {"LOCAL_WORLD_SIZE": "8"}, 12),
+        (64, {"LOCAL_WORLD_SIZE": "8"}, 8),
+        (2, {"LOCAL_WORLD_SIZE": "8"}, 1),
+    ],
+)
+def test_a_rank_loads_with_its_share_of_the_cores(
+    cores: int, environ: dict[str, str], num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert usual_num_workers(environ) == num_workers

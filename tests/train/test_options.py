@@ -24,7 +24,7 @@ def test_defaults() -> None:
     options = parse_options(REQUIRED)
     assert options.batch_size == 8
     assert options.output == Path("o")
-    assert (options.seed, options.data, options.num_workers) == (0, "synthetic", 12)
+    assert (options.seed, options.data, options.num_workers) == (0, "synthetic", None)
     assert (options.checkpoint_every, options.resume) == (0, False)
     assert options.memory_budget == DEFAULT_MEMORY_BUDGET
 

@@ -21,6 +21,7 @@ from fastlaunch_train.deterministic import set_deterministic
 from fastlaunch_train.disk_space import check_writers_space, checkpoint_bytes
 from fastlaunch_train.evaluation import plan_evaluations
 from fastlaunch_train.forward_only import check_forward_only
+from fastlaunch_train.host_threads import usual_num_workers
 from fastlaunch_train.interrupts import Interrupts
 from fastlaunch_train.loop import train
 from fastlaunch_train.optimizers import check_optimizer
@@ -234,7 +235,7 @@ def _data_request(session: Session) -> DataRequest:
         rank=process.rank,
         world_size=process.world_size,
         device=process.device,
-        num_workers=options.num_workers,
+        num_workers=usual_num_workers() if options.num_workers is None else options.num_workers,
         first_step=session.first_step,
         dtype=computed_in(options.recipe),
     )

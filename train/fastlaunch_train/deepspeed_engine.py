@@ -25,6 +25,7 @@ from fastlaunch_train.runs_here import parse_version
 from fastlaunch_train.torch_stepper import check_loss
 from fastlaunch_train.workload import Batch, Workload
 
+log = logging.getLogger("fastlaunch_train")
 #: The oldest DeepSpeed that may overlap. Older ones sent gradients that were not written yet, or overwrote
 #: them on their way: another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061, pull requests
 #: 7898 and 7965). This is the oldest whose source was seen to have the last of these mended.
@@ -172,6 +173,7 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recip
         # It writes to standard output, where nothing but data belongs.
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
+    log.info("DeepSpeed starts; at its first time on a machine it compiles for minutes")
     try:
         engine, *_ = deepspeed.initialize(
             model=model,

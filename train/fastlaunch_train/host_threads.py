@@ -1,9 +1,12 @@
-"""How many of the host's cores torch's own operators take while a GPU trains."""
+"""How many of the host's cores each part of a training takes."""
 
 import os
 from collections.abc import Mapping
 
 import torch
+
+#: As many loaded the images of a rank in the FP8 experiment of November 2023.
+MOST_WORKERS = 12
 
 
 def leave_cores_alone(device: torch.device, environ: Mapping[str, str] = os.environ) -> None:
@@ -16,3 +19,12 @@ def leave_cores_alone(device: torch.device, environ: Mapping[str, str] = os.envi
     """
     if device.type == "cuda" and "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)
+
+
+def usual_num_workers(environ: Mapping[str, str] = os.environ) -> int:
+    """Processes that load images for this rank where nobody said how many: one for each core of its share.
+
+    At least one, and MOST_WORKERS at most. LOCAL_WORLD_SIZE is torchrun's, of the ranks on this machine.
+    """
+    ranks = max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+    return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks))

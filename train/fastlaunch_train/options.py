@@ -21,6 +21,7 @@ class Options:
 
     steps: None where epochs are given instead. model, tokenizer, sequence_length: as in `workload.Asked`.
     eval_every: steps between evaluations on held-out data, 0 for none; with it there is one at the end.
+    num_workers: that load data for a rank; None for its share of the CPU cores.
     """
 
     workload: str
@@ -30,7 +31,7 @@ class Options:
     output: Path
     seed: int
     data: str
-    num_workers: int
+    num_workers: int | None
     checkpoint_every: int
     resume: bool
     memory_budget: int
@@ -68,7 +69,11 @@ def parse_options(argv: list[str]) -> Options:
         default="synthetic",
         help="synthetic (default), loader, folder:PATH or file:PATH",
     )
-    add("--num-workers", type=_at_least(0), default=12, help="loader workers per rank (default 12)")
+    add(
+        "--num-workers",
+        type=_at_least(0),
+        help="loader workers per rank (default: its share of the CPU cores, 12 at most)",
+    )
     add("--checkpoint-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
     add("--eval-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")

@@ -11,7 +11,7 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     arguments += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
     length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
     arguments += [*length, "--seed", str(job.seed), "--data", job.data]
-    if job.data != "synthetic":
+    if job.data != "synthetic" and job.num_workers is not None:
         arguments += ["--num-workers", str(job.num_workers)]
     if job.checkpoint_every:
         arguments += ["--checkpoint-every", str(job.checkpoint_every)]

@@ -47,9 +47,7 @@ _OPTIONS = (
     click.option(
         "--num-workers",
         type=COUNT,
-        default=12,
-        show_default=True,
-        help="Loader processes per GPU for that data.",
+        help="Loader processes per GPU for that data.  [default: its share of the CPU cores, 12 at most]",
     ),
     click.option(
         "--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]"
