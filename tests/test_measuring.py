@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
+from benchmarks import measure
 from benchmarks.keep import keep
 from benchmarks.measure import (
     MEASUREMENTS,
     PACKED,
     Measuring,
     is_complete,
-    meant_for,
+    is_meant_for,
     published,
     share_of,
     train,
@@ -89,11 +90,12 @@ def test_later_rounds_come_after_those_of_all_tables(tmp_path: Path) -> None:
 
 
 def test_all_that_is_published_is_in_the_plan() -> None:
-    planned = {f"{run.folder}/{run.run_id}" for of in read_plan() for run in of}
-    for path in MEASUREMENTS.glob(f"*/{PACKED}"):
-        with tarfile.open(path) as archive:
-            assert {f"{path.parent.name}/{name.split('/')[0]}" for name in archive.getnames()} <= planned
-    assert published() <= {name.split("/")[1] for name in planned}
+    planned = {(run.folder, run.run_id) for of in read_plan() for run in of}
+    folders = {path.parent.name for path in MEASUREMENTS.glob(f"*/{PACKED}")}
+    assert {folder for folder, _ in published()} == folders
+    assert published() <= planned
+    # A ledger holds them all, by their ids.
+    assert len({run_id for _, run_id in planned}) == len(planned)
 
 
 class Machine:
@@ -254,14 +256,18 @@ def test_what_is_kept_is_what_the_plan_knows_and_what_is_complete(tmp_path: Path
 
 def test_a_folder_is_of_one_kind_of_gpu(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
-    plan.write_text('device_name = "NVIDIA H200"\n' + ARMS)
-    rounds = read_plan(plan)
-    assert meant_for(rounds, "NVIDIA H200") is None
-    assert "NVIDIA H200, and here is NVIDIA H100" in str(meant_for(rounds, "NVIDIA H100 80GB HBM3"))
+    own = 'folder = "two"\ndevice_name = "NVIDIA H100 80GB HBM3"\nsuffix = "h100"'
+    plan.write_text('device_name = "NVIDIA H200"\n' + ARMS.replace('folder = "two"', own))
+    one, *_, two = (of[0] for of in read_plan(plan))
+    assert (one.run_id, two.run_id) == ("gelu-fp32-2-20-x1-r1", "gelu-bf16-2-20-x2-r1-h100")
+    meant = {
+        name: [is_meant_for(run, name) for run in (one, two)] for name in ("NVIDIA H200", two.device_name)
+    }
+    assert meant == {"NVIDIA H200": [True, False], "NVIDIA H100 80GB HBM3": [False, True]}
     # Without a GPU the plan can be tried; what comes of it is not kept.
-    assert meant_for(rounds, None) is None
+    assert is_meant_for(one, None)
     plan.write_text(ARMS)
-    assert meant_for(read_plan(plan), "NVIDIA H100 80GB HBM3") is None
+    assert is_meant_for(read_plan(plan)[0][0], "NVIDIA H100 80GB HBM3")
 
     found, archive = tmp_path / "found", tmp_path / "kept" / PACKED
     write_run(found / "a", run_id="a", steps=20, device_name="NVIDIA H200")
@@ -270,6 +276,28 @@ def test_a_folder_is_of_one_kind_of_gpu(tmp_path: Path) -> None:
     assert (kept.num_runs, kept.added, kept.foreign) == (1, ("a",), ("b",))
     with tarfile.open(archive) as packed:
         assert packed.getnames() == ["a/rank-00000-attempt-1.jsonl"]
+
+
+def test_what_is_for_other_gpus_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    own = ARMS.replace("num_gpus = 2", 'device_name = "NVIDIA A100"')
+    plan.write_text(f'device_name = "NVIDIA H200"\n{own}')
+    made: list[str] = []
+    monkeypatch.setattr(
+        Measuring, "all_of", lambda self, rounds, num_gpus: made.extend(of[0].folder for of in rounds)
+    )
+    monkeypatch.setattr(measure, "_device_name", lambda: "NVIDIA A100")
+    argv = ["measure", "--plan", str(plan), "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    measure.main()
+    assert made == ["two"]
+    assert "here is NVIDIA A100; left out, for other GPUs: one (NVIDIA H200)" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*argv, "one"])
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert made == ["two"] and "nothing in" in capsys.readouterr().err
 
 
 def test_a_run_is_killed_when_its_time_is_up(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
@@ -288,8 +316,17 @@ def test_a_planned_run_trains_and_is_kept(tmp_path: Path) -> None:
     paths = os.pathsep.join(str(root / part) for part in ("train", "tests", "launcher"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     common = ["--plan", str(plan)]
-    measure = [sys.executable, "-m", "benchmarks.measure", *common, "--output", str(tmp_path), "--gpus", "2"]
-    done = subprocess.run(measure, env=environment, capture_output=True, text=True, check=True)
+    make_them = [
+        sys.executable,
+        "-m",
+        "benchmarks.measure",
+        *common,
+        "--output",
+        str(tmp_path),
+        "--gpus",
+        "2",
+    ]
+    done = subprocess.run(make_them, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.count("s in all") == 2
     (path,) = (tmp_path / "tiny" / "vit-tiny-bf16-optimizer-adafactor-4-12-x1-r2").glob("rank-*")
     header = read_record(path).header

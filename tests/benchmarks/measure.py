@@ -3,10 +3,10 @@
     cd tests; python -m benchmarks.measure --output DIR vit-huge-h200 gelu-h200
     cd tests; python -m benchmarks.measure --output DIR --missing --seconds 570
 
-Without a folder's name all of measurements.toml is made, with --missing what train/measurements does not
-hold yet. A round of arms has its GPUs to itself, and their share of the CPUs, and as many rounds run at once
-as there are GPUs. Each run is `python -m fastlaunch_train` in a process of its own, with what it prints in
-its folder, DIR/FOLDER/RUN_ID.
+Without a folder's name all of measurements.toml that is meant for this kind of GPU is made, with --missing
+what train/measurements does not hold yet. A round of arms has its GPUs to itself, and their share of the
+CPUs, and as many rounds run at once as there are GPUs. Each run is `python -m fastlaunch_train` in a process
+of its own, with what it prints in its folder, DIR/FOLDER/RUN_ID.
 After every run all records so far go into DIR/records.tar.xz, or --archive: what was measured outlasts a
 kill. A run that is complete in DIR is not made again, so the same command goes on where the last one ended.
 With --seconds no run begins that would not fit any more. A run that fails is said, and the others go on.
@@ -51,35 +51,39 @@ def main() -> None:
     unknown = set(asked.folders) - {run.folder for of in rounds for run in of}
     if unknown:
         parser.error(f"{asked.plan} has no {', '.join(sorted(unknown))}")
-    if not_meant := meant_for(rounds, _device_name()):
-        parser.error(f"{asked.plan}: {not_meant}")
     wanted = [of for of in rounds if not asked.folders or of[0].folder in asked.folders]
-    have = published() if asked.missing else set[str]()
+    device_name = _device_name()
+    here = [of for of in wanted if is_meant_for(of[0], device_name)]
+    others = {of[0].folder: of[0].device_name for of in wanted if of not in here}
+    if others:
+        told = ", ".join(f"{folder} ({of})" for folder, of in others.items())
+        _say(f"here is {device_name}; left out, for other GPUs: {told}")
+    if not here:
+        parser.error(f"nothing in {asked.plan} is meant for this GPU: give another --plan, or another folder")
+    have = published() if asked.missing else set[tuple[str, str]]()
     measuring = Measuring(
         output=asked.output,
         archive=asked.archive or asked.output / PACKED,
         deadline=time.monotonic() + asked.seconds,
     )
     measuring.all_of(
-        [[run for run in of if run.run_id not in have] for of in wanted], asked.gpus or _num_gpus()
+        [[run for run in of if (run.folder, run.run_id) not in have] for of in here],
+        asked.gpus or _num_gpus(),
     )
 
 
-def published(measurements: Path = MEASUREMENTS) -> set[str]:
-    """The ids of the runs whose records train/measurements holds."""
-    found = set[str]()
+def published(measurements: Path = MEASUREMENTS) -> set[tuple[str, str]]:
+    """Folder and id of the runs whose records train/measurements holds."""
+    found = set[tuple[str, str]]()
     for path in measurements.glob(f"*/{PACKED}"):
         with tarfile.open(path) as archive:
-            found |= {name.split("/")[0] for name in archive.getnames()}
+            found |= {(path.parent.name, name.split("/")[0]) for name in archive.getnames()}
     return found
 
 
-def meant_for(rounds: Iterable[Iterable[PlannedRun]], device_name: str | None) -> str | None:
-    """What is wrong with making these runs on GPUs of this name; None if nothing is. Its CPU may try any."""
-    meant = {run.device_name for of in rounds for run in of} - {None}
-    if device_name is None or not meant or meant == {device_name}:
-        return None
-    return f"made for {', '.join(sorted(map(str, meant)))}, and here is {device_name}: give another --plan"
+def is_meant_for(run: PlannedRun, device_name: str | None) -> bool:
+    """Whether `run` is to be made on GPUs of this name; None is no GPU, where any run may be tried."""
+    return device_name is None or run.device_name in (None, device_name)
 
 
 def is_complete(folder: Path, device_name: str | None = None) -> bool:

@@ -13,6 +13,7 @@ _ARM = re.compile(
 #: What a table of the plan must say, and what it may.
 _NEEDED = {"folder": str, "arms": list, "rounds": list, "seconds_per_run": (int, float)}
 _OPTIONAL = {"later_rounds": list, "num_gpus": int, "steps": int, "arguments": list}
+_OPTIONAL |= {"device_name": str, "suffix": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Arm:
 class PlannedRun:
     """One run of an arm. round: also its seed. arguments: more of them for the entrypoint.
 
-    device_name: of the GPUs that it is meant for, as a record's header has it; None for any.
+    device_name: of the GPUs that it is meant for, as a record's header has it; None for any. suffix: of its
+    id, which tells it from the same run on other GPUs.
     """
 
     folder: str
@@ -41,10 +43,12 @@ class PlannedRun:
     arguments: tuple[str, ...]
     seconds_per_run: float
     device_name: str | None = None
+    suffix: str = ""
 
     @property
     def run_id(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.arm.text}-x{self.num_gpus}-r{self.round}")
+        name = f"{self.arm.text}-x{self.num_gpus}-r{self.round}"
+        return re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{self.suffix}" if self.suffix else name)
 
 
 def read_arm(text: str, steps: int | None = None) -> Arm:
@@ -107,7 +111,8 @@ def _round(table: dict[str, Any], number: int, device_name: str | None) -> tuple
             num_gpus=table.get("num_gpus", 1),
             arguments=tuple(table.get("arguments", ())),
             seconds_per_run=table["seconds_per_run"],
-            device_name=device_name,
+            device_name=table.get("device_name", device_name),
+            suffix=table.get("suffix", ""),
         )
         for text in table["arms"]
     ]

@@ -93,6 +93,7 @@ def test_only_the_experiments_workload_on_one_gpu_is_shown() -> None:
     """Two GPUs cost two eighths, and other workloads would make the demo long."""
     others = {
         "two": replace(PLAIN, num_gpus=2),
+        "h100": replace(PLAIN, device_name="NVIDIA H100 80GB HBM3"),
         "one": PLAIN,
         "gelu": replace(PLAIN, workload="gelu", sample_unit="tensors"),
     }

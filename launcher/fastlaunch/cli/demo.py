@@ -23,7 +23,7 @@ FIGURES = "fp8-experiment.csv"
 #: The two rows that differ in nothing but the instance.
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
 #: Of the shipped records those of this workload on one H200 are shown, and charged as this.
-WORKLOAD = "vit-huge"
+WORKLOAD, DEVICE = "vit-huge", "NVIDIA H200"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 SUMMARIES = "summaries.json"
 
@@ -109,11 +109,11 @@ def compared_measurements(
 
 
 def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]":
-    """Those of the experiment's workload on one GPU: an eighth of an instance is the price of no other."""
+    """Those of the experiment's workload on one H200: an eighth of an instance is the price of no other."""
     return {
         run_id: summary
         for run_id, summary in summaries.items()
-        if (summary.workload, summary.num_gpus) == (WORKLOAD, 1)
+        if (summary.workload, summary.num_gpus, summary.device_name) == (WORKLOAD, 1, DEVICE)
     }
 
 
