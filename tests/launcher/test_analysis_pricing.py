@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.errors import UnknownName, UserError
 from fastlaunch.metrics import Interval, RunSummary
 from fastlaunch.prices import Price, load_catalogue
@@ -130,13 +131,13 @@ def test_here_nothing_is_charged_and_nothing_told() -> None:
 
 def test_as_a_whole_instance() -> None:
     here = changed(instance=None)
-    price = compared(here, price_as="p5.48xlarge").rows[0].price
+    price = compared(here, price_as=(ChargedAs(instance="p5.48xlarge"),)).rows[0].price
     assert price is not None
     assert (price.usd_per_hour, price.hypothetical) == (55.04, None)
-    assert charged(here, price_as="p5.48xlarge", as_of=THEN) == 98.32
+    assert charged(here, price_as=(ChargedAs(instance="p5.48xlarge"),), as_of=THEN) == 98.32
     # The instance that it ran on need not be asked for: this is the price list of another region.
     with pytest.raises(UserError, match="in mars-1 is known"):
-        compared(here, price_as="p5.48xlarge", region="mars-1")
+        compared(here, price_as=(ChargedAs(instance="p5.48xlarge"),), region="mars-1")
 
 
 @pytest.mark.parametrize(
@@ -153,16 +154,16 @@ def test_another_gpu_or_number_of_them_is_refused(
     run: Candidate, instance: str, told: str, share: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(told)) as raised:
-        compared(run, price_as=instance)
+        compared(run, price_as=(ChargedAs(instance=instance),))
     assert raised.value.hint is not None and raised.value.hint.endswith(f"--price-share {share}")
 
 
 def test_a_share_is_hypothetical() -> None:
     one = changed(num_gpus=1)
-    price = compared(one, price_as="p5.48xlarge", share=Fraction(1, 8)).rows[0].price
+    price = compared(one, price_as=(ChargedAs(instance="p5.48xlarge", share=Fraction(1, 8)),)).rows[0].price
     assert price is not None
     assert (price.usd_per_hour, price.hypothetical) == (pytest.approx(6.88), "1/8 of p5.48xlarge")
-    other = compared(one, price_as="p5en.48xlarge", share=Fraction(1, 8)).rows[0].price
+    other = compared(one, price_as=(ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),)).rows[0].price
     assert other is not None
     assert other.hypothetical == "1/8 of p5en.48xlarge (H200), though it ran on H100"
 
@@ -174,12 +175,8 @@ def test_a_share_is_hypothetical() -> None:
         {"usd_per_hour": -1.0},
         {"usd_per_hour": float("nan")},
         {"usd_per_hour": float("inf")},
-        {"usd_per_hour": 1.0, "price_as": "p5.48xlarge"},
+        {"usd_per_hour": 1.0, "price_as": (ChargedAs(instance="p5.48xlarge"),)},
         {"usd_per_hour": 1.0, "as_of": THEN},
-        {"share": Fraction(1, 8)},
-        {"price_as": "p5.48xlarge", "share": Fraction(0)},
-        {"price_as": "p5.48xlarge", "share": Fraction(9, 8)},
-        {"price_as": "p5.48xlarge", "share": Fraction(-1, 8)},
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any]) -> None:
@@ -188,9 +185,55 @@ def test_contradictions_are_refused(options: dict[str, Any]) -> None:
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("share", [Fraction(0), Fraction(9, 8), Fraction(-1, 8)])
+def test_what_is_no_share_is_refused(share: Fraction) -> None:
+    with pytest.raises(UserError, match=r"of p5\.48xlarge is no share") as raised:
+        ChargedAs(instance="p5.48xlarge", share=share)
+    assert raised.value.hint
+
+
+H200 = "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "per_hour", "hypothetical"),
+    [
+        (1, "NVIDIA H100 80GB HBM3", 6.88, None),
+        (8, "NVIDIA H100 80GB HBM3", 55.04, None),
+        (1, H200, 63.296 / 8, "1/8 of p5en.48xlarge"),
+        # The smallest part that has so many.
+        (2, H200, 63.296 / 2, "1/2 of p5en.48xlarge"),
+        (4, H200, 63.296 / 2, "1/2 of p5en.48xlarge"),
+        (8, H200, 63.296, None),
+    ],
+)
+def test_of_several_instances_each_row_is_charged_as_the_one_with_its_gpus(
+    num_gpus: int, device: str, per_hour: float, hypothetical: str | None
+) -> None:
+    charges = [("p5.48xlarge", None), ("p5en.48xlarge", None), ("p5en.48xlarge", Fraction(1, 2))]
+    charges += [("p5en.48xlarge", Fraction(1, 8)), ("p5.4xlarge", None)]
+    run = changed(num_gpus=num_gpus, device_name=device, instance=None)
+    asked = tuple(ChargedAs(instance=name, share=share) for name, share in charges)
+    price = compared(run, price_as=asked).rows[0].price
+    assert price is not None
+    assert (price.usd_per_hour, price.hypothetical) == (pytest.approx(per_hour), hypothetical)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device"), [(1, "NVIDIA A100-SXM4-40GB"), (2, "NVIDIA H100 80GB HBM3"), (2, "NVIDIA H200")]
+)
+def test_a_row_that_none_of_several_instances_fits_is_refused(num_gpus: int, device: str) -> None:
+    run = changed(num_gpus=num_gpus, device_name=device, instance=None)
+    asked = (ChargedAs(instance="p5.48xlarge"), ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)))
+    told = f"ran on {num_gpus} x {device.split()[1][:4]}.*none of p5.48xlarge, p5en.48xlarge:1/8 has"
+    with pytest.raises(UserError, match=told) as raised:
+        compared(run, price_as=asked)
+    assert raised.value.hint
+
+
 def test_an_unknown_instance_to_charge_names_the_nearest() -> None:
     with pytest.raises(UnknownName) as raised:
-        compared(RUN, price_as="p5.48xlrge")
+        compared(RUN, price_as=(ChargedAs(instance="p5.48xlrge"),))
     assert raised.value.hint is not None and "did you mean p5.48xlarge" in raised.value.hint
 
 

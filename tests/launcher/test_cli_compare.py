@@ -17,7 +17,7 @@ from fake_records import write_run
 
 from fastlaunch.backends import RunState
 from fastlaunch.cli import COMMANDS, run
-from fastlaunch.cli.compare import compare, parse_share
+from fastlaunch.cli.compare import compare, parse_charged_as
 from fastlaunch.errors import UserError
 from fastlaunch.metrics import summarize
 from fastlaunch.published import shipped_figures
@@ -115,6 +115,24 @@ def test_runs_without_a_price_are_next_charged_as_an_instance_with_their_gpu(
     _, err = answer(capsys)
     assert err.splitlines()[-1] == f"next: fastlaunch compare {charged}"
     assert run(["compare", *charged.split()]) == 0
+
+
+def test_runs_on_several_gpus_are_next_charged_each_as_one_with_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, device in (("a", "NVIDIA H100 80GB HBM3"), ("b", "NVIDIA H200")):
+        write_run(tmp_path / name, run_id=name, device_name=device)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    _, err = answer(capsys)
+    charged = ["--price-as", "p5.4xlarge", "--price-as", "p5en.48xlarge:1/8"]
+    assert err.splitlines()[-1] == f"next: fastlaunch compare {' '.join(charged)}"
+    found = rows(capsys, *charged, "--prices-as-of", "2026-11-21")
+    assert [row["usd_per_hour"] for row in found] == [6.88, pytest.approx(63.296 / 8)]
+    assert [row["price_hypothetical"] for row in found] == [None, "1/8 of p5en.48xlarge"]
+    write_run(tmp_path / "c", run_id="c", device_name="AMD EPYC")
+    assert run(["runs", "import", str(tmp_path / "c")]) == 0
+    _, err = answer(capsys, "--all")
+    assert err.splitlines()[-1] == "next: fastlaunch compare --all --output json"
 
 
 @pytest.mark.usefixtures("measured")
@@ -342,8 +360,14 @@ def test_runs_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], t
         (["--usd-per-hour", "nan"], "--usd-per-hour is nan"),
         (["--price-as", "p5en.48xlarge"], "bf16 ran on 1 x H200; p5en.48xlarge is 8 x H200"),
         (["--price-as", "p5n.48xlarge"], "unknown instance 'p5n.48xlarge'"),
-        (["--price-share", "1/8"], "--price-share is a share of no instance"),
-        (["--price-as", "p5en.48xlarge", "--price-share", "9/8"], "--price-share is 9/8"),
+        (["--price-share", "1/8"], "--price-share is a share of one instance"),
+        (["--price-as", "p5en.48xlarge:1/8", "--price-share", "1/8"], "a share of one instance"),
+        (
+            ["--price-as", "p5.4xlarge", "--price-as", "p5en.48xlarge", "--price-share", "1/8"],
+            "of one instance",
+        ),
+        (["--price-as", "p5.4xlarge", "--price-as", "p5.48xlarge"], "bf16 ran on 1 x H200, which none of"),
+        (["--price-as", "p5en.48xlarge", "--price-share", "9/8"], "9/8 of p5en.48xlarge is no share"),
         (["--price-as", "p5en.48xlarge", "--price-share", "1/0"], "'1/0' is no share"),
         (["--prices-as-of", "2023-13-01"], "'2023-13-01' is not a date"),
         (["--all", "recipe=bf16"], "--all is every run"),
@@ -364,13 +388,15 @@ def test_without_runs_it_says_how_to_make_some(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("text", "share"), [("1/8", 0.125), ("0.125", 0.125), ("1", 1.0), (" 3/4 ", 0.75)])
 def test_shares(text: str, share: float) -> None:
-    assert float(parse_share(text)) == share
+    charged = parse_charged_as(f"p5en.48xlarge:{text}")
+    assert (charged.instance, charged.share) == ("p5en.48xlarge", share)
+    assert parse_charged_as("p5.4xlarge").share is None
 
 
 @pytest.mark.parametrize("text", ["", "an eighth", "1/0", "1/2/3", "nan", "1e999999999", "1E-999999999"])
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(UserError, match="is no share"):
-        parse_share(text)
+        parse_charged_as(f"p5en.48xlarge:{text}")
 
 
 def test_a_training_jobs_run_without_a_noted_price_is_charged_sagemakers(

@@ -33,6 +33,7 @@ def proposed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
         ["--usd-per-hour", "4.5"],
         ["recipe=bf16", "recipe=comp*", *SHARE, "--prices-as-of", "2026-11-21", "--baseline", "compile"],
         ["--all", "--allow-unverified", "--finish", "10k", *SHARE],
+        ["--price-as", "p5.4xlarge", "--price-as", "p5en.48xlarge:1/8", "--prices-as-of", "2026-11-21"],
     ],
 )
 def test_the_table_as_json(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import fake_summaries
 import pytest
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.metrics import Interval
 from fastlaunch.prices import load_catalogue
 from fastlaunch.published import read_published, shipped_figures
@@ -307,7 +308,7 @@ def test_rows_on_two_files_are_told_apart_in_the_table() -> None:
 def test_a_hypothetical_price_is_labelled() -> None:
     from fractions import Fraction
 
-    text = as_table(compared(TWO, price_as="p5en.48xlarge", share=Fraction(1, 8)))
+    text = as_table(compared(TWO, price_as=(ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),)))
     assert "hyp. $/h" in text
     assert "* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $7.912/h as of 2026-07-20" in text
 

@@ -16,32 +16,44 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChargedAs:
+    """An instance type that a run is charged as; share: of it, which makes the price hypothetical."""
+
+    instance: str
+    share: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 < self.share <= 1:
+            raise UserError(
+                f"{self.share} of {self.instance} is no share", "give more than 0 and at most 1, such as 1/8"
+            )
+
+    def __str__(self) -> str:
+        return self.instance if self.share is None else f"{self.instance}:{self.share}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PriceRequest:
     """How to price. today: the day whose prices hold where no other is asked for.
 
     as_of: price every row as of this day, also runs that know what they were billed.
-    usd_per_hour: of a node, for every row. price_as: charge every row as this instance, in `region`;
-    share: of that instance, for a run that did not use all of it, which makes the price hypothetical.
+    usd_per_hour: of a node, for every row. price_as: charge every row as this instance, in `region`; of
+    several, as the smallest with the row's GPUs.
     """
 
     today: datetime.date
     as_of: datetime.date | None = None
     usd_per_hour: float | None = None
-    price_as: str | None = None
-    share: Fraction | None = None
+    price_as: tuple[ChargedAs, ...] = ()
     region: str = "us-east-1"
 
     def __post_init__(self) -> None:
         if self.usd_per_hour is not None:
             check_positive("--usd-per-hour", self.usd_per_hour)
-        if self.usd_per_hour is not None and (self.price_as is not None or self.as_of is not None):
+        if self.usd_per_hour is not None and (self.price_as or self.as_of is not None):
             raise UserError(
                 "--usd-per-hour says the price itself", "leave out --price-as and --prices-as-of, or it"
             )
-        if self.share is not None and self.price_as is None:
-            raise UserError("--price-share is a share of no instance", "name it: --price-as INSTANCE")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise UserError(f"--price-share is {self.share}", "give more than 0 and at most 1, such as 1/8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +81,8 @@ def price_row(
     """
     if request.usd_per_hour is not None:
         return RowPrice(usd_per_hour=request.usd_per_hour, as_of=None, source="given"), None
-    if request.price_as is not None:
-        return _priced_as(pool, request, request.price_as, catalogue), None
+    if request.price_as:
+        return _priced_as(pool, request, _charge_of(pool, request, catalogue), catalogue), None
     stored = {c.price for c in pool.all_runs if c.price is not None}
     if stored and request.as_of is None:
         latest = max(stored, key=lambda price: price.as_of)
@@ -116,14 +128,46 @@ def _share(num_gpus: int, instance: "InstanceType") -> Fraction:
     return min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
 
 
-def _priced_as(pool: Pool, request: PriceRequest, name: str, catalogue: "Catalogue") -> RowPrice:
+def _charge_of(pool: Pool, request: PriceRequest, catalogue: "Catalogue") -> ChargedAs:
+    """What of `request` a row is charged as."""
+    charges = request.price_as
+    if len(charges) == 1:
+        return charges[0]
+    num_gpus, used = _ran_on(pool, catalogue)
+    instances = [catalogue.instance(charge.instance) for charge in charges]
+    numbers = [
+        (charge.share or 1) * instance.num_accelerators
+        for charge, instance in zip(charges, instances, strict=True)
+    ]
+    fitting = [
+        (number, index)
+        for index, (number, instance) in enumerate(zip(numbers, instances, strict=True))
+        if catalogue.accelerators[instance.accelerator].name == used
+        and (number == num_gpus or (charges[index].share is not None and number > num_gpus))
+    ]
+    if not fitting:
+        raise UserError(
+            f"{pool.first.recipe} ran on {num_gpus} x {used}, which none of"
+            f" {', '.join(map(str, charges))} has",
+            "name one that has, too: --price-as INSTANCE, or a part of it, --price-as INSTANCE:1/8",
+        )
+    return charges[min(fitting)[1]]
+
+
+def _ran_on(pool: Pool, catalogue: "Catalogue") -> tuple[int, str]:
+    """GPUs of a node, and their name."""
+    found = accelerator_of(pool.first, catalogue)
+    used = found.name if found else pool.first.device_name or "an unknown device"
+    return pool.first.num_gpus // pool.first.num_nodes, used
+
+
+def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: "Catalogue") -> RowPrice:
+    name = charge.instance
     instance = catalogue.instance(name)
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
     charged = catalogue.accelerators[instance.accelerator].name
-    found = accelerator_of(pool.first, catalogue)
-    used = found.name if found else pool.first.device_name or "an unknown device"
-    num_gpus = pool.first.num_gpus // pool.first.num_nodes
-    if request.share is None:
+    num_gpus, used = _ran_on(pool, catalogue)
+    if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
             share = _share(num_gpus, instance)
             raise UserError(
@@ -132,17 +176,17 @@ def _priced_as(pool: Pool, request: PriceRequest, name: str, catalogue: "Catalog
                 f"choose other runs, or charge a part of it, hypothetically: --price-share {share}",
             )
         return _as_listed(price)
-    whole = request.share * instance.num_accelerators
+    whole = charge.share * instance.num_accelerators
     if used == charged and num_gpus > whole:
         raise UserError(
-            f"{pool.first.recipe} ran on {num_gpus} x {used}; {request.share} of {name} is {float(whole):g}",
+            f"{pool.first.recipe} ran on {num_gpus} x {used}; {charge.share} of {name} is {float(whole):g}",
             f"choose other runs, or charge what they used: --price-share {_share(num_gpus, instance)}",
         )
     of = f" ({charged}), though it ran on {used}" if used != charged else ""
     return RowPrice(
-        usd_per_hour=price.usd_per_hour * float(request.share),
+        usd_per_hour=price.usd_per_hour * float(charge.share),
         as_of=price.as_of,
         source=price.source,
         inferred=price.inferred,
-        hypothetical=f"{request.share} of {name}{of}",
+        hypothetical=f"{charge.share} of {name}{of}",
     )

@@ -17,6 +17,7 @@ from fastlaunch.errors import UserError
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row
+    from fastlaunch.analysis.pricing import ChargedAs
     from fastlaunch.prices import Catalogue
     from fastlaunch.runs import Run
     from fastlaunch.settings import Settings
@@ -32,7 +33,12 @@ _MIN_WIDTH = 80
     "--baseline", metavar="RUN|RECIPE", help="What to compare with.  [default: bf16, else the first row]"
 )
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
-@click.option("--price-as", metavar="INSTANCE", help="Charge every run as a whole instance of this type.")
+@click.option(
+    "--price-as",
+    metavar="INSTANCE[:SHARE]",
+    multiple=True,
+    help="Charge every run as an instance of this type; of several, as the one with its GPUs.",
+)
 @click.option("--price-share", metavar="SHARE", help="Of that instance, such as 1/8: a hypothetical price.")
 @click.option("--usd-per-hour", type=float, metavar="X", help="What an hour of a machine costs you.")
 @click.option(
@@ -64,7 +70,7 @@ def compare(
     selectors: tuple[str, ...],
     baseline: str | None,
     prices_as_of: datetime.date | None,
-    price_as: str | None,
+    price_as: tuple[str, ...],
     price_share: str | None,
     usd_per_hour: float | None,
     price_file: Path | None,
@@ -107,32 +113,45 @@ def price_request(
     settings: "Settings",
     *,
     prices_as_of: datetime.date | None,
-    price_as: str | None,
+    price_as: Sequence[str],
     price_share: str | None,
     usd_per_hour: float | None,
 ) -> "PriceRequest":
     """The request that the options make. Raises UserError where they contradict each other."""
     from fastlaunch.analysis.compare import PriceRequest
 
+    if price_share is not None and (len(price_as) != 1 or ":" in price_as[0]):
+        raise UserError(
+            "--price-share is a share of one instance",
+            "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
+        )
+    texts = price_as if price_share is None else [f"{price_as[0]}:{price_share}"]
     return PriceRequest(
         today=datetime.date.today(),
         as_of=prices_as_of,
-        price_as=price_as,
-        share=None if price_share is None else parse_share(price_share),
+        price_as=tuple(map(parse_charged_as, texts)),
         usd_per_hour=usd_per_hour,
         region=settings.region,
     )
 
 
-def parse_share(text: str) -> Fraction:
-    """`1/8` or `0.125`. Raises UserError for other text; the bounds are the request's business."""
+def parse_charged_as(text: str) -> "ChargedAs":
+    """`p5.4xlarge`, or with a share `p5en.48xlarge:1/8`. Raises UserError for what is no share."""
+    from fastlaunch.analysis.pricing import ChargedAs
+
+    instance, colon, share = text.partition(":")
+    return ChargedAs(instance=instance, share=_share(share) if colon else None)
+
+
+def _share(text: str) -> Fraction:
+    """`1/8` or `0.125`. Raises UserError for other text."""
     try:
         # An exponent of a few digits makes a number of as many million.
         if len(text) <= 20 and "e" not in text.lower():
             return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         pass
-    raise UserError(f"--price-share: {text[:40]!r} is no share", "give one such as 1/8 or 0.125")
+    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
 
 
 def compared(
@@ -283,8 +302,7 @@ def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalog
     for row in rows:
         if row.more_runs is not None and row.instance is None and row.num_nodes == 1:
             return _more_runs(row, rows, request.region)
-    alike = len({(row.device_name, row.num_gpus, row.num_nodes) for row in rows}) == 1
-    if rows[0].price is None and alike and (charged := _charged_as(rows[0], request, catalogue)):
+    if not any(row.price for row in rows) and (charged := _charges(rows, request, catalogue)):
         return shlex.join([*_typed(()), *charged])
     priced = next((row for row in rows if row.instance and row.price), None)
     if priced:
@@ -304,7 +322,9 @@ def _typed(without: Sequence[str]) -> list[str]:
         name = str(option.name)
         is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if isinstance(option, click.Option) and is_typed and name not in without:
-            words += option.opts[-1:] + ([] if option.is_flag else [str(context.params[name])])
+            value = context.params[name]
+            for one in value if option.multiple else (value,):
+                words += option.opts[-1:] + ([] if option.is_flag else [str(one)])
     return words
 
 
@@ -329,8 +349,26 @@ def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
     )
 
 
-def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:
-    """Options that charge an unpriced row as the cheapest instance with its GPU; none if none is sold."""
+def _charges(rows: "Sequence[Row]", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:
+    """Options that charge each of `rows`, which have no price; none where one of them cannot be charged."""
+    kinds = {(row.device_name, row.num_gpus // row.num_nodes): row for row in rows}
+    charges = [_charged_as(row, request, catalogue) for row in kinds.values()]
+    known = dict.fromkeys(charge for charge in charges if charge is not None)
+    if None in charges:
+        return []
+    if len(known) == 1:
+        (charge,) = known
+        return [
+            *("--price-as", charge.instance),
+            *(("--price-share", str(charge.share)) if charge.share is not None else ()),
+        ]
+    return [word for charge in known for word in ("--price-as", str(charge))]
+
+
+def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> "ChargedAs | None":
+    """An unpriced row as the cheapest instance with its GPU; None if none is sold."""
+    from fastlaunch.analysis.pricing import ChargedAs
+
     device = catalogue.accelerator_of_device(row.device_name) if row.device_name else None
     today = request.as_of or request.today
     num_gpus = row.num_gpus // row.num_nodes
@@ -345,7 +383,7 @@ def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> 
         if instance.num_accelerators >= num_gpus:
             offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
     if not offers:
-        return []
+        return None
     is_part, _, instance = min(offers, key=lambda offer: offer[:2])
-    share = ["--price-share", str(Fraction(num_gpus, instance.num_accelerators))] if is_part else []
-    return ["--price-as", instance.name, *share]
+    share = Fraction(num_gpus, instance.num_accelerators) if is_part else None
+    return ChargedAs(instance=instance.name, share=share)

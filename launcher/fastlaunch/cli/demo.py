@@ -100,11 +100,14 @@ def compared_measurements(
 ) -> "Comparison":
     """Measurements of one H200, by run id, charged as an eighth of an instance: nobody sells that."""
     from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+    from fastlaunch.analysis.pricing import ChargedAs
 
     return compare(
         [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
         catalogue=catalogue,
-        prices=PriceRequest(today=today or datetime.date.today(), price_as=CHARGED_AS, share=SHARE),
+        prices=PriceRequest(
+            today=today or datetime.date.today(), price_as=(ChargedAs(instance=CHARGED_AS, share=SHARE),)
+        ),
     )
 
 
