@@ -54,7 +54,7 @@ def main() -> None:
     wanted = [of for of in rounds if not asked.folders or of[0].folder in asked.folders]
     device_name = _device_name()
     here = [of for of in wanted if is_meant_for(of[0], device_name)]
-    others = {of[0].folder: of[0].device_name for of in wanted if of not in here}
+    others = {of[0].folder: of[0].device_name for of in wanted if not is_meant_for(of[0], device_name)}
     if others:
         told = ", ".join(f"{folder} ({of})" for folder, of in others.items())
         _say(f"here is {device_name}; left out, for other GPUs: {told}")

@@ -12,8 +12,14 @@ _ARM = re.compile(
 )
 #: What a table of the plan must say, and what it may.
 _NEEDED = {"folder": str, "arms": list, "rounds": list, "seconds_per_run": (int, float)}
-_OPTIONAL = {"later_rounds": list, "num_gpus": int, "steps": int, "arguments": list}
-_OPTIONAL |= {"device_name": str, "suffix": str}
+_OPTIONAL = {
+    "later_rounds": list,
+    "num_gpus": int,
+    "steps": int,
+    "arguments": list,
+    "device_name": str,
+    "suffix": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
