@@ -19,7 +19,7 @@ ASSUMED = 0.01
 LEAST_DOF = 3
 #: The degrees of freedom from which on a row of an uneven workload is judged by its own deviation: with one,
 #: Student's t is 12.7. By simulation of six rows of three to five runs, of deviations from 0.5% to 10%, some
-#: row is falsely called another than the baseline in 2% to 6% of cases so, with one deviation in 9% to 16%.
+#: row is falsely called another than the baseline in 2% to 6% of cases so, with one deviation in 9% to 17%.
 LEAST_OWN_DOF = 2
 #: What one machine of an instance type may differ from another.
 MACHINE = 0.01

@@ -30,7 +30,7 @@ def uneven_notes(workload: str, spread: Spread, rows: Sequence[Sequence[float]])
         seen = [deviation for deviation, _ in _deviations(rows)]
         yield (
             f"{workload}: the runs of its rows deviate by {min(seen):.1%} to {max(seen):.1%} from their"
-            f" means; those of {_LEAST_RUNS} runs or more are judged by their own deviations"
+            f" means; rows of {_LEAST_RUNS} runs or more are judged by their own deviations"
         )
 
 
