@@ -15,8 +15,13 @@ from pathlib import Path
 
 #: Its value is the test's own: each process that the test starts, directly or not, has it in its environment.
 MARK = "STARTED_BY_TEST"
-#: Shared by the tests that follow; what they fork for one test are children of `multiprocessing`.
-_SHARED = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
+#: Shared by the tests that follow; what they fork for one test are children of `multiprocessing`. torch waits
+#: for ever for a compile worker that was killed, and those of a process that is gone end by themselves.
+_SHARED = (
+    b"multiprocessing.forkserver",
+    b"multiprocessing.resource_tracker",
+    b"torch/_inductor/compile_worker",
+)
 
 _num_started = 0
 
