@@ -129,6 +129,7 @@ def test_runs_on_several_gpus_are_next_charged_each_as_one_with_its_own(
     found = rows(capsys, *charged, "--prices-as-of", "2026-11-21")
     assert [row["usd_per_hour"] for row in found] == [6.88, pytest.approx(63.296 / 8)]
     assert [row["price_hypothetical"] for row in found] == [None, "1/8 of p5en.48xlarge"]
+    assert [row["price_charged_as"] for row in found] == ["p5.4xlarge", "p5en.48xlarge"]
     write_run(tmp_path / "c", run_id="c", device_name="AMD EPYC")
     assert run(["runs", "import", str(tmp_path / "c")]) == 0
     _, err = answer(capsys, "--all")

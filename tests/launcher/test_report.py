@@ -49,7 +49,7 @@ FURTHER = (
     *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "data_wait_fraction", "utilization"),
     "kernels",
     *("service", "region", "purchase"),
-    *("price_source", "price_inferred", "price_hypothetical", "usd_per_billion_tokens"),
+    *("price_source", "price_inferred", "price_charged_as", "price_hypothetical", "usd_per_billion_tokens"),
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
 )
@@ -311,6 +311,22 @@ def test_a_hypothetical_price_is_labelled() -> None:
     text = as_table(compared(TWO, price_as=(ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),)))
     assert "hyp. $/h" in text
     assert "* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $7.912/h as of 2026-07-20" in text
+
+
+def test_prices_that_were_chosen_name_their_instances_and_one_that_nobody_sells_is_told_apart() -> None:
+    from fractions import Fraction
+
+    here = [*runs("bf16", 0.1, device_name="NVIDIA H100 80GB HBM3"), *runs("bf16", 0.08)]
+    whole, share = (
+        ChargedAs(instance="p5.4xlarge"),
+        ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),
+    )
+    text = as_table(compared(here, price_as=(whole, share)))
+    assert re.search(r" \$/h ", text) and "hyp. $/h" not in text
+    assert re.search(r"^NVIDIA H100 80GB HBM3 .* 6\.88 ", text, re.MULTILINE)
+    assert re.search(r"^NVIDIA H200 .* hyp\. 7\.91 ", text, re.MULTILINE)
+    assert "* charged as p5.4xlarge: $6.88/h as of 2026-07-20" in text
+    assert "* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $7.912/h" in text
 
 
 def test_a_table_that_would_be_too_wide_is_two() -> None:

@@ -1,7 +1,7 @@
 """What an hour of a row costs: as billed, as listed on a day, as another instance, or as given."""
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,8 @@ class PriceRequest:
 class RowPrice:
     """USD per hour of one node. as_of: None for a price that the user gave.
 
-    stored: what the runs were billed, not looked up. hypothetical: what is charged, where nobody sells it so.
+    stored: what the runs were billed, not looked up. charged_as: the instance type whose price it is, where
+    the user chose that. hypothetical: what is charged, where nobody sells it so.
     """
 
     usd_per_hour: float
@@ -68,6 +69,7 @@ class RowPrice:
     source: str
     inferred: bool = False
     stored: bool = False
+    charged_as: str | None = None
     hypothetical: str | None = None
 
 
@@ -175,7 +177,7 @@ def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: 
                 f" {charged}",
                 f"choose other runs, or charge a part of it, hypothetically: --price-share {share}",
             )
-        return _as_listed(price)
+        return replace(_as_listed(price), charged_as=name)
     whole = charge.share * instance.num_accelerators
     if used == charged and num_gpus > whole:
         raise UserError(
@@ -188,5 +190,6 @@ def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: 
         as_of=price.as_of,
         source=price.source,
         inferred=price.inferred,
+        charged_as=name,
         hypothetical=f"{charge.share} of {name}{of}",
     )

@@ -82,6 +82,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "price_as_of": price.as_of.isoformat() if price and price.as_of else None,
         "price_source": price.source if price else None,
         "price_inferred": price.inferred if price else None,
+        "price_charged_as": price.charged_as if price else None,
         "price_hypothetical": price.hypothetical if price else None,
         **{name: quantities[name] for name in QUANTITIES[7:]},
         "comparable_as": row.comparable_as,

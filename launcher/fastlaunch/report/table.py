@@ -149,7 +149,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
     unit = rows[0].sample_unit
     tokens = any(row.tokens_per_s for row in rows)
     apart = any(which(row, rows) for row in rows)
-    hypothetical = any(row.price and row.price.hypothetical for row in rows)
+    hypothetical = {bool(row.price.hypothetical) for row in rows if row.price}
     # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
     by_price = any(row.ratio_to_baseline for row in rows) and (not only or "x per $" in only)
     return {
@@ -168,7 +168,11 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "TFLOP/s": lambda row: _number(row.tflops_per_gpu),
         "% peak": _percent_of_peak,
         "% fp8 peak": lambda row: _number(row.percent_of_fp8_peak),
-        **{("hyp. $/h" if hypothetical else "$/h"): _usd_per_hour},
+        **(
+            {"hyp. $/h": _usd_per_hour}
+            if hypothetical == {True}
+            else {"$/h": lambda row: _usd_per_hour(row, say_hypothetical=True)}
+        ),
         f"$/M {unit}": lambda row: _with_bounds(row.usd_per_million_samples, say=dollars),
         **(
             {"$/B tokens": lambda row: _with_bounds(row.usd_per_billion_tokens, say=dollars)}
@@ -295,7 +299,8 @@ def _price_notes(rows: Sequence[Row]) -> list[str]:
         price = row.price
         if price is None:
             continue
-        what = price.hypothetical or row.instance or "each row"
+        charged = price.charged_as and f"charged as {price.charged_as}"
+        what = price.hypothetical or charged or row.instance or "each row"
         hypothetical = "hypothetical price, nobody sells this: " if price.hypothetical else ""
         dated = f"as of {price.as_of} ({price.source})" if price.as_of else "as given"
         inferred = ", inferred" if price.inferred else ""
@@ -311,12 +316,13 @@ def _percent_of_peak(row: Row) -> str | None:
     return _number(row.percent_of_bf16_peak)
 
 
-def _usd_per_hour(row: Row) -> str | None:
+def _usd_per_hour(row: Row, *, say_hypothetical: bool = False) -> str | None:
     if row.price is None:
         return None
+    hypothetical = "hyp. " if say_hypothetical and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
     nodes = f"{row.num_nodes} x " if row.num_nodes > 1 else ""
-    return f"{inferred}{nodes}{row.price.usd_per_hour:.2f}"
+    return f"{hypothetical}{inferred}{nodes}{row.price.usd_per_hour:.2f}"
 
 
 def _with_bounds(
