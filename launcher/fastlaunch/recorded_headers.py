@@ -125,6 +125,8 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         "model": workload.get("model"),
         **_model_read(header),
         **_data_read(header),
+        # None of a run that loads its data itself, and of older records, which did not say.
+        "num_data_workers": header.get("num_data_workers") or None,
         "num_gpus_per_node": header["world_size"] // header["num_nodes"],
     }
     return {name: str(value) for name, value in values.items() if value is not None}

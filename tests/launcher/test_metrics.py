@@ -429,6 +429,15 @@ def test_what_data_are_is_in_the_fingerprint(run, identity: Any, told: dict[str,
     }
 
 
+@pytest.mark.parametrize(
+    ("recorded", "told"), [({"num_data_workers": 4}, "4"), ({"num_data_workers": 0}, None), ({}, None)]
+)
+def test_how_many_processes_loaded_data_is_in_the_fingerprint(
+    run, recorded: dict[str, int], told: str | None
+) -> None:
+    assert run(header=recorded).fingerprint.get("num_data_workers") == told
+
+
 def test_the_files_of_a_model_are_in_the_fingerprint(run) -> None:
     workload = {"name": "gpt2-xsmall", "sample_unit": "sequences", "flops_per_sample": None}
     known = {"config": "ab", "weights": None}

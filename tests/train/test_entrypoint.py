@@ -31,6 +31,7 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     read = record(tmp_path)
     header = read.header
     assert (header["run_id"], header["commit"], header["seed"]) == ("r1", "abc", 3)
+    assert header["num_data_workers"] == 0
     assert header["recipe"]["label"] == "fp32"
     assert header["recipe"]["precision"] == "fp32"
     assert header["workload"]["name"] == f"{TINY}:build"
@@ -48,6 +49,19 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     assert [phase.name for phase in read.phases] == ["build"] * 3
     assert read.end is not None
     assert (read.end.status, read.end.num_steps) == ("completed", 20)
+
+
+def test_the_processes_that_load_data_are_counted_also_after_a_resume(tmp_path: Path) -> None:
+    def train(output: Path, steps: int, *more: str) -> int:
+        options = ("--data", "loader", "--steps", str(steps), "--checkpoint-every", "2", *more)
+        code, told = run(arguments(output, *options, workload="vit-tiny"))
+        assert code == 0, told
+        attempt = 2 if "--resume" in more else 1
+        return record(output, attempt=attempt).header["num_data_workers"]
+
+    assert train(tmp_path / "two", 2, "--num-workers", "2") == 2
+    assert train(tmp_path / "two", 4, "--num-workers", "1", "--resume") == 1
+    assert train(tmp_path / "none", 2, "--num-workers", "0") == 0
 
 
 def test_the_command_line_trains(tmp_path: Path) -> None:

@@ -213,6 +213,13 @@ def test_what_data_are_is_read_where_it_was_recorded(tmp_path: Path) -> None:
         assert problem in (header_problem(line) or "")
 
 
+def test_how_many_processes_loaded_data_is_read_where_it_was_recorded(tmp_path: Path) -> None:
+    assert read_record(write(tmp_path / "a.jsonl", num_data_workers=4)).header["num_data_workers"] == 4
+    for wrong in (-1, "4", None, True):
+        line = {"kind": "header", "schema": RECORD_SCHEMA, **HEADER, "num_data_workers": wrong}
+        assert f"num_data_workers is {wrong!r}" in (header_problem(line) or "")
+
+
 finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 optional = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(exclude_categories=["Cs"]))

@@ -98,6 +98,9 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     as_trained, batches = parts.as_trained, parts.batches
     if batches is None or session.first_step > 1:
         as_trained, batches = None, workload.batches(request)
+        if session.first_step <= session.steps:
+            # What loads data has started when the header counts it.
+            batches = put_back(next_batch(workload, batches), batches)
     for text in session.warnings:
         log.warning("warning: %s", text)
     session.writer.write_header(session.header())

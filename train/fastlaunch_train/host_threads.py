@@ -1,5 +1,6 @@
 """How many of the host's cores each part of a training takes."""
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 
@@ -28,3 +29,12 @@ def usual_num_workers(environ: Mapping[str, str] = os.environ) -> int:
     """
     ranks = max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks))
+
+
+def num_data_workers() -> int:
+    """Processes that load data for this rank now: once its first batch was fetched, those of the training.
+
+    They are counted, as a workload of one's own need not take as many as it was asked to.
+    """
+    # torch's loaders start daemons; a pool of other work is none.
+    return sum(child.daemon for child in multiprocessing.active_children())

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 #: 2 added eval and check lines, and num_padding to step lines; files of 1 are read as they are. What may be
-#: missing has been added since without another number: data_identity to headers, utilization to blocks.
+#: missing has been added since without another number: data_identity and num_data_workers to headers,
+#: utilization to blocks.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a phase `compile` that found work of an earlier run on the disk: a first run takes longer.
@@ -42,8 +43,12 @@ HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
     "commit": (str, type(None)),
     "warnings": (list,),
 }
-#: What headers have since: DataIdentity.to_record(), None where data were not identified.
-OPTIONAL_HEADER_TYPES: Mapping[str, tuple[type, ...]] = {"data_identity": (dict, type(None))}
+#: What headers have since: DataIdentity.to_record(), None where data were not identified; and how many
+#: processes loaded data for the rank, 0 where it did that itself.
+OPTIONAL_HEADER_TYPES: Mapping[str, tuple[type, ...]] = {
+    "data_identity": (dict, type(None)),
+    "num_data_workers": (int,),
+}
 _IDENTITY_TYPES: Mapping[str, tuple[type, ...]] = {
     "digest": (str, type(None)),
     "generator": (str, type(None)),
@@ -73,6 +78,7 @@ _LEAST: Mapping[str, int] = {
     "steps": 1,
     "first_step": 1,
     "seed": 0,
+    "num_data_workers": 0,
 }
 
 #: SQLite's largest integer; anything above it is damage, and would not fit a float either.
@@ -228,7 +234,7 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
         if problem:
             return problem
     for key, least in _LEAST.items():
-        if not least <= line[key] <= MAX_INTEGER:
+        if key in line and not least <= line[key] <= MAX_INTEGER:
             return f"header: {key} is {line[key]}, it is at least {least}"
     if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
         return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"

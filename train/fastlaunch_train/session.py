@@ -8,6 +8,7 @@ from typing import Any
 
 from fastlaunch_train import environment
 from fastlaunch_train.data_identity import DataIdentity, identity_of_own
+from fastlaunch_train.host_threads import num_data_workers
 from fastlaunch_train.launched import Launched
 from fastlaunch_train.options import Options
 from fastlaunch_train.parallel import Process
@@ -89,6 +90,7 @@ class Session:
             "seed": options.seed,
             "data": options.data.partition(":")[0],
             "data_identity": self.data_identity.to_record() if self.data_identity else None,
+            "num_data_workers": num_data_workers(),
             "machine": environment.machine(process.device),
             "versions": environment.versions(self.cudnn),
             "attention_backend": self.attention_backend,
