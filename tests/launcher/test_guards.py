@@ -256,6 +256,12 @@ def test_of_a_reference_of_another_batch_the_command_for_the_rows_own_is_told() 
     ) in row.reasons
 
 
+def test_the_command_loads_data_with_as_many_processes() -> None:
+    loaded = {"data": "loader", "fingerprint": {"num_data_workers": "4"}}
+    row = rows_of(compared(BF16, arm("te-fp8", 0.04, WORSE, **loaded)))["te-fp8"]
+    assert any(" --data loader --num-workers 4 --steps 200 " in reason for reason in row.reasons)
+
+
 def test_of_seeds_far_apart_no_command_runs_all_between_them() -> None:
     runs = arm("compile learning_rate=0.01", 0.08, EQUAL)
     far = [

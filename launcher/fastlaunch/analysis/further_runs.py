@@ -58,6 +58,8 @@ def submit_command(
         words += ["--nproc", str(like.num_gpus)]
     if like.data not in ("synthetic", "published"):
         words += ["--data", f"{like.data}:PATH" if like.data in ("folder", "file") else like.data]
+    if (num_workers := like.fingerprint.get("num_data_workers")) is not None:
+        words += ["--num-workers", num_workers]
     if (model := like.fingerprint.get("model")) is not None:
         words += ["--model", model]
     if like.sequence_length is not None and _takes_a_length(like.workload):
