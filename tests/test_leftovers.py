@@ -52,7 +52,7 @@ def test_compile_workers_stay_for_the_tests_that_follow() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout == "0 True\n", done.stderr
 
