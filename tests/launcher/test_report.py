@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -306,16 +307,12 @@ def test_rows_on_two_files_are_told_apart_in_the_table() -> None:
 
 
 def test_a_hypothetical_price_is_labelled() -> None:
-    from fractions import Fraction
-
     text = as_table(compared(TWO, price_as=(ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),)))
     assert "hyp. $/h" in text
     assert "* hypothetical price, nobody sells this: 1/8 of p5en.48xlarge: $7.912/h as of 2026-07-20" in text
 
 
 def test_prices_that_were_chosen_name_their_instances_and_one_that_nobody_sells_is_told_apart() -> None:
-    from fractions import Fraction
-
     here = [*runs("bf16", 0.1, device_name="NVIDIA H100 80GB HBM3"), *runs("bf16", 0.08)]
     whole, share = (
         ChargedAs(instance="p5.4xlarge"),

@@ -166,7 +166,7 @@ def _ran_on(pool: Pool, catalogue: "Catalogue") -> tuple[int, str]:
 def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: "Catalogue") -> RowPrice:
     name = charge.instance
     instance = catalogue.instance(name)
-    price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
+    price = _as_listed(catalogue.price(name, region=request.region, on=request.as_of or request.today))
     charged = catalogue.accelerators[instance.accelerator].name
     num_gpus, used = _ran_on(pool, catalogue)
     if charge.share is None:
@@ -177,7 +177,7 @@ def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: 
                 f" {charged}",
                 f"choose other runs, or charge a part of it, hypothetically: --price-share {share}",
             )
-        return replace(_as_listed(price), charged_as=name)
+        return replace(price, charged_as=name)
     whole = charge.share * instance.num_accelerators
     if used == charged and num_gpus > whole:
         raise UserError(
@@ -185,11 +185,9 @@ def _priced_as(pool: Pool, request: PriceRequest, charge: ChargedAs, catalogue: 
             f"choose other runs, or charge what they used: --price-share {_share(num_gpus, instance)}",
         )
     of = f" ({charged}), though it ran on {used}" if used != charged else ""
-    return RowPrice(
+    return replace(
+        price,
         usd_per_hour=price.usd_per_hour * float(charge.share),
-        as_of=price.as_of,
-        source=price.source,
-        inferred=price.inferred,
         charged_as=name,
         hypothetical=f"{charge.share} of {name}{of}",
     )

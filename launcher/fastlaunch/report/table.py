@@ -149,7 +149,9 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
     unit = rows[0].sample_unit
     tokens = any(row.tokens_per_s for row in rows)
     apart = any(which(row, rows) for row in rows)
-    hypothetical = {bool(row.price.hypothetical) for row in rows if row.price}
+    prices = [row.price for row in rows if row.price]
+    # Told in the heading where it is so of every price, else in the cells.
+    hypothetical = bool(prices) and all(price.hypothetical for price in prices)
     # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
     by_price = any(row.ratio_to_baseline for row in rows) and (not only or "x per $" in only)
     return {
@@ -168,11 +170,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "TFLOP/s": lambda row: _number(row.tflops_per_gpu),
         "% peak": _percent_of_peak,
         "% fp8 peak": lambda row: _number(row.percent_of_fp8_peak),
-        **(
-            {"hyp. $/h": _usd_per_hour}
-            if hypothetical == {True}
-            else {"$/h": lambda row: _usd_per_hour(row, say_hypothetical=True)}
-        ),
+        "hyp. $/h" if hypothetical else "$/h": lambda row: _usd_per_hour(row, tell=not hypothetical),
         f"$/M {unit}": lambda row: _with_bounds(row.usd_per_million_samples, say=dollars),
         **(
             {"$/B tokens": lambda row: _with_bounds(row.usd_per_billion_tokens, say=dollars)}
@@ -316,10 +314,11 @@ def _percent_of_peak(row: Row) -> str | None:
     return _number(row.percent_of_bf16_peak)
 
 
-def _usd_per_hour(row: Row, *, say_hypothetical: bool = False) -> str | None:
+def _usd_per_hour(row: Row, *, tell: bool) -> str | None:
+    """tell: say of a hypothetical price that it is one."""
     if row.price is None:
         return None
-    hypothetical = "hyp. " if say_hypothetical and row.price.hypothetical else ""
+    hypothetical = "hyp. " if tell and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
     nodes = f"{row.num_nodes} x " if row.num_nodes > 1 else ""
     return f"{hypothetical}{inferred}{nodes}{row.price.usd_per_hour:.2f}"
