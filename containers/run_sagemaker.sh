@@ -1,5 +1,5 @@
 #!/bin/bash
-# The program of every container of a SageMaker training job: finds a Python and becomes fastlaunch_train.sagemaker,
+# The program of every container of a SageMaker training job: finds a Python and becomes fastlaunch_train.node,
 # which does the job's runs one after another, each through run_train.sh.
 #
 # The code lies beside this file, as run_train.sh says. FASTLAUNCH_SYSTEM_ROOT: where /opt is looked for (tests).
@@ -31,10 +31,10 @@ find_python() {
   return 1
 }
 
-for file in run_train.sh train/fastlaunch_train/sagemaker/__main__.py; do
+for file in run_train.sh train/fastlaunch_train/node/__main__.py; do
   [ -f "$here/$file" ] || refuse 2 "the training code is not whole: $here/$file is missing"
 done
 python=$(find_python) || refuse 127 "no Python from 3.10 in this image"
 # The code may lie where nothing can be written.
 export PYTHONPATH=$here/train${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
-exec "$python" -m fastlaunch_train.sagemaker "$here/run_train.sh"
+exec "$python" -m fastlaunch_train.node "$here/run_train.sh"

@@ -202,5 +202,5 @@ export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # torchrun's own choice, without the five lines in which it says so.
 [ "$FASTLAUNCH_NPROC" = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 [ ! -d "$here/user" ] || cd "$here/user" || refuse "$here/user cannot be entered"
-exec "$python" -m fastlaunch_train.torchrun "${nodes[@]}" --nproc-per-node="$FASTLAUNCH_NPROC" \
+exec "$python" -m fastlaunch_train.process.torchrun "${nodes[@]}" --nproc-per-node="$FASTLAUNCH_NPROC" \
   -m fastlaunch_train "$@"

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 #: The only training modules that the launcher may import.
-CONTRACT = ("fastlaunch_train.recipes", "fastlaunch_train.records", "fastlaunch_train.workloads")
+CONTRACT = (
+    "fastlaunch_train.recipes.recipes",
+    "fastlaunch_train.records.records",
+    "fastlaunch_train.workloads",
+)
 
 #: The ledger: runs.py and the modules that it is made of.
-LEDGER = "fastlaunch.run[s_]*"
+LEDGER = "fastlaunch.ledger"
 
 #: What only some recipes and workloads of the training package need: imported in the function that uses it,
 #: so that the others do without it, and an error of ours says which extra to install.
@@ -29,24 +33,32 @@ EXTRAS = (
 FORBIDDEN = (
     ("fastlaunch", ("torch", *EXTRAS), "it runs on a laptop"),
     ("fastlaunch_train", ("fastlaunch", "click", "yaml", "boto3", "botocore"), "it trains alone"),
-    ("fastlaunch.errors", ("fastlaunch",), "everything else stands on it"),
+    ("fastlaunch.core.errors", ("fastlaunch",), "everything else stands on it"),
     ("fastlaunch.analysis", ("os", "io", "pathlib", "sqlite3", "subprocess", "click"), "it does no I/O"),
     ("fastlaunch.analysis", ("time", "random", "socket", "tempfile", "shutil", "rich"), "it is pure"),
     ("fastlaunch.analysis", (LEDGER, "fastlaunch.backends", "fastlaunch.report"), "it knows numbers only"),
     (LEDGER, ("fastlaunch.analysis", "fastlaunch.report", "fastlaunch.backends.*"), "it keeps runs"),
     ("fastlaunch.backends", (LEDGER, "fastlaunch.analysis", "fastlaunch.report"), "they run plans"),
-    ("fastlaunch.metrics", (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"), "analysis needs it"),
-    ("fastlaunch.prices", (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"), "the ledger needs it"),
+    (
+        "fastlaunch.measure.summarize",
+        (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"),
+        "analysis needs it",
+    ),
+    (
+        "fastlaunch.catalog.prices",
+        (LEDGER, "fastlaunch.analysis", "fastlaunch.backends"),
+        "the ledger needs it",
+    ),
 )
 
 #: A module under `fastlaunch.backends` is of one of these if its name is, up to the first underscore.
 BACKENDS = {"local", "ec2", "sagemaker"}
 
 #: What only these modules import, for an extra of its name.
-OPTIONAL = {"sagemaker": ("fastlaunch.rehearsed_job",)}
+OPTIONAL = {"sagemaker": ("fastlaunch.runs.rehearsed_job",)}
 
 #: What `fastlaunch.report` may import of the launcher.
-REPORT_MAY = ("report", "analysis", "prices", "hardware", "metrics", "errors")
+REPORT_MAY = ("report", "analysis", "catalog", "measure", "core")
 
 
 def module_files() -> dict[str, Path]:
@@ -106,8 +118,8 @@ def violations(module: str, source: str) -> list[str]:
         if within(module, "fastlaunch"):
             if top == "fastlaunch_train" and imported not in (*CONTRACT, "fastlaunch_train"):
                 reasons.append(f"the launcher reads only {', '.join(CONTRACT)}")
-            if top in ("boto3", "botocore") and module != "fastlaunch.aws":
-                reasons.append("only fastlaunch.aws speaks to AWS")
+            if top in ("boto3", "botocore") and module != "fastlaunch.aws.ec2":
+                reasons.append("only fastlaunch.aws.ec2 speaks to AWS")
             reaches_cli = within(imported, "fastlaunch.cli") and not within(module, "fastlaunch.cli")
             if reaches_cli and module != "fastlaunch.__main__":
                 reasons.append("only `python -m fastlaunch` needs the command line")
@@ -130,32 +142,32 @@ def test_a_module_imports_what_it_may(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("fastlaunch.metrics", "import torch.cuda"),
-        ("fastlaunch.metrics", "def f():\n    from torch import nn"),
-        ("fastlaunch.metrics", "import fastlaunch_train.loop"),
-        ("fastlaunch.metrics", "from fastlaunch_train.workload import Workload"),
-        ("fastlaunch.metrics", "from fastlaunch_train import workload"),
-        ("fastlaunch.metrics", "from fastlaunch.runs import Run"),
-        ("fastlaunch_train.loop", "import fastlaunch.errors"),
-        ("fastlaunch_train.loop", "from fastlaunch import errors"),
+        ("fastlaunch.measure.summarize", "import torch.cuda"),
+        ("fastlaunch.measure.summarize", "def f():\n    from torch import nn"),
+        ("fastlaunch.measure.summarize", "import fastlaunch_train.loop.train"),
+        ("fastlaunch.measure.summarize", "from fastlaunch_train.workloads.contract import Workload"),
+        ("fastlaunch.measure.summarize", "from fastlaunch_train.workloads import contract"),
+        ("fastlaunch.measure.summarize", "from fastlaunch.ledger.ledger import Run"),
+        ("fastlaunch_train.loop.train", "import fastlaunch.core.errors"),
+        ("fastlaunch_train.loop.train", "from fastlaunch.core import errors"),
         ("fastlaunch_train.workloads.vit", "import yaml"),
         ("fastlaunch_train.workloads.vit", "from importlib import import_module\nimport_module('click')"),
-        ("fastlaunch.errors", "from fastlaunch import job"),
+        ("fastlaunch.core.errors", "from fastlaunch.jobs import spec"),
         ("fastlaunch.analysis", "import os"),
         ("fastlaunch.analysis.compare", "from pathlib import Path"),
         ("fastlaunch.analysis.compare", "import os.path"),
         ("fastlaunch.analysis.compare", "import sqlite3"),
-        ("fastlaunch.analysis.cost", "from fastlaunch.runs import Run"),
-        ("fastlaunch.preflight", "import botocore.exceptions"),
-        ("fastlaunch.report.table", "from fastlaunch import settings"),
-        ("fastlaunch.report.table", "from fastlaunch.runs import Run"),
-        ("fastlaunch.runs", "from fastlaunch.analysis.compare import Candidate"),
-        ("fastlaunch.runs", "import fastlaunch.backends.local"),
-        ("fastlaunch.run_rows", "from fastlaunch.report import table"),
-        ("fastlaunch.backends.local", "import fastlaunch.run_rows"),
-        ("fastlaunch.backends.local", "from fastlaunch.runs import Run"),
-        ("fastlaunch.backends.ec2", "from fastlaunch.backends.local import LocalBackend"),
-        ("fastlaunch.backends.sagemaker_plan", "from fastlaunch.backends.ec2_site import Site"),
+        ("fastlaunch.analysis.cost", "from fastlaunch.ledger.ledger import Run"),
+        ("fastlaunch.placement.checks", "import botocore.exceptions"),
+        ("fastlaunch.report.table", "from fastlaunch.runs import reap"),
+        ("fastlaunch.report.table", "from fastlaunch.ledger.ledger import Run"),
+        ("fastlaunch.ledger.ledger", "from fastlaunch.analysis.compare import Candidate"),
+        ("fastlaunch.ledger.ledger", "import fastlaunch.backends.local"),
+        ("fastlaunch.ledger.rows", "from fastlaunch.report import table"),
+        ("fastlaunch.backends.local", "import fastlaunch.ledger.rows"),
+        ("fastlaunch.backends.local", "from fastlaunch.ledger.ledger import Run"),
+        ("fastlaunch.backends.ec2.ec2", "from fastlaunch.backends.local import LocalBackend"),
+        ("fastlaunch.backends.sagemaker.plan", "from fastlaunch.backends.ec2.plan import plan"),
         ("fastlaunch.sweep", "from fastlaunch.cli import run"),
     ],
 )
@@ -166,18 +178,18 @@ def test_the_table_is_enforced(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("fastlaunch.metrics", "from fastlaunch_train.records import Step"),
-        ("fastlaunch.job", "from fastlaunch_train import recipes"),
-        ("fastlaunch.aws", "import boto3, botocore.exceptions"),
-        ("fastlaunch.runs", "from fastlaunch.backends import RunState"),
+        ("fastlaunch.measure.summarize", "from fastlaunch_train.records.records import Step"),
+        ("fastlaunch.jobs.spec", "from fastlaunch_train.recipes.recipes import RECIPES"),
+        ("fastlaunch.aws.ec2", "import boto3, botocore.exceptions"),
+        ("fastlaunch.ledger.ledger", "from fastlaunch.backends import RunState"),
         ("fastlaunch.backends.local", "from fastlaunch.backends import Plan"),
-        ("fastlaunch.backends.ec2_plan", "from fastlaunch.backends.ec2_site import Site"),
+        ("fastlaunch.backends.ec2.plan", "from fastlaunch.backends.placements import Site"),
         ("fastlaunch.backends.local", "from fastlaunch.backends import entrypoint_arguments"),
         ("fastlaunch.report.table", "from fastlaunch.analysis.compare import Comparison"),
         ("fastlaunch.__main__", "from fastlaunch.cli import main"),
         ("fastlaunch.cli.runs", "from fastlaunch.cli.options import output"),
-        ("fastlaunch_train.loop", "import torch, numpy"),
-        ("fastlaunch_train.records", "import fastlaunch_train.record_lines"),
+        ("fastlaunch_train.loop.train", "import torch, numpy"),
+        ("fastlaunch_train.records.records", "import fastlaunch_train.record_lines"),
     ],
 )
 def test_what_the_table_allows_passes(module: str, source: str) -> None:

@@ -24,7 +24,7 @@ from benchmarks.measure import (
     train,
 )
 from benchmarks.plan import PlannedRun, read_plan
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records.records import read_record
 
 ARMS = """
 [[runs]]

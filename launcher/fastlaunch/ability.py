@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastlaunch.hardware import Accelerator
-from fastlaunch.machine import Machine
-from fastlaunch.prices import Catalogue
-from fastlaunch_train.recipes import (
+from fastlaunch.catalog.hardware import Accelerator
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.jobs.machine import Machine
+from fastlaunch_train.recipes.recipes import (
     OVERRIDABLE,
     RECIPES,
     Recipe,

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastlaunch_train.records import RankRecord
+from fastlaunch_train.records.records import RankRecord
 
-#: Name of the phase whose detail is read here; `fastlaunch_train.all_reduce` writes it.
+#: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
 PHASE = "all-reduce"
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws import Aws
-from fastlaunch.aws_training_jobs import training_job
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.sagemaker import training_job
 
 if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.run_attempts import Attempt
-    from fastlaunch.runs import Ledger
 
 
 def note_pools(ledger: "Ledger", aws: Aws, attempts: "Iterable[Attempt]") -> None:

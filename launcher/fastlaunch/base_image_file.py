@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fastlaunch.errors import BadFile
-from fastlaunch.located_yaml import Located, read_yaml
-from fastlaunch.shipped import shipped
+from fastlaunch.core.errors import BadFile
+from fastlaunch.core.paths import shipped
+from fastlaunch.core.yaml_file import Located, read_yaml
 
 SCHEMA = 1
 FLAVOURS = ("ec2", "sagemaker")

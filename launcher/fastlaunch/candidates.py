@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fastlaunch.hardware import InstanceType
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.settings import RegionSettings, Settings
 
 #: Stand for what has to be named, and is not.
 UNKNOWN_SUBNET = "<subnet-id>"

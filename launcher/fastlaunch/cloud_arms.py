@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from fastlaunch.ability import format_in_words, module_of, nearest_that_runs, needed_format, takes
-from fastlaunch.arms import Arm, reads_text, workload_optimizer
 from fastlaunch.base_image_file import BaseImage, version
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import Accelerator, InstanceType
-from fastlaunch.machine import Machine
-from fastlaunch.prices import Catalogue
-from fastlaunch_train.recipes import Recipe
+from fastlaunch.catalog.hardware import Accelerator, InstanceType
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.jobs.variants import Arm, reads_text, workload_optimizer
+from fastlaunch_train.recipes.recipes import Recipe
 
 #: Modules that AWS's images hold; what is told of them in containers/base_images.yaml.
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")

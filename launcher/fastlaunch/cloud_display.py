@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastlaunch import s3_sync
-from fastlaunch.backends.cloud_backend import Sight
-from fastlaunch.follow import Display, Progress, RecordTail
-from fastlaunch.outcome import outcome_of, read_records
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import Sight
+from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.runs.display import Display, Progress, RecordTail
 
 #: Of the node's own log, so much of the end is looked at for its last line.
 _MAX_BYTES = 2**14

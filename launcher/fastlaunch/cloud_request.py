@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastlaunch.arms import DEFAULT_STEPS, Arm, arms_of
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cloud_arms import why_not_on
-from fastlaunch.cloud_files import check_travels
-from fastlaunch.cloud_terms import ML, CloudTerms, check_terms
-from fastlaunch.cost_ceiling import HourlyRate, check_sold, dearest_rate
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.emulation import emulated_on
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.hardware import InstanceType
-from fastlaunch.job import JobSpec
-from fastlaunch.prices import Catalogue
-from fastlaunch.request import MAX_REPEATS, Request, interleaved
+from fastlaunch.jobs.build import MAX_REPEATS, Request, interleaved
+from fastlaunch.jobs.data_sources import check_travels
+from fastlaunch.jobs.options import ML, CloudTerms, check_terms
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.variants import DEFAULT_STEPS, Arm, arms_of
+from fastlaunch.placement.cost_ceiling import HourlyRate, check_sold, dearest_rate
 
 DEFAULT_WORKLOAD = "vit-huge"
 

@@ -5,14 +5,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fastlaunch import s3_sync
-from fastlaunch.attempt_cost import told_of, total_cost
-from fastlaunch.backends.cloud_backend import SERVICES
-from fastlaunch.collected import attempt_as_json
-from fastlaunch.cost_ceiling import max_cost_usd
-from fastlaunch.follow import RecordTail, describe
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import SERVICES
+from fastlaunch.ledger.attempt_cost import told_of, total_cost
+from fastlaunch.ledger.ledger import Run
+from fastlaunch.placement.cost_ceiling import max_cost_usd
 from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Run
+from fastlaunch.runs.collect import attempt_as_json
+from fastlaunch.runs.display import RecordTail, describe
 
 
 def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> str | None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fastlaunch.backends.cloud_backend import CloudBackend
+from fastlaunch.backends.protocol import CloudBackend
 
 if TYPE_CHECKING:
     from fastlaunch.run_attempts import Attempt

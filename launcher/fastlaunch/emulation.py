@@ -4,10 +4,10 @@ The training half writes the same into the run's record, when the GPU is paid fo
 """
 
 from fastlaunch.base_image_file import version
-from fastlaunch.hardware import Accelerator
-from fastlaunch.machine import Machine
-from fastlaunch.prices import Catalogue
-from fastlaunch_train.recipes import Recipe
+from fastlaunch.catalog.hardware import Accelerator
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.jobs.machine import Machine
+from fastlaunch_train.recipes.recipes import Recipe
 
 #: The compute capability from which on GPUs have units for bf16 (Ampere).
 BF16_CAPABILITY = "8.0"

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fastlaunch.errors import BadFile, UnknownName
-from fastlaunch.shipped import shipped
+from fastlaunch.core.errors import BadFile, UnknownName
+from fastlaunch.core.paths import shipped
 
 _LINE = re.compile(r"(?P<name>[a-z][a-z0-9-]*) +(?P<wanted>[\w.-]+==[\w.]+( +[\w.-]+==[\w.]+)*)")
 #: Where it comes in: before what changes with the training code, so that it is built once.

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws, MachineImage
-from fastlaunch.errors import BadConfiguration, NotAuthorised
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws, MachineImage
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.core.settings import RegionSettings, Settings
 
 if TYPE_CHECKING:
     from fastlaunch.base_image_file import BaseImage
@@ -19,7 +19,7 @@ def machine_image(aws: Aws, ask: AskOnce, settings: Settings, region: str) -> Ma
 
 def container_image(aws: Aws, ask: AskOnce, base: "BaseImage", region: str) -> str:
     """AWS's own image in the region, by the digest that its tag has now."""
-    from fastlaunch.images import image_uri, registry_account
+    from fastlaunch.catalog.container_images import image_uri, registry_account
 
     account = registry_account(region)
     digest = ask(aws.image_digest, region, account, base.repository, base.tag)
@@ -36,7 +36,7 @@ def is_own_image_seen(aws: Aws, ask: AskOnce, uri: str, region: str) -> bool:
 
     Raises BadConfiguration if it is not there, or not where a job in the region can name it.
     """
-    from fastlaunch.images import own_image
+    from fastlaunch.catalog.container_images import own_image
 
     image = own_image(uri, region)
     try:

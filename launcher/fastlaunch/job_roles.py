@@ -1,10 +1,10 @@
 """Roles by which AWS acts for a job: whether one is there, and trusts the service that is to take it on."""
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
-from fastlaunch.aws_roles import role
-from fastlaunch.errors import BadConfiguration, NotAuthorised
-from fastlaunch.region_names import making
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.iam import role
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.placement.config_checks import making
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 SCHEDULER = "scheduler.amazonaws.com"

@@ -4,7 +4,7 @@ The others are for `--backend sagemaker` and for `fastlaunch build`. A managed p
 """
 
 from fastlaunch.account_statements import JOB_LOGS, AccountNames, Statement, bucket_key, pass_role, pull
-from fastlaunch.aws_schedules import SCHEDULE_PREFIX
+from fastlaunch.aws.scheduler import SCHEDULE_PREFIX
 
 #: Without these nothing is started, since nothing would end it.
 _REQUEST_TAGS = {

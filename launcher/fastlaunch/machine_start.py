@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch import s3_sync
-from fastlaunch.node_status import merged
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.node_report import merged
 
 if TYPE_CHECKING:
-    from fastlaunch.metrics import RunSummary
+    from fastlaunch.measure.summarize import RunSummary
     from fastlaunch.run_attempts import Attempt
 
 

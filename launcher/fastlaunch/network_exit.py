@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws, Subnet
-from fastlaunch.errors import CloudRefused
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws, Subnet
+from fastlaunch.core.errors import CloudRefused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """What a machine's or a job's role must be allowed to be worth starting: to log in to ECR, to upload."""
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
-from fastlaunch.errors import CloudRefused
-from fastlaunch.settings import RegionSettings
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.core.errors import CloudRefused
+from fastlaunch.core.settings import RegionSettings
 
 
 def node_lacks(aws: Aws, ask: AskOnce, here: RegionSettings) -> list[str]:

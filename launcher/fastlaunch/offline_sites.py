@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlaunch.backends.ec2_plan import ROOT_GIB, plan_ec2
+from fastlaunch.backends.ec2.plan import ROOT_GIB, plan_ec2
 from fastlaunch.backends.ec2_rules import broken_rules
-from fastlaunch.backends.ec2_site import CapacityBlock, Site
-from fastlaunch.backends.sagemaker_plan import plan_sagemaker
+from fastlaunch.backends.placements import CapacityBlock, Site
+from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.sagemaker_rules import broken_training_rules
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.backends.stored_code import CodeBundle
@@ -21,18 +21,18 @@ from fastlaunch.candidates import (
     training_candidates,
     unresolved,
 )
-from fastlaunch.capacity_block import unknown_block
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cloud_request import CloudRequest, rate_at
-from fastlaunch.cost_ceiling import HourlyRate
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import InstanceType
-from fastlaunch.job import JobSpec
-from fastlaunch.prices import Catalogue
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.placement.capacity_block import unknown_block
+from fastlaunch.placement.cost_ceiling import HourlyRate
 
 if TYPE_CHECKING:
     from fastlaunch.backends import Plan
-    from fastlaunch.backends.cloud_backend import Place
+    from fastlaunch.backends.protocol import Place
 
 #: Asked for where SageMaker asks for a size: every type known here has local disks, which it takes instead.
 TRAINING_VOLUME_GIB = 200

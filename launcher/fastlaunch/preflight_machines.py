@@ -2,21 +2,21 @@
 
 from functools import partial
 
-from fastlaunch.aws_reservations import reservation
+from fastlaunch.aws.reservations import reservation
 from fastlaunch.candidates import candidates
-from fastlaunch.capacity_block import check_reservation, minutes_left
-from fastlaunch.errors import CloudRefused, NoCapacity, NotAuthorised, UserError
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.job_images import machine_image
 from fastlaunch.job_roles import SCHEDULER, check_role
 from fastlaunch.node_rights import node_lacks
-from fastlaunch.preflight_check import Result, Told
+from fastlaunch.placement.capacity_block import check_reservation, minutes_left
+from fastlaunch.placement.check import Result, Told
+from fastlaunch.placement.config_checks import making
+from fastlaunch.placement.quota_checks import quota_use
+from fastlaunch.placement.resolve import check_offered
 from fastlaunch.preflight_network import network_checks
 from fastlaunch.preflight_region import bucket, container
 from fastlaunch.preflight_wanted import Looking, ToMakeAll
-from fastlaunch.quotas import quota_use
-from fastlaunch.region_names import making
-from fastlaunch.resolve import check_offered
 from fastlaunch.resolved import nowhere
 
 

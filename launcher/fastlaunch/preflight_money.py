@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fastlaunch.capacity_block import unknown_block
-from fastlaunch.cost_ceiling import check_budget, cost_ceiling, dearest_rate
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import InstanceType
-from fastlaunch.preflight_check import Check, Result, Told, made
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import UserError
+from fastlaunch.placement.capacity_block import unknown_block
+from fastlaunch.placement.check import Check, Result, Told, made
+from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling, dearest_rate
 from fastlaunch.preflight_wanted import Looking
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.cloud_backend import Place
+    from fastlaunch.backends.protocol import Place
 
 #: A list price older than this is worth a look: AWS changed those of its GPUs about once a year.
 OLD_PRICE_DAYS = 180

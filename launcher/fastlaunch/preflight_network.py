@@ -2,9 +2,11 @@
 
 from functools import partial
 
-from fastlaunch.aws_network import group_rules
-from fastlaunch.errors import BadConfiguration
-from fastlaunch.job_network import (
+from fastlaunch.aws.network import group_rules
+from fastlaunch.core.errors import BadConfiguration
+from fastlaunch.network_exit import network_exit
+from fastlaunch.placement.check import Result, Told
+from fastlaunch.placement.network import (
     check_default_vpc,
     check_open_groups,
     check_placement_group,
@@ -13,8 +15,6 @@ from fastlaunch.job_network import (
     group_vpcs,
     placement_group_command,
 )
-from fastlaunch.network_exit import network_exit
-from fastlaunch.preflight_check import Result, Told
 from fastlaunch.preflight_wanted import Looking, ToMakeAll
 
 

@@ -1,16 +1,16 @@
 """Checks of what both services need of a region: config, the region itself, container image, bucket."""
 
-from fastlaunch.errors import BadConfiguration, UserError
+from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.job_images import container_image, is_own_image_seen
-from fastlaunch.preflight_check import Result, Told
-from fastlaunch.preflight_wanted import Looking
-from fastlaunch.region_names import (
+from fastlaunch.placement.check import Result, Told
+from fastlaunch.placement.config_checks import (
     check_bucket,
     configured_bucket,
     configured_profile,
     configured_role,
     making,
 )
+from fastlaunch.preflight_wanted import Looking
 
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "doctor/written-by-doctor"

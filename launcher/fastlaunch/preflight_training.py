@@ -2,14 +2,14 @@
 
 from functools import partial
 
-from fastlaunch.errors import NotAuthorised
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.job_roles import SAGEMAKER, check_role
 from fastlaunch.node_rights import job_lacks
-from fastlaunch.preflight_check import Result, Told
+from fastlaunch.placement.check import Result, Told
+from fastlaunch.placement.config_checks import making
 from fastlaunch.preflight_region import bucket, container
 from fastlaunch.preflight_wanted import Looking, ToMakeAll
-from fastlaunch.region_names import making
 from fastlaunch.training_quotas import JOB, SPOT_JOB, WARM_POOL, training_quota
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.candidates import has_several_interfaces
-from fastlaunch.hardware import InstanceType
-from fastlaunch.preflight_check import Told
-from fastlaunch.prices import Catalogue
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.placement.check import Told
 
 if TYPE_CHECKING:
     from fastlaunch.base_image_file import BaseImage

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError
 
 #: Fields of a recipe that replace a workload's own, which headers hold beside its name.
 _OF_WORKLOADS = ("optimizer", "learning_rate")

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.candidates import TrainingCandidate, training_candidates
-from fastlaunch.cost_ceiling import HourlyRate
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import UserError
 from fastlaunch.job_roles import SAGEMAKER, check_role
 from fastlaunch.offline_sites import TRAINING_VOLUME_GIB, priced
-from fastlaunch.region_names import check_bucket, configured_bucket, configured_role
-from fastlaunch.resolve import image_in
+from fastlaunch.placement.config_checks import check_bucket, configured_bucket, configured_role
+from fastlaunch.placement.cost_ceiling import HourlyRate
+from fastlaunch.placement.resolve import image_in
 from fastlaunch.resolved import Inquiry, Resolved, resolved
 
 

@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cloud_request import CloudRequest, rate_at
-from fastlaunch.cost_ceiling import HourlyRate
-from fastlaunch.errors import CloudRefused, UserError
-from fastlaunch.hardware import InstanceType
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.left_out import by_reason
-from fastlaunch.prices import Catalogue
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.placement.cost_ceiling import HourlyRate
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.cloud_backend import Place
+    from fastlaunch.backends.protocol import Place
     from fastlaunch.base_image_file import BaseImage
 
 
 class Bundle(Protocol):
-    """What a site says of the code bundle; see `fastlaunch.code_bundle`."""
+    """What a site says of the code bundle; see `fastlaunch.images.code_bundle`."""
 
     @property
     def sha256(self) -> str: ...

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.core.errors import UnknownName, UserError
 
 #: Field of a filter -> what it is matched against.
 FIELDS = {

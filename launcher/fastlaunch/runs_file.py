@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.errors import BadFile, UserError
-from fastlaunch.runs_schema import MIGRATIONS, MOVE_ASIDE, migrate
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.ledger.db import MIGRATIONS, MOVE_ASIDE, migrate
 
 #: How long one launcher waits for another's transaction; theirs last milliseconds.
 BUSY_TIMEOUT_S = 30.0

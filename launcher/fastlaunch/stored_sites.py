@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastlaunch.backends.cloud_backend import Place
-from fastlaunch.backends.ec2_site import CapacityBlock, Site
+from fastlaunch.backends.placements import CapacityBlock, Site
+from fastlaunch.backends.protocol import Place
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import UserError
 
 
 def site_to_json(site: Place) -> dict[str, Any]:

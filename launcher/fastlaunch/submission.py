@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fastlaunch import locks
 from fastlaunch.backends import Backend, Plan, RunState
-from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS, CloudBackend
-from fastlaunch.errors import UserError
-from fastlaunch.follow import Display, RecordTail
-from fastlaunch.job import JobSpec, names_apart
-from fastlaunch.log_file import last_words
-from fastlaunch.outcome import contradictions, outcome_of, read_records
-from fastlaunch.settings import Settings, load_settings
-from fastlaunch.stop_request import StopRequest
+from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
+from fastlaunch.core import locks
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import last_words
+from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.jobs.spec import JobSpec, names_apart
+from fastlaunch.measure.outcome import contradictions, outcome_of, read_records
+from fastlaunch.runs.display import Display, RecordTail
+from fastlaunch.runs.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from fastlaunch.runs import Ledger, Run
+    from fastlaunch.ledger.ledger import Ledger, Run
 
 #: Between two looks at a running job.
 LOOK_INTERVAL_S = 0.2
@@ -152,7 +152,7 @@ def finish(
     Whoever comes second, of a launcher and another command, changes nothing.
     """
     # Imported late: it brings numpy.
-    from fastlaunch.metrics import summarize
+    from fastlaunch.measure.summarize import summarize
 
     assert run.spec is not None
     records, unreadable = read_records(backend.collect(handle))
@@ -218,7 +218,7 @@ def cancel(
 ) -> RunState:
     """The final state of `run` after it was stopped, or was kept from starting. settings: see `reconcile`."""
     if run.backend in CLOUD_BACKENDS:
-        from fastlaunch.cloud_reconcile import cancel_cloud
+        from fastlaunch.runs.reconcile import cancel_cloud
 
         return cancel_cloud(
             run,
@@ -256,7 +256,7 @@ def tell(line: str) -> None:
 
 def _reconcile_cloud(ledger: "Ledger", backends: Mapping[str, Backend], settings: Settings) -> None:
     # Imported late: it brings the modules that speak to AWS.
-    from fastlaunch.cloud_reconcile import reconcile_cloud
+    from fastlaunch.runs.reconcile import reconcile_cloud
 
     cloud = cloud_only(backends)
     reconcile_cloud(ledger, cloud, settings=settings, warn=lambda line: tell(f"warning: {line}"))

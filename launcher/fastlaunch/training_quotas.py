@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws import Aws
-from fastlaunch.aws_quotas import Quota, quotas_by_name
-from fastlaunch.aws_training_jobs import live_training_jobs
-from fastlaunch.errors import CloudRefused, QuotaExceeded
-from fastlaunch.hardware import InstanceType
-from fastlaunch.quota_codes import quota_page
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.quota_codes import quota_page
+from fastlaunch.aws.quotas import Quota, quotas_by_name
+from fastlaunch.aws.sagemaker import live_training_jobs
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import CloudRefused, QuotaExceeded
 
 #: Ends of the quotas' names; `ml.p5.48xlarge for training job usage`. Codes differ by type and are looked up.
 JOB, SPOT_JOB, WARM_POOL = ("training job", "spot training job", "training warm pool")

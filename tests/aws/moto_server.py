@@ -20,7 +20,7 @@ import moto_nodes
 from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
 
-from fastlaunch.settings import DEFAULT_AMI_PARAMETER, RegionSettings
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, RegionSettings
 
 ACCOUNT = "123456789012"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import moto_gaps
 from sent_request import SentRequest
 
-from fastlaunch.aws_training_jobs import ENDED, LOG_GROUP
+from fastlaunch.aws.sagemaker import ENDED, LOG_GROUP
 from fastlaunch.backends import Plan
 from fastlaunch.backends.sagemaker_rules import broken_training_rules
 

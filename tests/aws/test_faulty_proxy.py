@@ -10,8 +10,8 @@ from faulty_proxy import Fault, FaultyProxy
 from moto_gaps import machine_image_id
 from moto_server import MotoServer
 
-from fastlaunch.aws import Aws
-from fastlaunch.errors import Throttled, Unreachable
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.core.errors import Throttled, Unreachable
 
 pytestmark = pytest.mark.slow  # with the suite that uses it
 

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from moto_gaps import image_digest, machine_image_id
 from moto_server import MotoServer
 
-from fastlaunch.settings import DEFAULT_AMI_PARAMETER
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
 
 ONCE = Config(retries={"total_max_attempts": 1, "mode": "standard"})
 

@@ -96,13 +96,13 @@ def fill_ledger(home: Path) -> int:
     from fake_records import write_run
 
     from fastlaunch.backends import RunState
-    from fastlaunch.job import JobSpec
-    from fastlaunch.metrics import Interval, summarize
-    from fastlaunch.prices import load_catalogue
-    from fastlaunch.runs import open_ledger
-    from fastlaunch.settings import Settings
-    from fastlaunch_train.recipes import resolve_recipe
-    from fastlaunch_train.records import read_record
+    from fastlaunch.catalog.prices import load_catalogue
+    from fastlaunch.core.settings import Settings
+    from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.measure.summarize import Interval, summarize
+    from fastlaunch_train.recipes.recipes import resolve_recipe
+    from fastlaunch_train.records.records import read_record
 
     noise = random.Random(0)
     catalogue, today = load_catalogue(), datetime.date.today()
@@ -204,7 +204,7 @@ def bench_record() -> list[Result]:
     """`add` of every step, `add` of their block and the `flush`, per step, timed directly."""
     from fake_records import write_run
 
-    from fastlaunch_train.records import Block, RecordWriter, Step, read_record
+    from fastlaunch_train.records.records import Block, RecordWriter, Step, read_record
 
     with tempfile.TemporaryDirectory() as folder:
         header = read_record(write_run(Path(folder, "fake"), steps=1)[0]).header

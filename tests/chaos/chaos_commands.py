@@ -11,16 +11,16 @@ import ec2_builders
 import sagemaker_builders
 from moto_gaps import machine_image_id
 
-from fastlaunch.aws import Aws
-from fastlaunch.backends.cloud_backend import Place
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.ec2_site import CapacityBlock, Site
-from fastlaunch.backends.sagemaker import SageMakerBackend
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.placements import CapacityBlock, Site
+from fastlaunch.backends.protocol import Place
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.cli import run
-from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.job import JobSpec
-from fastlaunch.machine import Machine
-from fastlaunch.settings import load_settings
+from fastlaunch.cli.context import Surroundings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.spec import JobSpec
 
 #: Machine time of a trial's submission.
 MAX_MINUTES = 60
@@ -61,11 +61,11 @@ def start(around: Surroundings, words: Sequence[str]) -> int:
     also with a capacity block, `TYPE/REGION/ZONE/cr-...`, or `ml.TYPE,ml.TYPE/REGION`.
     As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
     """
-    from fastlaunch.cloud import CloudLauncher, CloudSubmission
-    from fastlaunch.errors import UserError
-    from fastlaunch.follow import make_display
-    from fastlaunch.runs import open_ledger
-    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.core.errors import UserError
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+    from fastlaunch.runs.stop_request import StopRequest
 
     num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
     submission = CloudSubmission(
@@ -157,13 +157,6 @@ def _session() -> Any:
 
 def warm_up() -> None:
     """Import and read what every command needs, so that its forks have it."""
-    import fastlaunch.cli.collect
-    import fastlaunch.cli.follow
-    import fastlaunch.cli.reap
-    import fastlaunch.cloud
-    import fastlaunch.cloud_reconcile
-    import fastlaunch.metrics
-    import fastlaunch.runs  # noqa: F401
 
     ec2_builders.catalogue()
     for service in ("ec2", "s3", "sagemaker", "scheduler"):

@@ -12,7 +12,7 @@ from fake_scheduler import Scheduler
 from moto_server import MotoServer
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.cloud_backend import BILLINGS
+from fastlaunch.backends.protocol import BILLINGS
 
 LIVE = ("pending", "running", "stopping", "stopped")
 _TAGS = ("fastlaunch:run", "fastlaunch:attempt", "fastlaunch:max-minutes", "fastlaunch:output")

@@ -18,8 +18,8 @@ import pytest
 from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
-from fastlaunch.images import find_base_image, public_uri
-from fastlaunch_train.records import read_record
+from fastlaunch.catalog.container_images import find_base_image, public_uri
+from fastlaunch_train.records.records import read_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

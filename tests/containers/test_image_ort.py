@@ -11,7 +11,7 @@ import pytest
 from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
-from fastlaunch_train.ort import WORKING
+from fastlaunch_train.models.ort import WORKING
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "containers" / "Dockerfile.ort"

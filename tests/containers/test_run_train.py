@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records.records import read_record
 from leftovers import MARK
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,13 @@ def ranks(told: Told) -> str:
 def test_a_machine_without_gpus_runs_one_rank_with_the_code_beside_the_script(container: Container) -> None:
     told = container.told("--steps", "a b", "$HOME", "")
     assert told.argv == [
-        *("-m", "fastlaunch_train.torchrun", "--standalone", "--local-addr=localhost", "--nproc-per-node=1"),
+        *(
+            "-m",
+            "fastlaunch_train.process.torchrun",
+            "--standalone",
+            "--local-addr=localhost",
+            "--nproc-per-node=1",
+        ),
         *("-m", "fastlaunch_train", "--steps", "a b", "$HOME", ""),
     ]
     code = container.folder / "code"
@@ -377,7 +383,7 @@ def test_the_python_that_has_torch_is_found(container: Container) -> None:
         "run_train.sh: error: no Python with torch in this image\n",
     )
     container.python("root/opt/conda/bin/python")
-    assert container.told().argv[1] == "fastlaunch_train.torchrun"
+    assert container.told().argv[1] == "fastlaunch_train.process.torchrun"
 
 
 def test_a_signal_before_training_starts_ends_it(container: Container) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.forward_only import ForwardStepper
-from fastlaunch_train.fusion import describe_kernels
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import read_record
-from fastlaunch_train.workload import DataRequest, load_workload
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.fusion import describe_kernels
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import read_record
+from fastlaunch_train.steppers.forward_only import ForwardStepper
+from fastlaunch_train.workloads.contract import DataRequest, load_workload
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from fastlaunch_train.attention import attention_backend
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.models.attention import attention_backend
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.workloads.contract import DataRequest, Workload, load_workload
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,10 +12,10 @@ import torch
 from equivalence import HUGE, alone, gelu_error, judge, measure
 from running_here import runnable
 
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import batch_multiple
-from fastlaunch_train.recipe_rules import ZERO_STAGES
-from fastlaunch_train.recipes import RECIPES, Recipe
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.precision import batch_multiple
+from fastlaunch_train.recipes.recipes import RECIPES, Recipe
+from fastlaunch_train.recipes.rules import ZERO_STAGES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,11 +13,11 @@ import torch
 from running_here import runnable
 from torch import nn
 
-from fastlaunch_train.attention import attention_backend, transformer_engine_backend
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.cudnn import guard_cudnn_attention
-from fastlaunch_train.precision import Precision, setup_precision
-from fastlaunch_train.workload import DataRequest, load_workload
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.models.attention import attention_backend, transformer_engine_backend
+from fastlaunch_train.models.precision import Precision, setup_precision
+from fastlaunch_train.workloads.contract import DataRequest, load_workload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +63,7 @@ def timm_block() -> nn.Module:
 @pytest.fixture(scope="module")
 def te_block(timm_block: nn.Module) -> nn.Module:
     precision_of("te-bf16")
-    from fastlaunch_train.blocks import te_block_from_timm
+    from fastlaunch_train.models.te_blocks import te_block_from_timm
 
     return te_block_from_timm(timm_block)
 
@@ -82,7 +82,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_outputs_and_gradients_against_float64(
     timm_block: nn.Module, te_block: nn.Module, label: str
 ) -> None:
-    from fastlaunch_train.blocks import timm_weights_from_te
+    from fastlaunch_train.models.te_blocks import timm_weights_from_te
 
     precision = precision_of(label)
     x, upstream = inputs()
@@ -136,7 +136,7 @@ def probe(label: str) -> str:
     precision = precision_of(label)
     model = workload.build_model().to(DEVICE)
     if label.startswith("te"):
-        from fastlaunch_train.blocks import replace_blocks
+        from fastlaunch_train.models.te_blocks import replace_blocks
 
         assert workload.blocks is not None
         replace_blocks(model, workload.blocks(model))

@@ -9,10 +9,10 @@ import torch
 from running_here import runnable
 from torch import nn
 
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.model_state import load_model_state, model_state
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.te_fp8 import fp8_recipe
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.models.model_state import load_model_state, model_state
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.models.te_fp8 import fp8_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ def test_scales_come_back_and_the_next_output_is_the_same(tmp_path: Path, name: 
     prepare_torchvision()
     from timm.models.vision_transformer import Block
 
-    from fastlaunch_train.blocks import te_block_from_timm
+    from fastlaunch_train.models.te_blocks import te_block_from_timm
 
     torch.manual_seed(0)
     saved: nn.Module = te_block_from_timm(Block(WIDTH, num_heads=4, qkv_bias=True).to(DEVICE))

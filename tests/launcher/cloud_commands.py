@@ -8,10 +8,10 @@ from typing import cast
 
 from fake_train.launcher import surroundings
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import Backend
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.sagemaker import SageMakerBackend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.cli import run
 
 

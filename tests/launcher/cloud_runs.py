@@ -13,9 +13,9 @@ from cloud_commands import aws
 from fake_records import write_run
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2_plan import plan_ec2
-from fastlaunch.backends.ec2_site import Site
-from fastlaunch.runs import Ledger
+from fastlaunch.backends.ec2.plan import plan_ec2
+from fastlaunch.backends.placements import Site
+from fastlaunch.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

@@ -8,14 +8,14 @@ from pathlib import Path
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws
 
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.ec2_site import Site
-from fastlaunch.cloud import CloudLauncher, CloudSubmission
-from fastlaunch.follow import PlainLines
-from fastlaunch.job import JobSpec
-from fastlaunch.runs import Ledger, Run
-from fastlaunch.settings import RegionSettings, Settings
-from fastlaunch.stop_request import StopRequest
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.placements import Site
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch.submission import reconcile
 
 A = site(zone="us-east-1a", subnet="subnet-a")

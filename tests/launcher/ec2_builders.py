@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2_plan import plan_ec2
-from fastlaunch.backends.ec2_site import CapacityBlock, Site
+from fastlaunch.backends.ec2.plan import plan_ec2
+from fastlaunch.backends.ec2.user_data import NodeProgram
+from fastlaunch.backends.placements import CapacityBlock, Site
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.backends.user_data import NodeProgram
-from fastlaunch.job import JobSpec
-from fastlaunch.prices import Catalogue, load_catalogue
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.catalog.prices import Catalogue, load_catalogue
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 RUN_ID = "20261121-090312-k3f9"
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4

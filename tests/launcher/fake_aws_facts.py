@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastlaunch.aws import Identity, MachineImage, Subnet
-from fastlaunch.errors import BadConfiguration, NotAuthorised
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.aws.ec2 import Identity, MachineImage, Subnet
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.core.settings import RegionSettings, Settings
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from fake_records import write_run
 
-from fastlaunch.aws import Aws, Instance, StoredObject
-from fastlaunch.errors import CloudRefused, Unreachable
+from fastlaunch.aws.ec2 import Aws, Instance, StoredObject
+from fastlaunch.core.errors import CloudRefused, Unreachable
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 BOOT_S, SHUTDOWN_S = 60, 40

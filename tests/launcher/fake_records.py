@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.metrics import RunSummary
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import (
+from fastlaunch.measure.summarize import RunSummary
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import (
     Block,
     Check,
     End,

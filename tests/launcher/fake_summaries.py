@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch_train.records import Eval
+from fastlaunch.measure.summarize import Interval, RunSummary
+from fastlaunch_train.records.records import Eval
 
 PLAIN = RunSummary(
     kind="records",

@@ -13,8 +13,8 @@ from fake_cloud import SHUTDOWN_S, Clock, FakeAws, FakeNode
 from moto_training_jobs import Job, TrainingJobs
 from sent_request import SentRequest
 
-from fastlaunch.aws_errors import Asked, refusal
-from fastlaunch.errors import CloudRefused, Unreachable
+from fastlaunch.aws.errors import Asked, refusal
+from fastlaunch.core.errors import CloudRefused, Unreachable
 
 #: Until a job waits for capacity, has its machines, and trains.
 PENDING_S, DOWNLOADING_S, TRAINING_S = 30, 120, 240

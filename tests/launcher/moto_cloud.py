@@ -12,7 +12,7 @@ from typing import Any
 from fake_cloud import Clock, FakeNode
 from moto_server import MotoServer
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 
 REGION = "us-east-1"
 

@@ -8,11 +8,11 @@ from ec2_builders import IMAGE, RUN_ID, catalogue
 from ec2_builders import job as ec2_job
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.sagemaker_plan import plan_sagemaker
+from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.errors import UserError
-from fastlaunch.job import JobSpec
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import JobSpec
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-job"
 DIGEST = "c0de" * 16

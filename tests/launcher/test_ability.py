@@ -7,8 +7,8 @@ import pytest
 from ec2_builders import catalogue
 
 from fastlaunch.ability import RECIPES, module_of, nearest_that_runs, needed_format, takes, why_not
-from fastlaunch.machine import Machine, this_machine
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.jobs.machine import Machine, this_machine
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 CATALOGUE = catalogue()
 SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))

@@ -7,17 +7,17 @@ from ec2_builders import catalogue
 
 from fastlaunch import cloud_arms
 from fastlaunch.ability import RECIPES, module_of, why_not
-from fastlaunch.arms import arms_of
 from fastlaunch.base_image_file import BaseImage, shipped_base_images, version
+from fastlaunch.core.errors import UserError
 from fastlaunch.emulation import emulated_here, emulated_on
-from fastlaunch.errors import UserError
-from fastlaunch.machine import Machine
-from fastlaunch.request import Request
-from fastlaunch_train import requirements
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.variants import arms_of
 from fastlaunch_train.caveats import caveats
-from fastlaunch_train.requirements import Machine as TrainingMachine
-from fastlaunch_train.requirements import missing_part
-from fastlaunch_train.te_fp8 import TE_RELEASES
+from fastlaunch_train.models.te_fp8 import TE_RELEASES
+from fastlaunch_train.recipes import requirements
+from fastlaunch_train.recipes.requirements import Machine as TrainingMachine
+from fastlaunch_train.recipes.requirements import missing_part
 
 CATALOGUE = catalogue()
 SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from fastlaunch.account_policies import policy, trust
+from fastlaunch.account.policies import policy, trust
+from fastlaunch.account.template import template, template_text
 from fastlaunch.account_statements import AccountNames
-from fastlaunch.account_template import template, template_text
 from fastlaunch.cli import run
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

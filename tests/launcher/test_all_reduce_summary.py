@@ -6,9 +6,9 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.all_reduce import AllReduce, all_reduce_of
-from fastlaunch.metrics import RunSummary, summarize
-from fastlaunch_train.all_reduce import Bandwidth
-from fastlaunch_train.records import Phase, read_record
+from fastlaunch.measure.summarize import RunSummary, summarize
+from fastlaunch_train.distributed.all_reduce import Bandwidth
+from fastlaunch_train.records.records import Phase, read_record
 
 WRITTEN = Bandwidth(seconds=0.01, message_bytes=2**28, num_ranks=16, num_repeats=5)
 EFA = WRITTEN.detail(fabric="efa", num_nodes=2)

@@ -13,11 +13,11 @@ from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
 from fastlaunch.analysis.statistics import t_quantile
-from fastlaunch.errors import UnknownName
-from fastlaunch.metrics import Interval, summarize
-from fastlaunch.prices import load_catalogue
-from fastlaunch.published import read_published, shipped_figures
-from fastlaunch_train.records import read_record
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.core.errors import UnknownName
+from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.measure.summarize import Interval, summarize
+from fastlaunch_train.records.records import read_record
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

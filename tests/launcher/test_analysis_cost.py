@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis import cost
-from fastlaunch.metrics import Interval
+from fastlaunch.measure.summarize import Interval
 
 
 def test_a_tenth_of_a_second_at_batch_2_is_20_samples_per_second() -> None:

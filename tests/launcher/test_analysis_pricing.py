@@ -10,9 +10,9 @@ import pytest
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.analysis.pricing import ChargedAs
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch.prices import Price, load_catalogue
+from fastlaunch.catalog.prices import Price, load_catalogue
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.measure.summarize import Interval, RunSummary
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

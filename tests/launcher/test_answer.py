@@ -6,9 +6,9 @@ from dataclasses import replace
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-from fastlaunch.metrics import Interval
-from fastlaunch.prices import load_catalogue
-from fastlaunch.report.sentence import answer
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.summarize import Interval
+from fastlaunch.report.text import answer
 
 
 def runs(recipe: str, time_s: float, number: int = 3, *, steady: bool = True) -> list[Candidate]:

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fastlaunch.attempt_cost import attempt_cost, minutes_used, total_cost
 from fastlaunch.backends import RunState
+from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used, total_cost
 from fastlaunch.run_attempts import Attempt
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

@@ -9,11 +9,11 @@ from fake_cloud import START, Clock
 from fake_training import FakeTrainingAws
 from sagemaker_builders import training_job, training_plan_of, training_site
 
-from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.attempt_pool import note_pools
 from fastlaunch.backends import RunState
+from fastlaunch.ledger.attempt_cost import attempt_cost
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Ledger
 
 KEPT = 20
 

@@ -10,20 +10,20 @@ from ec2_builders import BLOCK, block_site, job, site
 from fake_cloud import Clock, FakeAws
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.attempt_price import (
+from fastlaunch.backends import Plan
+from fastlaunch.backends.protocol import Sight
+from fastlaunch.catalog.prices import Price
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.run_attempts import Attempt
+from fastlaunch.runs.attempt_price import (
     list_price,
     managed_spot_price,
     note_machines,
     paid_usd_per_hour,
     respec_in,
 )
-from fastlaunch.backends import Plan
-from fastlaunch.backends.cloud_backend import Sight
-from fastlaunch.job import JobSpec
-from fastlaunch.prices import Price
-from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Ledger
-from fastlaunch.settings import Settings
 
 TODAY = date(2026, 11, 21)
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

@@ -12,22 +12,22 @@ from moto_gaps import image_digest, machine_image_id
 from moto_nodes import Block
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws import Aws, Identity, MachineImage, StoredObject
-from fastlaunch.errors import (
+from fastlaunch.aws.ec2 import Aws, Identity, MachineImage, StoredObject
+from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
     NotAuthorised,
     Throttled,
 )
-from fastlaunch.settings import DEFAULT_AMI_PARAMETER
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
 
 REGION = "us-east-1"
 
 
 def test_importing_it_imports_no_boto3() -> None:
     code = (
-        "import sys, fastlaunch.aws, fastlaunch.aws_errors as e;"
-        "fastlaunch.aws.Aws();"
+        "import sys, fastlaunch.aws.ec2, fastlaunch.aws.errors as e;"
+        "fastlaunch.aws.ec2.Aws();"
         "print([name for name in sys.modules if name.startswith(('boto3', 'botocore'))])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from stubbed_aws import StubbedAws
 
-from fastlaunch import aws_errors
-from fastlaunch.aws import Instance
-from fastlaunch.aws_errors import Asked, is_spot_interruption, refusal, state_reason_problem, unanswered
-from fastlaunch.errors import (
+from fastlaunch.aws import errors as aws_errors
+from fastlaunch.aws.ec2 import Instance
+from fastlaunch.aws.errors import Asked, is_spot_interruption, refusal, state_reason_problem, unanswered
+from fastlaunch.aws.quota_codes import quota_code
+from fastlaunch.core.errors import (
     EXIT_CLOUD_REFUSED,
     BadConfiguration,
     CloudRefused,
@@ -20,7 +21,6 @@ from fastlaunch.errors import (
     Throttled,
     Unreachable,
 )
-from fastlaunch.quota_codes import quota_code
 
 REQUEST = {
     "ImageId": "ami-0123456789abcdef0",

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws_network import group_rules, placement_group
-from fastlaunch.aws_reservations import reservation
-from fastlaunch.aws_roles import role
+from fastlaunch.aws.iam import role
+from fastlaunch.aws.network import group_rules, placement_group
+from fastlaunch.aws.reservations import reservation
 
 
 def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> None:

@@ -10,8 +10,8 @@ import pytest
 from moto_gaps import machine_image_id
 from moto_server import MotoServer
 
-from fastlaunch.aws import MAX_FILTER_VALUES, Aws
-from fastlaunch.errors import (
+from fastlaunch.aws.ec2 import MAX_FILTER_VALUES, Aws
+from fastlaunch.core.errors import (
     BadConfiguration,
     NoCapacity,
     NotAuthorised,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fastlaunch.account_policies import POLICIES, documents, policy
+from fastlaunch.account.policies import POLICIES, documents, policy
 from fastlaunch.account_statements import names_by_hand
-from fastlaunch.settings import load_settings
-from fastlaunch.shipped import shipped
+from fastlaunch.core.paths import shipped
+from fastlaunch.core.settings import load_settings
 
 TEXT = shipped("docs/aws-setup.md").read_text(encoding="utf-8")
 NAMES = names_by_hand(account="ACCOUNT", bucket="BUCKET")

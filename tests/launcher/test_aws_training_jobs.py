@@ -10,8 +10,8 @@ from moto_server import MotoServer
 from sagemaker_builders import training_plan_of
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws import Aws
-from fastlaunch.aws_training_jobs import (
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.sagemaker import (
     LOG_LINES,
     create_training_job,
     end_warm_pool,
@@ -20,8 +20,8 @@ from fastlaunch.aws_training_jobs import (
     training_job,
     training_log,
 )
-from fastlaunch.backends.sagemaker import SageMakerBackend
-from fastlaunch.errors import (
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
     NoCapacity,

@@ -19,14 +19,14 @@ from moto_server import MotoServer
 from moto_training_jobs import TrainingJobs
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import Backend, Plan, RunState
-from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.backends.sagemaker import SageMakerBackend
-from fastlaunch.job import JobSpec
-from fastlaunch.outcome import read_records
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.measure.outcome import read_records
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 RUN_ID = "20261121-090312-k3f9"
 FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from fake_train.processes import wait_until
 
-from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.errors import UserError
-from fastlaunch.job import JobSpec
-from fastlaunch.log_file import LOG
-from fastlaunch.machine import Machine, visible_devices
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.core import locks
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import LOG
+from fastlaunch.jobs.machine import Machine, visible_devices
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
 GOLDEN = Path(__file__).parents[1] / "plans"
@@ -226,7 +226,7 @@ def test_home_that_cannot_be_written_is_an_error_before_anything_starts(
 def test_lock_is_released_by_any_end_of_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not locks.is_held(path)
-    code = "import sys, time; from pathlib import Path; from fastlaunch import locks; "
+    code = "import sys, time; from pathlib import Path; from fastlaunch.core import locks; "
     code += "locks.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(1000)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(

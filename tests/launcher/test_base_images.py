@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.base_image_file import FLAVOURS, BaseImage, read_base_images, shipped_base_images, version
-from fastlaunch.errors import BadConfiguration, BadFile, UnknownName, UserError
-from fastlaunch.images import (
+from fastlaunch.catalog.container_images import (
     find_base_image,
     image_uri,
     own_image,
@@ -18,7 +17,8 @@ from fastlaunch.images import (
     registry_account,
     registry_host,
 )
-from fastlaunch.shipped import training_package
+from fastlaunch.core.errors import BadConfiguration, BadFile, UnknownName, UserError
+from fastlaunch.core.paths import training_package
 
 TODAY = datetime.date(2026, 11, 21)
 DIGEST = "sha256:" + "ab" * 32

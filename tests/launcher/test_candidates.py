@@ -11,7 +11,7 @@ from fastlaunch.candidates import (
     training_candidates,
     unresolved,
 )
-from fastlaunch.settings import RegionSettings, Settings
+from fastlaunch.core.settings import RegionSettings, Settings
 
 SETTINGS = Settings(
     home=Path("home"),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastlaunch.catalogue_file import read_catalogue
-from fastlaunch.errors import BadFile
-from fastlaunch.prices import Catalogue, load_catalogue
-from fastlaunch.shipped import shipped
+from fastlaunch.catalog.load import read_catalogue
+from fastlaunch.catalog.prices import Catalogue, load_catalogue
+from fastlaunch.core.errors import BadFile
+from fastlaunch.core.paths import shipped
 
 #: A whole file, whose lines the tests change. Line 1 is the first.
 GOOD = """\

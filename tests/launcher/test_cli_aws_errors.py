@@ -9,7 +9,7 @@ from fake_train.launcher import surroundings
 from fake_train.processes import runs
 from moto_server import MotoServer
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.cli import run
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4

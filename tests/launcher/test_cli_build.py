@@ -13,11 +13,11 @@ from fake_train.launcher import surroundings
 from moto_cloud import _connect
 from wheel_builder import make_wheel
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.cli import run
-from fastlaunch.image_build import context_without_wheels, ort_context
-from fastlaunch.settings import load_settings
-from fastlaunch_train.recipes import RECIPE_SCHEMA
+from fastlaunch.core.settings import load_settings
+from fastlaunch.images.build import context_without_wheels, ort_context
+from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

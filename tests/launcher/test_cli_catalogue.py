@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fastlaunch.cli import run
-from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, RecipeError, choices_of, resolve_recipe
+from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, RecipeError, choices_of, resolve_recipe
 from fastlaunch_train.workloads import WORKLOADS
 
 

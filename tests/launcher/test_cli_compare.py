@@ -18,12 +18,12 @@ from fake_records import write_run
 from fastlaunch.backends import RunState
 from fastlaunch.cli import COMMANDS, run
 from fastlaunch.cli.compare import compare, parse_charged_as
-from fastlaunch.errors import UserError
-from fastlaunch.metrics import summarize
-from fastlaunch.published import shipped_figures
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
-from fastlaunch_train.records import Check, Eval, read_record
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.published import shipped_figures
+from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.records.records import Check, Eval, read_record
 
 (FIGURES,) = (path for path in shipped_figures() if path.stem == "fp8-experiment")
 

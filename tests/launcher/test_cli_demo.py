@@ -11,12 +11,12 @@ import pytest
 from fake_records import write_run
 from fake_summaries import PLAIN
 
+from fastlaunch.catalog.prices import load_catalogue
 from fastlaunch.cli import COMMANDS, run
 from fastlaunch.cli.demo import compared_measurements, demo, of_one_gpu, read_summaries
-from fastlaunch.errors import BadFile
-from fastlaunch.metrics import summarize
-from fastlaunch.prices import load_catalogue
-from fastlaunch_train.records import read_record
+from fastlaunch.core.errors import BadFile
+from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.records.records import read_record
 
 
 def test_the_line_of_help_is_that_of_the_group() -> None:

@@ -13,9 +13,9 @@ from moto_gaps import image_digest
 from moto_nodes import Block
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.cli import run
-from fastlaunch.settings import RegionSettings
+from fastlaunch.core.settings import RegionSettings
 
 TYPE = ("--instance", "p5.48xlarge")
 P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"

@@ -8,8 +8,8 @@ import pytest
 from cloud_commands import aws, cloud
 from cloud_runs import add_rows, note_start, set_up, start_run
 
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 
 if TYPE_CHECKING:
     from cloud_runs import CloudRun

@@ -14,9 +14,9 @@ from fake_records import write_run
 from sagemaker_builders import training_job, training_site
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.sagemaker import SageMakerBackend
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

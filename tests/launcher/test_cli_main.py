@@ -12,7 +12,7 @@ import pytest
 
 from fastlaunch import __version__
 from fastlaunch.cli import COMMANDS, LazyGroup, fastlaunch, run
-from fastlaunch.errors import BadFile, CloudRefused, JobFailed, UserError
+from fastlaunch.core.errors import BadFile, CloudRefused, JobFailed, UserError
 
 #: Heavy, or of no use to someone who only asks for help.
 NOT_FOR_HELP = (

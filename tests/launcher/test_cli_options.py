@@ -20,7 +20,7 @@ from fastlaunch.cli.options import (
     recipe_named,
     workload_named,
 )
-from fastlaunch.errors import UserError
+from fastlaunch.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cloud_commands import aws, cloud
 
-from fastlaunch import locks
-from fastlaunch.aws_schedules import create_schedule, schedules
-from fastlaunch.aws_training_jobs import create_training_job
+from fastlaunch.aws.sagemaker import create_training_job
+from fastlaunch.aws.scheduler import create_schedule, schedules
 from fastlaunch.backends import RunState
-from fastlaunch.deadline_schedule import schedule_request
-from fastlaunch.runs import Ledger, open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core import locks
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import Ledger, open_ledger
+from fastlaunch.runs.deadline_schedule import schedule_request
 from fastlaunch.submission import launcher_lock
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from fake_records import write_run
 
 from fastlaunch.backends import RunState
 from fastlaunch.cli import run
-from fastlaunch.job import JobSpec
-from fastlaunch.record_import import find_runs
-from fastlaunch.runs import Ledger, open_ledger
-from fastlaunch.settings import load_settings
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Check, Eval, Phase, record_path
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger, open_ledger
+from fastlaunch.runs.importer import find_runs
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Check, Eval, Phase, record_path
 
 OWN = "20261121-090312-k3f9"
 ROWS = (

@@ -12,8 +12,8 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
 from fastlaunch.backends import RunState
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 
 
 def test_submit_runs_and_answers_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,17 +19,17 @@ from fake_train.launcher import surroundings
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.catalog.container_images import training_base
 from fastlaunch.cli import run
-from fastlaunch.cloud_prepare import prepare, upload_code
 from fastlaunch.cloud_request import build_cloud_request
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.images import training_base
-from fastlaunch.request import Request
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.placement.prepare import prepare, upload_code
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -13,9 +13,9 @@ import yaml
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.cli.submit_cloud import doubts_of
-from fastlaunch.preflight_check import Check, Result
-from fastlaunch.settings import load_settings
-from fastlaunch_train.options import parse_options
+from fastlaunch.core.settings import load_settings
+from fastlaunch.placement.check import Check, Result
+from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 DRY = ("submit", "--dry-run", "--instance", "p5.48xlarge")

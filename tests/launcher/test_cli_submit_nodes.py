@@ -13,11 +13,11 @@ from fake_train.processes import runs
 from moto_nodes import Block
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import RunState
 from fastlaunch.cli import run
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 #: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.

@@ -9,9 +9,8 @@ from cloud_world import P5EN, WEST, A, B, World, make_world
 from ec2_builders import job, site
 from fake_cloud import BOOT_S, FakeNode
 
-from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.backends import RunState
-from fastlaunch.errors import (
+from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
     NoCapacity,
@@ -20,7 +19,8 @@ from fastlaunch.errors import (
     Throttled,
     Unreachable,
 )
-from fastlaunch.runs import Ledger
+from fastlaunch.ledger.attempt_cost import attempt_cost
+from fastlaunch.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from cloud_world import World, make_world
 from ec2_builders import BLOCK, block_site, job
 from fake_cloud import FakeNode
 
-from fastlaunch.attempt_cost import attempt_cost, total_cost
 from fastlaunch.backends import RunState
+from fastlaunch.ledger.attempt_cost import attempt_cost, total_cost
 
 IN_BLOCK = job(purchase="capacity-block", reservation=BLOCK.reservation)
 

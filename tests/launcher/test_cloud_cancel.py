@@ -8,9 +8,9 @@ import pytest
 from fake_cloud import FakeNode
 from unfollowed_world import AFTER_FORGETTING_S, World, opened_world
 
-from fastlaunch import locks
 from fastlaunch.backends import RunState
-from fastlaunch.errors import Throttled, Unreachable, UserError
+from fastlaunch.core import locks
+from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.submission import launcher_lock
 
 

@@ -11,12 +11,12 @@ from ec2_builders import job
 from fake_records import write_run
 
 from fastlaunch.backends import Plan, RunState
-from fastlaunch.backends.cloud_backend import Billed, CloudBackend, Sight
-from fastlaunch.cloud_finish import End, Finished, finish_attempt, how_it_ended
-from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.backends.protocol import Billed, CloudBackend, Sight
+from fastlaunch.backends.s3_sync import Synced, run_folder
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Ledger
-from fastlaunch.s3_sync import Synced, run_folder
+from fastlaunch.runs.finish import End, Finished, finish_attempt, how_it_ended
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 GONE = Sight(has_ended=True)

@@ -10,14 +10,14 @@ from ec2_builders import job
 from fake_cloud import BOOT_S, Clock, FakeNode
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.cloud import CloudSubmission
-from fastlaunch.errors import (
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.core.errors import (
     NotAuthorised,
     Throttled,
     Unreachable,
     UserError,
 )
+from fastlaunch.runs.launcher import CloudSubmission
 from fastlaunch.submission import reconcile
 
 

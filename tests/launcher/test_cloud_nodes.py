@@ -8,10 +8,10 @@ from cloud_world import World, make_world
 from ec2_builders import job, site
 from fake_cloud import BOOT_S, FakeNode
 
-from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.backends import RunState
-from fastlaunch.errors import NoCapacity, Unreachable, UserError
-from fastlaunch.job import JobSpec
+from fastlaunch.core.errors import NoCapacity, Unreachable, UserError
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.attempt_cost import attempt_cost
 
 A = site(zone="us-east-1a", subnet="subnet-a", placement_group="fastlaunch-us-east-1a")
 B = site(zone="us-east-1b", subnet="subnet-b", placement_group="fastlaunch-us-east-1b")

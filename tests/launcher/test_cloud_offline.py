@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ec2_builders import job, site
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.runs import LEDGER_NAME, Ledger
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger
 
 _TELLS_MODULES = (
     "import sys; from fastlaunch.cli import run; code = run(sys.argv[1:]);"

@@ -9,10 +9,10 @@ from ec2_builders import job, site
 from fake_cloud import FakeNode
 from unfollowed_world import AFTER_FORGETTING_S, World, opened_world
 
-from fastlaunch import locks
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER
-from fastlaunch.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
+from fastlaunch.backends.ec2.ec2 import FORGOTTEN_AFTER
+from fastlaunch.core import locks
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
 from fastlaunch.submission import launcher_lock
 
 

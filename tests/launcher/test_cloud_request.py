@@ -11,10 +11,10 @@ from ec2_builders import IMAGE, catalogue
 from fastlaunch.base_image_file import shipped_base_images
 from fastlaunch.cloud_arms import check_base
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.cloud_terms import CloudTerms, backend_of
-from fastlaunch.errors import UserError
-from fastlaunch.request import Request
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.options import CloudTerms, backend_of
+from fastlaunch_train.recipes.recipes import RECIPES
 
 TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"

@@ -11,18 +11,18 @@ import pytest
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 
-from fastlaunch import locks
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.cli import run as run_command
-from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.cloud import CloudLauncher, CloudSubmission
-from fastlaunch.follow import PlainLines
-from fastlaunch.machine import Machine
-from fastlaunch.runs import LEDGER_NAME, Ledger, Run
-from fastlaunch.settings import Settings
-from fastlaunch.stop_request import StopRequest
+from fastlaunch.cli.context import Surroundings
+from fastlaunch.core import locks
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
+from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch.submission import launcher_lock
 
 A = site(zone="us-east-1a", subnet="subnet-a")
@@ -205,7 +205,7 @@ def test_half_a_checkpoint_is_none(world: World) -> None:
 
 
 def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:
-    from fastlaunch.cloud_resume import resumable
+    from fastlaunch.runs.resume import resumable
 
     run = world.interrupted()
     found = resumable(

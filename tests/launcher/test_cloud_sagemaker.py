@@ -12,19 +12,19 @@ from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
 from moto_training_jobs import SPOT_SHARE
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.attempt_cost import attempt_cost, minutes_used
 from fastlaunch.backends import RunState
-from fastlaunch.backends.cloud_backend import CloudBackend
-from fastlaunch.backends.sagemaker import SageMakerBackend
+from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.cloud import CloudLauncher, CloudSubmission
-from fastlaunch.cloud_resume import resumable
-from fastlaunch.errors import BadConfiguration, NoCapacity, QuotaExceeded, Unreachable
-from fastlaunch.follow import PlainLines
-from fastlaunch.job import JobSpec
-from fastlaunch.runs import Ledger, Run
-from fastlaunch.settings import Settings
-from fastlaunch.stop_request import StopRequest
+from fastlaunch.core.errors import BadConfiguration, NoCapacity, QuotaExceeded, Unreachable
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.resume import resumable
+from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch.submission import cancel, reconcile
 
 EAST = training_site()
@@ -184,7 +184,7 @@ def test_a_name_that_another_request_has_used_is_a_definite_error(world: World) 
 
 
 def _asked(region: str) -> Any:
-    from fastlaunch.aws_errors import Asked
+    from fastlaunch.aws.errors import Asked
 
     return Asked(service="sagemaker", action="CreateTrainingJob", region=region)
 

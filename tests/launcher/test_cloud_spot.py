@@ -10,12 +10,12 @@ from cloud_world import P5EN, WEST, A, B, World, make_world
 from ec2_builders import job
 from fake_cloud import FakeNode
 
-from fastlaunch.attempt_cost import attempt_cost
 from fastlaunch.backends import RunState
-from fastlaunch.errors import (
+from fastlaunch.core.errors import (
     NoCapacity,
 )
-from fastlaunch.job import JobSpec
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.attempt_cost import attempt_cost
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from ec2_builders import job
 from fake_cloud import Clock, FakeNode
 
 from fastlaunch.backends import RunState
-from fastlaunch.cloud import CloudSubmission
-from fastlaunch.errors import (
+from fastlaunch.core.errors import (
     NoCapacity,
     NotAuthorised,
 )
+from fastlaunch.runs.launcher import CloudSubmission
 
 
 @pytest.fixture

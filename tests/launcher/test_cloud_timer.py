@@ -10,8 +10,8 @@ from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 
 from fastlaunch.backends import RunState
-from fastlaunch.cloud_placing import NO_SCHEDULE
-from fastlaunch.errors import BadConfiguration, NotAuthorised, Unreachable
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable
+from fastlaunch.runs.provision import NO_SCHEDULE
 from fastlaunch.submission import cancel
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"

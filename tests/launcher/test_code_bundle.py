@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 from wheel_builder import make_wheel
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.base_image_file import shipped_base_images
-from fastlaunch.code_bundle import (
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import training_package
+from fastlaunch.images.code_bundle import (
     Bundle,
     cached_bundle,
     code_files,
@@ -24,8 +26,6 @@ from fastlaunch.code_bundle import (
     pack,
     upload_bundle,
 )
-from fastlaunch.errors import BadFile, UserError
-from fastlaunch.shipped import training_package
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -73,7 +73,7 @@ def test_a_user_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
     first = bundle_here(tmp_path / "a")
-    os.utime(training_package() / "records.py")
+    os.utime(training_package() / "records" / "records.py")
     assert bundle_here(tmp_path / "b").data == first.data
     assert bundle_here(tmp_path / "c", name="other").sha256 != first.sha256
 
@@ -81,7 +81,7 @@ def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:
 def test_equal_files_make_equal_bytes_in_another_process_and_order(tmp_path: Path) -> None:
     files = {"b/x": b"1", "a": b"22", "run_train.sh": b"exec"}
     code = (
-        "import sys; from fastlaunch.code_bundle import pack;"
+        "import sys; from fastlaunch.images.code_bundle import pack;"
         "sys.stdout.buffer.write(pack({'run_train.sh': b'exec', 'a': b'22', 'b/x': b'1'}))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
@@ -116,12 +116,12 @@ def test_the_nodes_tar_unpacks_it(tmp_path: Path) -> None:
     )
     assert told.stderr == ""
     assert os.access(tmp_path / "code" / "run_train.sh", os.X_OK)
-    check = "import tiny, fastlaunch_train.recipes as r; print(tiny.__version__, r.__file__)"
+    check = "import tiny, fastlaunch_train.recipes.recipes as r; print(tiny.__version__, r.__file__)"
     path = os.pathsep.join(str(tmp_path / "code" / name) for name in ("train", "site"))
     out = subprocess.run(
         [sys.executable, "-c", check], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
-    assert out.stdout == f"1.2 {tmp_path}/code/train/fastlaunch_train/recipes.py\n"
+    assert out.stdout == f"1.2 {tmp_path}/code/train/fastlaunch_train/recipes/recipes.py\n"
 
 
 def test_what_python_and_editors_leave_behind_does_not_travel(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_python_and_editors_leave_behind_does_not_travel(tmp_path: Path) ->
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "records.cpython-311.pyc").touch()
     (copy / ".records.py.swp").touch()
-    code = "from fastlaunch.code_bundle import code_files; print(*code_files())"
+    code = "from fastlaunch.images.code_bundle import code_files; print(*code_files())"
     launcher = Path(__file__).parents[2] / "launcher"
     told = subprocess.run(
         [sys.executable, "-c", code],

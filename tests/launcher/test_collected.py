@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch.aws import Aws, StoredObject
+from fastlaunch.aws.ec2 import Aws, StoredObject
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.sagemaker import SageMakerBackend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.cloud_view import ceiling_usd, cloud_as_json, cloud_note, doing
-from fastlaunch.collected import as_json, checkpoints, collected, occupancy
+from fastlaunch.ledger.ledger import Run
 from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Run
+from fastlaunch.runs.collect import as_json, checkpoints, collected, occupancy
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

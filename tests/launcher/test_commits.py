@@ -14,16 +14,16 @@ from fake_summaries import PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.commits import OF_COMMITS, commit_notes
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.notes import OF_COMMITS, commit_notes
 from fastlaunch.analysis.pooling import pool
+from fastlaunch.catalog.prices import load_catalogue
 from fastlaunch.cli import run
-from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch.prices import load_catalogue
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.measure.summarize import Interval, RunSummary, summarize
 from fastlaunch.report.data import to_json
 from fastlaunch.report.table import as_table
-from fastlaunch.runs import Ledger
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records.records import read_record
 
 OLD, NEW = "76689a99023ff044deda788085a7fe2d40e265b0", "e20c5bc1d1b7a7f3fd2c4a7a13a3b0a5d2b7c001"
 

@@ -13,16 +13,16 @@ from fake_summaries import evaluated
 
 from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
 from fastlaunch.backends import RunState
+from fastlaunch.catalog.prices import Price, load_catalogue
 from fastlaunch.cli import run
-from fastlaunch.errors import BadFile
-from fastlaunch.job import JobSpec
-from fastlaunch.metrics import summarize
-from fastlaunch.prices import Price, load_catalogue
-from fastlaunch.record_import import find_runs
-from fastlaunch.runs import Ledger, open_ledger
-from fastlaunch.settings import load_settings
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import read_record
+from fastlaunch.core.errors import BadFile
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger, open_ledger
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.runs.importer import find_runs
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import read_record
 
 OWN = "20261121-090312-k3f9"
 H100 = "NVIDIA H100 80GB HBM3"

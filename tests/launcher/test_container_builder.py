@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from fake_builder import install
 
-from fastlaunch.container_builder import (
+from fastlaunch.core.errors import UserError
+from fastlaunch.images.container_builder import (
     KINDS,
     Command,
     build_command,
@@ -14,7 +15,6 @@ from fastlaunch.container_builder import (
     push_command,
     run_command,
 )
-from fastlaunch.errors import UserError
 
 ARGS = {"BASE_IMAGE": "host/base@sha256:0", "COMMIT": "c0ffee"}
 BUILD_ARGS = ("--build-arg", "BASE_IMAGE=host/base@sha256:0", "--build-arg", "COMMIT=c0ffee")

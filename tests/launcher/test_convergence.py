@@ -11,8 +11,8 @@ from fake_summaries import BEFORE, PLAIN, evaluated
 
 from fastlaunch.analysis.convergence import Convergence, converges
 from fastlaunch.analysis.held_out import held_out
-from fastlaunch.metrics import RunSummary
-from fastlaunch_train.records import Eval
+from fastlaunch.measure.summarize import RunSummary
+from fastlaunch_train.records.records import Eval
 
 SEEDS = range(5)
 REFERENCE = [evaluated("bf16", seed, 2.0) for seed in SEEDS]

@@ -6,10 +6,10 @@ from datetime import date
 import pytest
 from ec2_builders import IMAGE, catalogue, site
 
-from fastlaunch.backends.ec2_site import CapacityBlock
+from fastlaunch.backends.placements import CapacityBlock
 from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.cost_ceiling import check_budget, cost_ceiling, dearest_rate, max_cost_usd
-from fastlaunch.errors import UserError
+from fastlaunch.core.errors import UserError
+from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling, dearest_rate, max_cost_usd
 
 TODAY = date(2026, 11, 21)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fastlaunch.aws import Aws
-from fastlaunch.aws_schedules import create_schedule, delete_schedule, schedules
-from fastlaunch.deadline_schedule import arm, deadline, disarm, names, schedule_request, token_of
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.scheduler import create_schedule, delete_schedule, schedules
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs import Ledger, open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.runs.deadline_schedule import arm, deadline, disarm, names, schedule_request, token_of
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

@@ -10,7 +10,7 @@ import pytest
 from fake_summaries import evaluated
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
 from fastlaunch.report.data import as_csv, as_json
 from fastlaunch.report.table import as_table
 

@@ -11,10 +11,9 @@ from fake_cloud import Clock, FakeAws, FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
 
-from fastlaunch import s3_sync
-from fastlaunch.backends import Plan, RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.errors import CloudRefused, NoCapacity, Throttled, Unreachable
+from fastlaunch.backends import Plan, RunState, s3_sync
+from fastlaunch.backends.ec2.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable
 
 RUN_ID = "20261121-090312-k3f9"
 

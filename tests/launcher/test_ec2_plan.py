@@ -23,11 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2_plan import has_nvswitch, plan_ec2, runs_uri
+from fastlaunch.backends.ec2.plan import has_nvswitch, plan_ec2, runs_uri
+from fastlaunch.backends.ec2.user_data import NodeProgram, render_user_data
 from fastlaunch.backends.ec2_rules import broken_rules
-from fastlaunch.backends.user_data import NodeProgram, render_user_data
-from fastlaunch.errors import UserError
-from fastlaunch.job import JobSpec
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import JobSpec
 
 GOLDEN = Path(__file__).parents[1] / "plans"
 FP8 = "te-fp8"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fastlaunch.aws import Instance
-from fastlaunch.backends.cloud_backend import Billed, Sight
-from fastlaunch.backends.ec2_sight import billed_on_ec2, sight_of
+from fastlaunch.aws.ec2 import Instance
+from fastlaunch.backends.ec2.observe import billed_on_ec2, sight_of
+from fastlaunch.backends.protocol import Billed, Sight
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 TAKEN = "Server.SpotInstanceTermination: Spot instance termination"

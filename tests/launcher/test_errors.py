@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch import errors
-from fastlaunch.errors import BadFile, CloudRefused, JobFailed, UnknownName, UserError
+from fastlaunch.core import errors
+from fastlaunch.core.errors import BadFile, CloudRefused, JobFailed, UnknownName, UserError
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import runs
 
 from fastlaunch.ability import module_of
+from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import UserError
-from fastlaunch.experiments import EXPERIMENTS
-from fastlaunch.machine import Machine
-from fastlaunch.request import Jobs, Request, build_jobs
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.build import Jobs, Request, build_jobs
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.options import CloudTerms
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.workloads import workload_info
 
 ALL_SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))

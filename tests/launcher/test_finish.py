@@ -18,13 +18,13 @@ from fastlaunch.analysis.accounts import PARTS, account_of_row, account_of_run
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.analysis.cost import usd_per_second
 from fastlaunch.analysis.finish import BreakEven, cheapest, cheapest_in_turn, to_finish
-from fastlaunch.errors import UserError
-from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch.prices import load_catalogue
-from fastlaunch.published import read_published, shipped_figures
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.measure.summarize import Interval, RunSummary, summarize
 from fastlaunch.report.finish import finish_json, finish_table
 from fastlaunch.report.words import about
-from fastlaunch_train.records import FROM_CACHE, Check, Eval, Phase
+from fastlaunch_train.records.records import FROM_CACHE, Check, Eval, Phase
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

@@ -7,10 +7,10 @@ from typing import Any
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.summarize import Interval, RunSummary
 from fastlaunch.report.finish import finish_json, finish_table
-from fastlaunch_train.records import Eval
+from fastlaunch_train.records.records import Eval
 
 
 def run(recipe: str, time_s: float, every: int, **changes: Any) -> RunSummary:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fake_records import write_run
 
-from fastlaunch.follow import PlainLines, Progress, ProgressBar, RecordTail, describe, make_display
+from fastlaunch.runs.display import PlainLines, Progress, ProgressBar, RecordTail, describe, make_display
 
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
 

@@ -8,9 +8,9 @@ import pytest
 from fake_summaries import evaluated
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.catalog.prices import load_catalogue
 from fastlaunch.cli.compare import show
-from fastlaunch.metrics import Interval
-from fastlaunch.prices import load_catalogue
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.finish import finish_table
 from fastlaunch.report.grids import tables
 from fastlaunch.report.table import as_table

@@ -13,13 +13,13 @@ import pytest
 from fake_summaries import evaluated
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row, compare
-from fastlaunch.errors import UserError
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summarize import Interval, RunSummary
 from fastlaunch.report.data import as_csv, as_json
-from fastlaunch.report.sentence import answer
 from fastlaunch.report.table import as_table
-from fastlaunch_train.records import Check, Eval
+from fastlaunch.report.text import answer
+from fastlaunch_train.records.records import Check, Eval
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

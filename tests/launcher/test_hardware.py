@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import Accelerator
-from fastlaunch.prices import Catalogue, load_catalogue
+from fastlaunch.catalog.hardware import Accelerator
+from fastlaunch.catalog.prices import Catalogue, load_catalogue
+from fastlaunch.core.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from fake_records import read_all, write_run
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.metrics import RunSummary, summarize
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.summarize import RunSummary, summarize
 from fastlaunch.report.data import as_csv, as_json
 
 

@@ -14,16 +14,16 @@ from docker_daemon import CannotStart, DockerDaemon
 from wheel_builder import make_wheel
 
 from fastlaunch.base_image_file import shipped_base_images
-from fastlaunch.code_bundle import code_files, pack
-from fastlaunch.container_builder import build_command, find_builder, push_command, run_command
-from fastlaunch.image_build import (
+from fastlaunch.images.build import (
     BaseReference,
     ImageBuild,
     context_files,
     context_without_wheels,
     write_context,
 )
-from fastlaunch_train.recipes import RECIPE_SCHEMA
+from fastlaunch.images.code_bundle import code_files, pack
+from fastlaunch.images.container_builder import build_command, find_builder, push_command, run_command
+from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
 
 BASE = next(image for image in shipped_base_images().images if image.torch == "2.13.0")
 SCHEMA_2 = "application/vnd.docker.distribution.manifest.v2+json"

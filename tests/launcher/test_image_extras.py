@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.cloud_arms import IN_BASE_IMAGES
-from fastlaunch.errors import BadFile, UnknownName
-from fastlaunch.image_build import context_without_wheels
+from fastlaunch.core.errors import BadFile, UnknownName
 from fastlaunch.image_extras import read_extras, wanted_of, with_extras
+from fastlaunch.images.build import context_without_wheels
 
 DOCKERFILE = context_without_wheels()["Dockerfile"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fastlaunch.errors import UserError
-from fastlaunch.job import DEFAULT_REGION, JobSpec, names_apart
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import DEFAULT_REGION, JobSpec, names_apart
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 
 def job(**changes: Any) -> JobSpec:

@@ -9,7 +9,7 @@ import pytest
 from fake_train.processes import is_training, real_launcher, runs, wait_until
 
 from fastlaunch.backends import RunState
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records.records import read_record
 
 pytestmark = pytest.mark.skipif(
     not (importlib.util.find_spec("torch") and importlib.util.find_spec("timm")),

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from fastlaunch import locks
+from fastlaunch.core import locks
 
 
 def test_a_lock_that_was_waited_for_is_seen_by_others(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fastlaunch.log_file import LOG, last_words, telling_lines
+from fastlaunch.core.log_file import LOG, last_words, telling_lines
 
 TORCHRUN = (
     "E1121 09:43:53.750000 10848 torch/distributed/elastic/multiprocessing/api.py:1002] failed\n"

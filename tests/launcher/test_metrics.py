@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.all_reduce import AllReduce
-from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch_train.recipes import RECIPE_SCHEMA
+from fastlaunch.measure.summarize import Interval, RunSummary, summarize
+from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
 from fastlaunch_train.record_lines import RECORD_SCHEMA
-from fastlaunch_train.records import Block, Check, End, Eval, Phase, RankRecord, Step, read_record
+from fastlaunch_train.records.records import Block, Check, End, Eval, Phase, RankRecord, Step, read_record
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.metrics import Interval
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.names import name_of
 from fastlaunch.report.table import as_table
 

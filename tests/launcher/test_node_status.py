@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.node_status import merged
+from fastlaunch.backends.node_report import merged
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
 

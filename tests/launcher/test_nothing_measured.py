@@ -7,9 +7,9 @@ from fake_records import write_run
 
 from fastlaunch.backends import RunState
 from fastlaunch.cli import run
-from fastlaunch.record_import import find_runs
-from fastlaunch.runs import open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.runs.importer import find_runs
 
 CANCELLED = "cancelled before it started"
 

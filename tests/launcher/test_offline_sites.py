@@ -9,14 +9,14 @@ import ec2_builders
 import pytest
 from ec2_builders import IMAGE, catalogue
 
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.placements import Site
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import UserError
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.options import CloudTerms
 from fastlaunch.offline_sites import Offline, OfflineSites, check_plan, offline_sites, plan_at
-from fastlaunch.request import Request
-from fastlaunch.settings import RegionSettings, Settings
 
 OURS = RegionSettings(
     bucket="acme",

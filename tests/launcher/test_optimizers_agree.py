@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fastlaunch.arms import arms_of, workload_optimizer
-from fastlaunch.errors import UserError
-from fastlaunch.request import Request
-from fastlaunch_train.workload import load_workload
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.variants import arms_of, workload_optimizer
 from fastlaunch_train.workloads import WORKLOADS, workload_info
+from fastlaunch_train.workloads.contract import load_workload
 
 FUSED: dict[str, Any] = {"recipes": ("fsdp2",), "overrides": ("optimizer_impl=fused",)}
 

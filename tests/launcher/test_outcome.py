@@ -8,10 +8,10 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.backends import RunState
-from fastlaunch.job import JobSpec
-from fastlaunch.outcome import Outcome, contradictions, outcome_of, read_records
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import RankRecord
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import RankRecord
 
 JOB = JobSpec(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from wheel_builder import make_wheel
 
-from fastlaunch.errors import BadFile, UserError
-from fastlaunch.pinned_wheels import (
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.images.wheels import (
     Pin,
     cached_wheel,
     fetch_wheels,
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_named(index: Path, tmp_path: Path) -
 
 def test_without_pip_the_user_is_told_so(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from fastlaunch.pinned_wheels import *\n"
+        "import sys; from pathlib import Path; from fastlaunch.images.wheels import *\n"
         f"fetch_wheels([Pin(name='a', version='1', sha256='')], Path({str(tmp_path)!r}), python='3.12')"
     )
     empty = tmp_path / "empty"

@@ -9,8 +9,8 @@ import yaml
 from cloud_commands import aws, cloud
 from policy_table import SCENARIOS
 
-from fastlaunch.aws_schedules import create_schedule, schedules
-from fastlaunch.deadline_schedule import schedule_request
+from fastlaunch.aws.scheduler import create_schedule, schedules
+from fastlaunch.runs.deadline_schedule import schedule_request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ import pytest
 from policy_simulator import Ask, allows, listed
 from policy_table import ACCOUNT, BUCKET, KEY, LAUNCHER, NODE, SCENARIOS, TABLE, Scenario
 
-from fastlaunch.account_policies import POLICIES, policy, trust
+from fastlaunch.account.policies import POLICIES, policy, trust
 from fastlaunch.account_statements import names_by_hand
 from fastlaunch.base_image_file import shipped_base_images
-from fastlaunch.image_build import DEFAULT_REPOSITORY
+from fastlaunch.core.paths import shipped
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.images.build import DEFAULT_REPOSITORY
 from fastlaunch.preflight_region import DOCTOR_KEY
-from fastlaunch.settings import RegionSettings
-from fastlaunch.shipped import shipped
 
 NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_key=KEY)
 DOCUMENTS = {name: policy(name, NAMES) for name in POLICIES}
@@ -26,8 +26,8 @@ PLANS = Path(__file__).parents[1] / "plans"
 
 
 def calls_of_the_launcher() -> set[str]:
-    """`service:Action` of every call in aws.py and the modules of typed calls beside it."""
-    sources = [path for path in files("fastlaunch").iterdir() if re.fullmatch(r"aws(_\w+)?\.py", path.name)]
+    """`service:Action` of every call in the room `aws`."""
+    sources = sorted(Path(str(files("fastlaunch.aws"))).glob("*.py"))
     found = set()
     for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text()))):
         if not isinstance(node, ast.Call):
@@ -67,14 +67,14 @@ def test_every_call_of_the_launcher_is_in_the_table_and_no_other() -> None:
 def test_aws_is_asked_nowhere_else() -> None:
     package = Path(str(files("fastlaunch")))
     asking = [
-        path.name
+        path.parent.name
         for path in package.rglob("*.py")
         if re.search(
             r"\.(ask|pages)\(\s*\"(ec2|s3|ecr|iam|sts|ssm|logs|sagemaker|scheduler|servicequotas)\"",
             path.read_text(),
         )
     ]
-    assert [name for name in asking if not re.fullmatch(r"aws(_\w+)?\.py", name)] == []
+    assert [name for name in asking if name != "aws"] == []
 
 
 def test_every_command_of_the_node_is_in_the_table_and_no_other() -> None:

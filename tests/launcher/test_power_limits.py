@@ -10,9 +10,9 @@ from fake_records import write_run
 from fake_summaries import PLAIN
 
 from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-from fastlaunch.metrics import RunSummary, summarize
-from fastlaunch.prices import load_catalogue
-from fastlaunch_train.records import read_record
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.summarize import RunSummary, summarize
+from fastlaunch_train.records.records import read_record
 
 MACHINE = {"host_id": "a", "device_type": "cuda", "device_name": "NVIDIA H200"}
 

@@ -8,8 +8,9 @@ import pytest
 from ec2_builders import catalogue, site
 from fake_aws_facts import ROLE, FakeAws, denied, fake_aws, settings, trusting, usual
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.errors import (
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.catalog.container_images import training_base
+from fastlaunch.core.errors import (
     BadConfiguration,
     NoCapacity,
     NotAuthorised,
@@ -18,12 +19,11 @@ from fastlaunch.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.images import training_base
-from fastlaunch.preflight import checks, usable
-from fastlaunch.preflight_check import Check, Result
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.placement.check import Check, Result
+from fastlaunch.placement.checks import checks, usable
 from fastlaunch.preflight_region import DOCTOR_KEY
 from fastlaunch.preflight_wanted import Wanted
-from fastlaunch.settings import RegionSettings
 
 TODAY = date(2026, 11, 21)
 
@@ -329,7 +329,7 @@ def test_without_an_instance_type_the_account_is_checked() -> None:
 
 
 def test_what_only_looks_is_not_said_to_have_started_something() -> None:
-    from fastlaunch.aws_errors import Asked, unanswered
+    from fastlaunch.aws.errors import Asked, unanswered
 
     looked = unanswered(
         Asked(service="sts", action="GetCallerIdentity", region="r"), ("ConnectionError",), ""

@@ -8,10 +8,10 @@ import pytest
 from ec2_builders import catalogue, site
 from fake_aws_facts import FakeAws, block, denied, fake_aws, group, settings, usual
 
-from fastlaunch.errors import BadConfiguration, NoCapacity, QuotaExceeded
-from fastlaunch.images import training_base
-from fastlaunch.preflight import checks, usable
-from fastlaunch.preflight_check import Check, Result
+from fastlaunch.catalog.container_images import training_base
+from fastlaunch.core.errors import BadConfiguration, NoCapacity, QuotaExceeded
+from fastlaunch.placement.check import Check, Result
+from fastlaunch.placement.checks import checks, usable
 from fastlaunch.preflight_wanted import Wanted
 
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

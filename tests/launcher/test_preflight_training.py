@@ -9,10 +9,10 @@ from ec2_builders import IMAGE, catalogue
 from fake_aws_facts import ROLE, FakeAws, denied, fake_aws, settings, trusting, usual
 
 from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.errors import BadConfiguration, NotAuthorised, QuotaExceeded, UserError
-from fastlaunch.images import training_base
-from fastlaunch.preflight import checks, usable
-from fastlaunch.preflight_check import Check, Result
+from fastlaunch.catalog.container_images import training_base
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised, QuotaExceeded, UserError
+from fastlaunch.placement.check import Check, Result
+from fastlaunch.placement.checks import checks, usable
 from fastlaunch.preflight_wanted import Wanted
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

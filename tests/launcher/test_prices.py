@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.prices import Catalogue, Price, load_catalogue, parse_date
+from fastlaunch.catalog.prices import Catalogue, Price, load_catalogue, parse_date
+from fastlaunch.core.errors import UnknownName, UserError
 
 DATE = datetime.date
 TODAY = DATE(2026, 11, 21)
@@ -215,7 +215,10 @@ def test_a_date_or_a_user_error(text: str) -> None:
 
 
 def test_importing_brings_neither_yaml_nor_numpy() -> None:
-    code = "import fastlaunch.prices, fastlaunch.hardware, sys; print({'yaml', 'numpy'} & set(sys.modules))"
+    code = (
+        "import fastlaunch.catalog.prices, fastlaunch.catalog.hardware, sys; "
+        "print({'yaml', 'numpy'} & set(sys.modules))"
+    )
     path = str(Path(__file__).parents[2] / "launcher")
     answer = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r}); {code}"],

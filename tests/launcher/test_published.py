@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.errors import BadFile
-from fastlaunch.metrics import RunSummary
-from fastlaunch.published import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, read_published, shipped_figures
+from fastlaunch.core.errors import BadFile
+from fastlaunch.measure.published import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, read_published, shipped_figures
+from fastlaunch.measure.summarize import RunSummary
 
 HEADER = ",".join(REQUIRED_COLUMNS)
 ROW = "vit-huge,p4d.24xlarge,1,bf16,64,8,0.41,2023-11-15,an article"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastlaunch.errors import UserError
-from fastlaunch.quantities import parse_bytes, parse_count, parse_duration_s
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import FakeAws, denied, fake_aws
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.errors import NotAuthorised, QuotaExceeded
-from fastlaunch.quota_codes import quota_page
-from fastlaunch.quotas import QuotaUse, quota_use
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.quota_codes import quota_page
+from fastlaunch.core.errors import NotAuthorised, QuotaExceeded
+from fastlaunch.placement.quota_checks import QuotaUse, quota_use
 
 
 def use(aws: FakeAws, instance: str = "p5.48xlarge", **changes: Any) -> QuotaUse:

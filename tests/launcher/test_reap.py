@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fastlaunch.aws import Instance
-from fastlaunch.aws_schedules import Schedule
-from fastlaunch.aws_training_jobs import TrainingJob
-from fastlaunch.backends.sagemaker_plan import MAX_PENDING_S, SPOT_WAIT_S
-from fastlaunch.reap import (
+from fastlaunch.aws.ec2 import Instance
+from fastlaunch.aws.sagemaker import TrainingJob
+from fastlaunch.aws.scheduler import Schedule
+from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
+from fastlaunch.runs.reap import (
     JOB_WAIT_MINUTES,
     Finding,
     KnownAttempt,

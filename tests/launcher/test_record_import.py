@@ -14,12 +14,12 @@ from fake_records import write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastlaunch.errors import BadFile, UserError
-from fastlaunch.metrics import summarize
-from fastlaunch.published import shipped_figures
-from fastlaunch.record_import import find_runs
-from fastlaunch.run_ids import published_run_ids, recorded_run_id
-from fastlaunch_train.records import read_record
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.ledger.ids import published_run_ids, recorded_run_id
+from fastlaunch.measure.published import shipped_figures
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.runs.importer import find_runs
+from fastlaunch_train.records.records import read_record
 
 HEADER = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"
 ROW = "vit-huge,p5.48xlarge,1,bf16,64,8,0.199,2023-11-15,an article\n"

@@ -8,8 +8,8 @@ from fake_records import read_all, write_run
 
 from fastlaunch.analysis.pooling import Candidate, pool
 from fastlaunch.analysis.references import rules_of
-from fastlaunch.metrics import RunSummary, summarize
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.measure.summarize import RunSummary, summarize
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 WORKLOAD = {"name": "vit-tiny", "sample_unit": "images", "flops_per_sample": None, "num_parameters": None}
 OWN = {"optimizer": "adamw", "learning_rate": 1e-3}

@@ -16,13 +16,13 @@ import pytest
 
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.analysis.pricing import ChargedAs
-from fastlaunch.metrics import Interval
-from fastlaunch.prices import load_catalogue
-from fastlaunch.published import read_published, shipped_figures
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.names import name_of
-from fastlaunch.report.sentence import answer
 from fastlaunch.report.table import as_table, dollars, number
+from fastlaunch.report.text import answer
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from fastlaunch.ability import nearest_that_runs
+from fastlaunch.catalog.hardware import Accelerator, InstanceType
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cli.submit_container import rehearsed_jobs
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.hardware import Accelerator, InstanceType
-from fastlaunch.job import JobSpec
-from fastlaunch.machine import Machine
-from fastlaunch.prices import Catalogue
-from fastlaunch.request import Request, build_jobs
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.jobs.build import Request, build_jobs
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 MODULES = frozenset({"torch", "timm"})
 CPU = Machine(devices=(), num_cores=2, modules=MODULES)

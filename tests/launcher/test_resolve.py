@@ -9,16 +9,16 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import DIGEST, FakeAws, block, denied, fake_aws, settings, usual
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.backends.placements import Site
+from fastlaunch.catalog.container_images import training_base
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
-from fastlaunch.images import training_base
-from fastlaunch.request import Request
-from fastlaunch.resolve import fitted, resolve
+from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.placement.resolve import fitted, resolve
 from fastlaunch.resolved import Inquiry, Resolved, nowhere
-from fastlaunch.settings import RegionSettings, Settings
 
 #: Ten hours before the block of these tests ends.
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

@@ -8,16 +8,16 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import DIGEST, ROLE, FakeAws, denied, fake_aws, settings, trusting, usual
 
-from fastlaunch.ask_once import AskOnce
+from fastlaunch.aws.cache import AskOnce
 from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.catalog.container_images import training_base
 from fastlaunch.cloud_request import build_cloud_request
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import BadConfiguration, UserError
-from fastlaunch.images import training_base
-from fastlaunch.request import Request
+from fastlaunch.core.errors import BadConfiguration, UserError
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.options import CloudTerms
 from fastlaunch.resolve_training import resolve_training
 from fastlaunch.resolved import Inquiry, Resolved
-from fastlaunch.settings import RegionSettings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 OURS = replace(usual(), role=ROLE)

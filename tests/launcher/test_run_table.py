@@ -7,10 +7,10 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.backends import RunState
-from fastlaunch.cli.run_table import answer, duration, row
-from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch.runs import Run
-from fastlaunch_train.records import read_record
+from fastlaunch.cli.render import answer, duration, row
+from fastlaunch.ledger.ledger import Run
+from fastlaunch.measure.summarize import Interval, RunSummary, summarize
+from fastlaunch_train.records.records import read_record
 
 
 @pytest.fixture(scope="module")

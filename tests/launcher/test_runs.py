@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.backends import RunState
-from fastlaunch.errors import BadFile, UnknownName, UserError
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch.prices import Price
-from fastlaunch.runs import IMPORT, Ledger, new_run_id, open_ledger
+from fastlaunch.catalog.prices import Price
+from fastlaunch.core.errors import BadFile, UnknownName, UserError
+from fastlaunch.core.settings import Settings
+from fastlaunch.ledger.ledger import IMPORT, Ledger, new_run_id, open_ledger
+from fastlaunch.measure.summarize import Interval, RunSummary
 from fastlaunch.runs_file import LedgerFile
-from fastlaunch.settings import Settings
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
 SUMMARY = RunSummary(
@@ -549,7 +549,7 @@ WRITER = """
 import sys
 import threading
 from pathlib import Path
-from fastlaunch.runs import Ledger
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.backends import RunState
 with Ledger(Path(sys.argv[1])) as ledger:
     print("ready", flush=True)
@@ -575,7 +575,7 @@ def test_two_launchers_do_not_disturb_each_other(path: Path) -> None:
 MAKER = """
 import sys
 from pathlib import Path
-from fastlaunch.runs import Ledger
+from fastlaunch.ledger.ledger import Ledger
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(25):
@@ -593,7 +593,7 @@ def test_launchers_may_make_the_ledger_at_the_same_time(tmp_path: Path) -> None:
 HALF_WAY = """
 import os, sys, time
 from pathlib import Path
-from fastlaunch.runs import Ledger
+from fastlaunch.ledger.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 submission = ledger.add_submission("x")
 ledger.add_run(submission, "whole", spec={}, plan={}, workload="w", recipe="r", backend="local")
@@ -619,8 +619,8 @@ def test_a_launcher_killed_half_way_leaves_what_it_had_committed(path: Path) -> 
 FULL = """
 import resource, sys
 from pathlib import Path
-from fastlaunch.runs import Ledger
-from fastlaunch.errors import UserError
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.core.errors import UserError
 ledger = Ledger(Path(sys.argv[1]))
 submission = ledger.add_submission("x")
 size = 600_000

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.backends import Plan, RunState
-from fastlaunch.errors import BadFile
-from fastlaunch.runs import Ledger
+from fastlaunch.core.errors import BadFile
+from fastlaunch.ledger.db import MIGRATIONS
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.runs_file import LedgerFile
-from fastlaunch.runs_schema import MIGRATIONS
 
 NOW = datetime(2026, 11, 21, 9, 3, 12, tzinfo=UTC)
 

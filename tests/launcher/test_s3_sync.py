@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch import s3_sync
-from fastlaunch.aws import StoredObject
-from fastlaunch.errors import UserError
+from fastlaunch.aws.ec2 import StoredObject
+from fastlaunch.backends import s3_sync
+from fastlaunch.core.errors import UserError
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
 TOKEN = f"{RUN}-a1"

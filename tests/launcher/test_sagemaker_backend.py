@@ -13,11 +13,11 @@ from moto_server import MotoServer
 from moto_training_jobs import TrainingJobs
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import Plan
-from fastlaunch.backends.cloud_backend import CloudBackend
-from fastlaunch.backends.sagemaker import FORGOTTEN_AFTER, STOP_WAIT_S, SageMakerBackend
-from fastlaunch.errors import CloudRefused, NoCapacity, QuotaExceeded, Throttled
+from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.sagemaker.sagemaker import FORGOTTEN_AFTER, STOP_WAIT_S, SageMakerBackend
+from fastlaunch.core.errors import CloudRefused, NoCapacity, QuotaExceeded, Throttled
 
 REGION = "us-east-1"
 RUN_ID = "20261121-090312-k3f9"

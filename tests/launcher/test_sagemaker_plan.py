@@ -23,10 +23,10 @@ from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_pla
 
 from fastlaunch.backends import Plan
 from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
-from fastlaunch.backends.sagemaker_plan import MAX_PENDING_S, SPOT_WAIT_S, is_accelerated, plan_sagemaker
+from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, is_accelerated, plan_sagemaker
 from fastlaunch.backends.sagemaker_rules import broken_training_rules
-from fastlaunch.errors import UserError
-from fastlaunch.job import JobSpec
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import JobSpec
 
 GOLDEN = Path(__file__).parents[1] / "plans"
 SPOT = {"purchase": "spot", "checkpoint_every": 50}

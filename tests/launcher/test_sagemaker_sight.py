@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.aws_training_jobs import TrainingJob
-from fastlaunch.backends.cloud_backend import Billed, Sight
-from fastlaunch.backends.sagemaker_sight import billed_on_sagemaker, sight_of
-from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.aws.sagemaker import TrainingJob
+from fastlaunch.backends.protocol import Billed, Sight
+from fastlaunch.backends.sagemaker.observe import billed_on_sagemaker, sight_of
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
 
 THEN = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 
@@ -89,7 +89,7 @@ def test_what_sagemaker_says_itself_is_told_too() -> None:
 def test_every_status_of_the_model_has_words() -> None:
     import botocore.session
 
-    from fastlaunch.backends import sagemaker_sight
+    from fastlaunch.backends.sagemaker import observe as sagemaker_sight
 
     model = botocore.session.get_session().get_service_model("sagemaker")
     assert set(model.shape_for("SecondaryStatus").enum) == set(sagemaker_sight._WORDS)

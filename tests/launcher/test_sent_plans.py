@@ -13,8 +13,8 @@ import pytest
 from stubbed_aws import StubbedAws
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.errors import BadConfiguration, CloudRefused, NoCapacity, QuotaExceeded
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, QuotaExceeded
 
 PLANS = Path(__file__).parents[1] / "plans"
 BLOCK = "ec2-p5.48xlarge-2-nodes-capacity-block"

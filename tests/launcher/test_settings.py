@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.errors import BadFile, UserError
-from fastlaunch.job import DEFAULT_REGION
-from fastlaunch.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
+from fastlaunch.jobs.spec import DEFAULT_REGION
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+from fastlaunch.catalog.prices import load_catalogue
 from fastlaunch.cli.demo import shipped_summaries
-from fastlaunch.metrics import RunSummary
-from fastlaunch.prices import load_catalogue
-from fastlaunch.record_import import find_runs
-from fastlaunch.shipped import shipped
+from fastlaunch.core.paths import shipped
+from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.runs.importer import find_runs
 
 #: Images/s on one H200 as measured before fastlaunch was written: eager bf16 at batch 128, Transformer
 #: Engine's FP8 at 256.

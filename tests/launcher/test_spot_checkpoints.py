@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from fake_summaries import PLAIN
 
-from fastlaunch.job import JobSpec
-from fastlaunch.runs import Ledger
-from fastlaunch.spot_checkpoints import slow_checkpoint
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.runs.spot_checkpoints import slow_checkpoint
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 SPOT = JobSpec(
     workload="vit-huge",

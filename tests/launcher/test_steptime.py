@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_records import read_all, step_time_s, write_run
 
-from fastlaunch.metrics import Interval, RunSummary, summarize
-from fastlaunch_train.records import Phase
+from fastlaunch.measure.summarize import Interval, RunSummary, summarize
+from fastlaunch_train.records.records import Phase
 
 
 @pytest.fixture

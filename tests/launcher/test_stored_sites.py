@@ -7,9 +7,9 @@ import pytest
 from ec2_builders import site
 from sagemaker_builders import training_site
 
-from fastlaunch.backends.cloud_backend import Place
-from fastlaunch.backends.ec2_site import CapacityBlock
-from fastlaunch.errors import UserError
+from fastlaunch.backends.placements import CapacityBlock
+from fastlaunch.backends.protocol import Place
+from fastlaunch.core.errors import UserError
 from fastlaunch.stored_sites import site_from_json, site_to_json
 
 BLOCK = CapacityBlock(

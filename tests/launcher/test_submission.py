@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
-from fastlaunch.errors import UserError
-from fastlaunch.follow import PlainLines
-from fastlaunch.job import JobSpec
-from fastlaunch.outcome import outcome_of, read_records
-from fastlaunch.runs import Ledger
-from fastlaunch.stop_request import StopRequest
+from fastlaunch.core import locks
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch.submission import Launcher, cancel, check_home, finish, launcher_lock, reconcile
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)
 OTHER = replace(JOB, recipe=resolve_recipe("fp32"))

@@ -7,10 +7,10 @@ import pytest
 
 from fastlaunch.backends import RunState
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
-from fastlaunch.job import JobSpec
-from fastlaunch.log_file import LOG
-from fastlaunch.run_rows import Run
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch.core.log_file import LOG
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.rows import Run
+from fastlaunch_train.recipes.recipes import RECIPES
 
 
 def a_run(state: RunState, directory: Path | None = None) -> Run:

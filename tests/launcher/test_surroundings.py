@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fastlaunch_train
-from fastlaunch.cli.surroundings import BACKENDS, local_settings, make_backends
-from fastlaunch.machine import Machine, this_machine
-from fastlaunch.settings import load_settings
+from fastlaunch.cli.context import BACKENDS, local_settings, make_backends
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.machine import Machine, this_machine
 
 TRAIN = str(Path(fastlaunch_train.__file__).parents[1])
 CPU = Machine(devices=(), num_cores=6, modules=frozenset())

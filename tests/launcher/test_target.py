@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
 from fastlaunch.analysis.target import RowToTarget, Target, parse_target, usd_to_target
 from fastlaunch.analysis.target_margins import margins
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.metrics import Interval, RunSummary
-from fastlaunch.prices import load_catalogue
+from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.measure.summarize import Interval, RunSummary
 from fastlaunch.report.target import target_json, target_table
-from fastlaunch_train.records import Check, Eval
+from fastlaunch_train.records.records import Check, Eval
 
 CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)

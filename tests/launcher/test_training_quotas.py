@@ -6,8 +6,8 @@ from typing import Any
 from ec2_builders import catalogue
 from stubbed_aws import StubbedAws
 
-from fastlaunch.ask_once import AskOnce
-from fastlaunch.aws_quotas import quotas_by_name
+from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.quotas import quotas_by_name
 from fastlaunch.training_quotas import JOB, SPOT_JOB, training_quota
 
 NAME = "ml.p5.48xlarge for training job usage"

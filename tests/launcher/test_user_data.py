@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastlaunch.backends.user_data import (
+from fastlaunch.backends.ec2.user_data import (
     MAX_USER_DATA_BYTES,
     NodeProgram,
     NodeRun,
     render_user_data,
     stop_lead_s,
 )
-from fastlaunch.errors import UserError
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch.core.errors import UserError
+from fastlaunch_train.recipes.recipes import RECIPES
 
 ARGUMENTS = ("--workload", "vit-huge", "--recipe", "bf16", "--batch-size", "64", "--steps", "400")
 RUN = NodeRun(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_user_data import ARGUMENTS, NODES, PROGRAM, RUN, asked_of_runs, commands
 
-from fastlaunch.backends.user_data import NodeRun, render_user_data
+from fastlaunch.backends.ec2.user_data import NodeRun, render_user_data
 
 SCRIPT = render_user_data(NODES[0])
 

@@ -9,8 +9,8 @@ from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import FORGOTTEN_AFTER, Ec2Backend
-from fastlaunch.runs import Ledger, Run
+from fastlaunch.backends.ec2.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.submission import cancel, reconcile
 
 AFTER_FORGETTING_S = FORGOTTEN_AFTER.total_seconds() + 1

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.aws import Aws
-from fastlaunch.errors import CloudRefused
-from fastlaunch.settings import RegionSettings, load_settings
+from fastlaunch.aws.ec2 import Aws
+from fastlaunch.core.errors import CloudRefused
+from fastlaunch.core.settings import RegionSettings, load_settings
 
 PLANS = Path(__file__).parents[1] / "plans"
 #: What EC2 says instead of starting something. docs.aws.amazon.com/AWSEC2, "Error codes".

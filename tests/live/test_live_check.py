@@ -12,12 +12,12 @@ import yaml
 from dry_run_plans import efa_plans, main, moved
 
 from fastlaunch.cli import COMMANDS, fastlaunch
-from fastlaunch.settings import RegionSettings
+from fastlaunch.core.settings import RegionSettings
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
 
-    from fastlaunch.aws import Aws
+    from fastlaunch.aws.ec2 import Aws
 
 SCRIPT = Path(__file__).parent / "live_check.sh"
 HERE = RegionSettings(

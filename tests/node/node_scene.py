@@ -15,8 +15,8 @@ from moto_server import MotoServer
 from server_client import server_client
 from simulated_instance import SimulatedInstance
 
-from fastlaunch.backends.user_data import NodeProgram, NodeRun, render_user_data
-from fastlaunch.code_bundle import code_files, pack
+from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun, render_user_data
+from fastlaunch.images.code_bundle import code_files, pack
 
 REGION = "us-east-1"
 BUCKET = f"runs-{REGION}"
@@ -208,6 +208,6 @@ def joined_segments(objects: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _ami_parameter() -> str:
-    from fastlaunch.settings import DEFAULT_AMI_PARAMETER
+    from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
 
     return DEFAULT_AMI_PARAMETER

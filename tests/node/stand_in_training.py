@@ -23,8 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Block, End, Phase, RecordWriter, Step, record_path
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Block, End, Phase, RecordWriter, Step, record_path
 from fastlaunch_train.workloads import workload_info
 
 

@@ -16,19 +16,19 @@ from moto_server import MotoServer
 from node_scene import BUCKET, IMAGE, REGION, Scene, code_bundle
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.attempt_cost import attempt_cost
-from fastlaunch.aws import Aws
+from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2 import Ec2Backend
-from fastlaunch.backends.ec2_site import Site
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.placements import Site
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.cloud import CloudLauncher, CloudSubmission
-from fastlaunch.follow import PlainLines
-from fastlaunch.job import JobSpec
-from fastlaunch.runs import Ledger, Run
-from fastlaunch.settings import Settings
-from fastlaunch.stop_request import StopRequest
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.attempt_cost import attempt_cost
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 REASON = cannot_simulate()
 pytestmark = [

@@ -13,8 +13,8 @@ import pytest
 from node_scene import FIRST, IMAGE, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.backends.user_data import NodeProgram
-from fastlaunch_train.records import read_record
+from fastlaunch.backends.ec2.user_data import NodeProgram
+from fastlaunch_train.records.records import read_record
 
 RECORD = "rank-00000-attempt-1.jsonl"
 REASON = cannot_simulate()

@@ -7,7 +7,7 @@ from policy_simulator import Ask, allows
 from sent_request import SentRequest
 from simulated_instance import cannot_simulate
 
-from fastlaunch.account_policies import policy
+from fastlaunch.account.policies import policy
 from fastlaunch.account_statements import names_by_hand
 
 REASON = cannot_simulate()

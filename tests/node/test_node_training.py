@@ -8,7 +8,7 @@ import pytest
 from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import cannot_simulate
 
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.records.records import RankRecord, read_record
 
 REASON = cannot_simulate()
 pytestmark = [

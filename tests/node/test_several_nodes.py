@@ -16,8 +16,8 @@ from instance_network import Switch
 from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.backends.user_data import NodeProgram, NodeRun
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun
+from fastlaunch_train.records.records import RankRecord, read_record
 
 REASON = cannot_simulate()
 pytestmark = [

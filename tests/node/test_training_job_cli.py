@@ -18,7 +18,7 @@ from simulated_training_job import SimulatedTrainingJob, skip_without_namespaces
 from training_scene import BUCKET, TrainingScene
 
 from fastlaunch.backends import RunState
-from fastlaunch_train.records import read_record
+from fastlaunch_train.records.records import read_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), skip_without_namespaces]
 #: Of an image that holds the code, so that nothing has to be fetched.

@@ -8,7 +8,7 @@ from node_scene import FIRST, SECOND
 from simulated_training_job import SimulatedTrainingJob, skip_without_namespaces
 from training_scene import TrainingScene, tiny_job, training_plan
 
-from fastlaunch_train.records import RankRecord
+from fastlaunch_train.records.records import RankRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), skip_without_namespaces]
 STEPS = 300

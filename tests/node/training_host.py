@@ -22,7 +22,7 @@ _MARK = ".sagemaker-uploaded"
 
 _FAKE_PYTHON = """#!/bin/bash
 # The image's Python, whose torchrun is the stand-in for training.
-[ "$2" = fastlaunch_train.torchrun ] || exec {python} "$@"
+[ "$2" = fastlaunch_train.process.torchrun ] || exec {python} "$@"
 for word in "$@"; do
   [[ $word != --node-rank=* ]] || export FASTLAUNCH_NODE_RANK=${{word#*=}}
   [[ $word != --nnodes=* ]] || export FASTLAUNCH_NUM_NODES=${{word#*=}}

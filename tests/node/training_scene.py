@@ -15,10 +15,10 @@ from server_client import server_client
 from simulated_training_job import SimulatedTrainingJob
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.sagemaker_plan import plan_sagemaker
+from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.job import JobSpec
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.records.records import RankRecord, read_record
 
 BUCKET = f"runs-{REGION}"
 RUNS = f"s3://{BUCKET}/fastlaunch/runs"

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastlaunch_train.workload import DataRequest
+from fastlaunch_train.workloads.contract import DataRequest
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.records.records import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
@@ -22,7 +22,7 @@ TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.run"])
+_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "fastlaunch_train.run.run"])
 
 
 def arguments(output: Path, *more: str, workload: str = f"{TINY}:build", recipe: str = "fp32") -> list[str]:

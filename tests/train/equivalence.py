@@ -18,16 +18,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastlaunch_train.blocks import native_state_from_te
-from fastlaunch_train.checks import Reference, relative_error, run_checks
-from fastlaunch_train.conversion import convert_model
-from fastlaunch_train.parallel import Process, start_process, stop_process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipe_rules import TE_SCALINGS
-from fastlaunch_train.recipes import Recipe, resolve_recipe
-from fastlaunch_train.records import Check
-from fastlaunch_train.stepping import Stepper, build_stepper
-from fastlaunch_train.workload import Batch, DataRequest, Workload, load_workload
+from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
+from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.models.te_blocks import native_state_from_te
+from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
+from fastlaunch_train.recipes.rules import TE_SCALINGS
+from fastlaunch_train.records.records import Check
+from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload, load_workload
 from fastlaunch_train.workloads.vit import _vision_transformer
 
 #: Sizes of the ViTs that recipes are tried on.
@@ -69,7 +69,7 @@ class Errors:
 #: measured on a CPU (torch 2.13, ViTs of width 64 and 1280): bf16 8.9e-3, 8.4e-3, 9.2e-3; fp16 5.5e-4,
 #: 5.5e-4, 1.1e-3; FP8 by torchao, emulated, 0.091, 0.12, 0.19; fp32 2.8e-7, 2.9e-7, and 2.7e-5 of a weight of
 #: 1 that a small gradient is read off. TF32 rounds as fp16 does. Transformer Engine's are expected to be off
-#: by 3.2 times as much in bf16, and 1.6 times in FP8, as in `fastlaunch_train.checks`.
+#: by 3.2 times as much in bf16, and 1.6 times in FP8, as in `fastlaunch_train.checks.equivalence`.
 LIMITS = {
     "fp32": (1e-5, 1e-5, 1e-3),
     "tf32": (2e-3, 2e-3, 5e-3),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.activation_checkpointing import checkpoint_blocks
-from fastlaunch_train.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipes import RecipeError, resolve_recipe
 
 RECIPE = resolve_recipe("fp32", ["activation_checkpointing=block"])
 

@@ -3,7 +3,7 @@
 import pytest
 from test_parallel import outputs, start_pair
 
-from fastlaunch_train.all_reduce import Bandwidth
+from fastlaunch_train.distributed.all_reduce import Bandwidth
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_the_detail_says_everything() -> None:
 def test_ranks_agree_on_what_they_measured_and_on_the_fabric() -> None:
     body = """
         from pathlib import Path
-        from fastlaunch_train.all_reduce import measure
-        from fastlaunch_train.fabric import checked_fabric
-        from fastlaunch_train.failures import FabricError
+        from fastlaunch_train.distributed.all_reduce import measure
+        from fastlaunch_train.distributed.fabric import checked_fabric
+        from fastlaunch_train.process.failures import FabricError
         told = measure(process, 40_002)
         assert told.message_bytes == 40_000 and told.num_ranks == 2 and told.seconds > 0
         assert checked_fabric(process, Path("."), "any").name == "gloo"

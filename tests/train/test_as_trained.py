@@ -12,16 +12,16 @@ import toy
 from entrypoint import TINY, arguments, record, run, run_command, start
 from torch import nn
 
-from fastlaunch_train.as_trained import AsTrained, _some
-from fastlaunch_train.batches import split_batch
-from fastlaunch_train.conversion import convert_model
-from fastlaunch_train.loop import compiles
-from fastlaunch_train.parallel import Process, stop_process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Check
-from fastlaunch_train.stepping import Stepper, build_stepper
-from fastlaunch_train.workload import Batch, Workload, load_workload
+from fastlaunch_train.checks.compiled_model import AsTrained, _some
+from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.distributed.parallel import Process, stop_process
+from fastlaunch_train.loop.train import compiles
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Check
+from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 
 WRONG = Path(__file__).parent / "workloads" / "compiled_wrong.py"
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))

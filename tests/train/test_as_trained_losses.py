@@ -10,11 +10,11 @@ import toy
 from test_as_trained import ALONE, first_step
 from torch import nn
 
-from fastlaunch_train.as_trained import AsTrained, _judged, _Limits
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Check
-from fastlaunch_train.workload import Batch
+from fastlaunch_train.checks.compiled_model import AsTrained, _judged, _Limits
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Check
+from fastlaunch_train.workloads.contract import Batch
 
 
 def drawn_by_numpy(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.attention import attention_backend, name_kernels, transformer_engine_backend
-from fastlaunch_train.precision import Precision, setup_precision
-from fastlaunch_train.recipes import RECIPES
-from fastlaunch_train.workload import Batch
+from fastlaunch_train.models.attention import attention_backend, name_kernels, transformer_engine_backend
+from fastlaunch_train.models.precision import Precision, setup_precision
+from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.workloads.contract import Batch
 
 CPU = torch.device("cpu")
 

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fastlaunch_train.batch_size import (
+from fastlaunch_train.build import largest_batch_that_fits, recipe_to_try
+from fastlaunch_train.checks.batch_size import (
     _largest_in_budget,
     find_batch_size,
     is_out_of_memory,
     largest_batch,
     step_bytes,
 )
-from fastlaunch_train.build import largest_batch_that_fits, recipe_to_try
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import Batch, Workload
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch, Workload
 
 
 @given(

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.batches import split_batch
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.recipes.recipes import RecipeError
 
 Pair = namedtuple("Pair", ["x", "y"])
 

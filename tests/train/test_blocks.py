@@ -9,7 +9,8 @@ from te_fakes import FakeLayer
 from torch import nn
 
 from fastlaunch_train.article_blocks import article_arguments, replace_with_article_blocks
-from fastlaunch_train.blocks import (
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.models.te_blocks import (
     TE_NAMES,
     native_state_from_te,
     replace_blocks,
@@ -19,9 +20,8 @@ from fastlaunch_train.blocks import (
     te_weights_from_timm,
     timm_weights_from_te,
 )
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.workload import load_workload
+from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.workloads.contract import load_workload
 
 prepare_torchvision()
 from timm.models import vision_transformer as timm_vit  # noqa: E402 (needs the line above)

@@ -12,13 +12,13 @@ import torch
 from data_requests import CPU, request
 from entrypoint import arguments, record, run
 
-from fastlaunch_train import corpus
-from fastlaunch_train.attention import attention_backend
-from fastlaunch_train.language_models import transformer_blocks, transformers_for
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import Asked, Batch, Workload, load_workload
+from fastlaunch_train.data import corpus
+from fastlaunch_train.models.attention import attention_backend
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+from fastlaunch_train.workloads.contract import Asked, Batch, Workload, load_workload
+from fastlaunch_train.workloads.language_models import transformer_blocks, transformers_for
 
 # Importing transformers' models takes seconds.
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from entrypoint import arguments, record, run
 
 from fastlaunch_train.caveats import caveats
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 
 def told(name: str, *overrides: str, capability: tuple[int, int] | None = None, ranks: int = 2) -> list[str]:

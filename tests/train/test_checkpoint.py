@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.checkpoint import (
+from fastlaunch_train.exit_codes import EXIT_DISK_FULL
+from fastlaunch_train.loop.checkpoint import (
     KEPT,
     Identity,
     floats_as_text,
@@ -19,9 +20,8 @@ from fastlaunch_train.checkpoint import (
     restore_random_state,
     write_checkpoint,
 )
-from fastlaunch_train.exit_codes import EXIT_DISK_FULL
-from fastlaunch_train.failures import UnsavedError, classify
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.process.failures import UnsavedError, classify
+from fastlaunch_train.recipes.recipes import RecipeError
 
 CPU = torch.device("cpu")
 IDENTITY = Identity(

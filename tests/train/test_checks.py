@@ -12,7 +12,7 @@ from te_fakes import FakeLayer
 from torch import nn
 
 from fastlaunch_train.build import probe_request
-from fastlaunch_train.checks import (
+from fastlaunch_train.checks.equivalence import (
     EQUIVALENCE_LIMITS,
     LARGEST_LIMIT,
     MOST_TIMES,
@@ -24,13 +24,13 @@ from fastlaunch_train.checks import (
     run_checks,
     take,
 )
-from fastlaunch_train.conversion import convert_model
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import Precision, setup_precision
-from fastlaunch_train.recipe_rules import PRECISIONS
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.records import Check
-from fastlaunch_train.workload import Batch, DataRequest, Workload, load_workload
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.precision import Precision, setup_precision
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.rules import PRECISIONS
+from fastlaunch_train.records.records import Check
+from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload, load_workload
 
 CPU = torch.device("cpu")
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)

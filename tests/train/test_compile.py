@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.compile import compile_model, num_cached, num_compiles
-from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.models.compile import compile_model, num_cached, num_compiles
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError, resolve_recipe
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -93,8 +93,8 @@ def test_inductor_computes_what_eager_does() -> None:
 def test_what_a_process_before_has_compiled_is_counted_as_cached(tmp_path: Path) -> None:
     program = (
         "import torch; from torch import nn\n"
-        "from fastlaunch_train.compile import compile_model, num_cached\n"
-        "from fastlaunch_train.recipes import resolve_recipe\n"
+        "from fastlaunch_train.models.compile import compile_model, num_cached\n"
+        "from fastlaunch_train.recipes.recipes import resolve_recipe\n"
         "class Twice(nn.Linear):\n"
         "    def forward(self, x): return 2 * super().forward(x)\n"
         "model = nn.Sequential(Twice(4, 4))\n"

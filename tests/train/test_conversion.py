@@ -10,11 +10,11 @@ from te_fakes import FakeLayer
 from torch import nn
 
 from fastlaunch_train.article_blocks import ArticleBlock
-from fastlaunch_train.blocks import TransformerEngineBlock
-from fastlaunch_train.conversion import convert_model, fp8_blocks
 from fastlaunch_train.float8 import takes_float8
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
-from fastlaunch_train.workload import Workload, load_workload
+from fastlaunch_train.models.conversion import convert_model, fp8_blocks
+from fastlaunch_train.models.te_blocks import TransformerEngineBlock
+from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.workloads.contract import Workload, load_workload
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

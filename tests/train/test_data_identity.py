@@ -9,8 +9,13 @@ import torch
 from entrypoint import TINY, arguments, record, run
 from PIL import Image
 
-from fastlaunch_train import corpus, data_identity, images, made_up_reviews, reviews
-from fastlaunch_train.data_identity import (
+from fastlaunch_train import images
+from fastlaunch_train.data import corpus, made_up_reviews, reviews
+from fastlaunch_train.data.text import TextSource
+from fastlaunch_train.data.tokens import ByteTokens, WordTokens
+from fastlaunch_train.images import ImageShape, images_identity
+from fastlaunch_train.records import data_identity
+from fastlaunch_train.records.data_identity import (
     CONTENTS,
     MOST_BYTES,
     MOST_FILES,
@@ -21,9 +26,6 @@ from fastlaunch_train.data_identity import (
     digest_of_files,
     identity_of_own,
 )
-from fastlaunch_train.images import ImageShape, images_identity
-from fastlaunch_train.text import TextSource
-from fastlaunch_train.tokens import ByteTokens, WordTokens
 
 SHAPE = ImageShape(size=8, num_classes=3)
 

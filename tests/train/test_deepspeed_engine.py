@@ -9,9 +9,14 @@ import pytest
 import torch
 import toy
 
-from fastlaunch_train.deepspeed_engine import BUCKET_ELEMENTS, check_overlap, check_recipe, engine_config
 from fastlaunch_train.deepspeed_state import plain
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.steppers.deepspeed_engine import (
+    BUCKET_ELEMENTS,
+    check_overlap,
+    check_recipe,
+    engine_config,
+)
 
 STEPS = 6
 #: Against plain fp64, of losses and weights; None where the optimizer is another than the reference's.

@@ -16,15 +16,15 @@ import toy
 from entrypoint import arguments, record, start_command
 from torch import nn
 
-from fastlaunch_train.checkpoint import Identity
 from fastlaunch_train.checkpointing import Checkpointing
 from fastlaunch_train.disk_space import check_space, check_writers_space, checkpoint_bytes
-from fastlaunch_train.evaluation import Best, Evaluations
-from fastlaunch_train.parallel import Process, stop_process
+from fastlaunch_train.distributed.parallel import Process, stop_process
+from fastlaunch_train.loop.checkpoint import Identity
+from fastlaunch_train.loop.evaluation import Best, Evaluations
 from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.recipes import Recipe, resolve_recipe
-from fastlaunch_train.records import Eval, RecordWriter
-from fastlaunch_train.workload import Workload
+from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
+from fastlaunch_train.records.records import Eval, RecordWriter
+from fastlaunch_train.workloads.contract import Workload
 
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 

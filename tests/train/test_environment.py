@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from fastlaunch_train.environment import DeviceMonitor, DeviceState, host_id, machine, memory_gib, versions
+from fastlaunch_train.process.device import DeviceMonitor, DeviceState, host_id, machine, memory_gib, versions
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_a_machine_keeps_its_id() -> None:
     other_process = subprocess.run(
-        [sys.executable, "-c", "from fastlaunch_train.environment import host_id; print(host_id())"],
+        [sys.executable, "-c", "from fastlaunch_train.process.device import host_id; print(host_id())"],
         capture_output=True,
         text=True,
         check=True,

@@ -24,12 +24,12 @@ from equivalence import (
 )
 
 from fastlaunch_train.build import build_native, probe_request
-from fastlaunch_train.checkpoint import checkpoint_path
-from fastlaunch_train.checks import relative_error
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.runs_here import runnable_recipes
-from fastlaunch_train.workload import load_workload
+from fastlaunch_train.checks.equivalence import relative_error
+from fastlaunch_train.checks.runs_here import runnable_recipes
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.checkpoint import checkpoint_path
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.workloads.contract import load_workload
 
 CPU = torch.device("cpu")
 PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)

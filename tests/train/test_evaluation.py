@@ -11,10 +11,10 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
-from fastlaunch_train.evaluation import is_better
-from fastlaunch_train.records import Eval, RankRecord
+from fastlaunch_train.loop.evaluation import is_better
+from fastlaunch_train.records.records import Eval, RankRecord
 from fastlaunch_train.undisturbed import left_as_it_was
-from fastlaunch_train.workload import DataRequest
+from fastlaunch_train.workloads.contract import DataRequest
 
 CPU = torch.device("cpu")
 EVALUATED = f"{TINY}:evaluated"

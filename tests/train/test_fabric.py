@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch_train.fabric import (
+from fastlaunch_train.distributed.fabric import (
     Fabric,
     connect,
     fabric_error,

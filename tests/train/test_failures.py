@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.failures import (
+from fastlaunch_train.process.failures import (
     FabricError,
     InterruptedRun,
     NanLossError,

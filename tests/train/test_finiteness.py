@@ -8,13 +8,13 @@ import torch
 from entrypoint import TINY, arguments, record, run, run_command
 from torch import nn
 
-from fastlaunch_train.checkpoint import Identity, latest_checkpoint
 from fastlaunch_train.checkpointing import Checkpointing
-from fastlaunch_train.failures import NanLossError
-from fastlaunch_train.finiteness import not_finite, told, trained
-from fastlaunch_train.parallel import Process
+from fastlaunch_train.checks.finiteness import not_finite, told, trained
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.checkpoint import Identity, latest_checkpoint
 from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.records import RecordWriter
+from fastlaunch_train.process.failures import NanLossError
+from fastlaunch_train.records.records import RecordWriter
 
 INF, NAN = float("inf"), float("nan")
 

@@ -8,9 +8,9 @@ import torch
 import toy
 from torch import nn
 
-from fastlaunch_train import fsdp
-from fastlaunch_train.parallel import Process, stop_process
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch_train.distributed import fsdp
+from fastlaunch_train.distributed.parallel import Process, stop_process
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 STEPS = 6

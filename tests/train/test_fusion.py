@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from fastlaunch_train.build import probe_request
-from fastlaunch_train.forward_only import ForwardStepper
-from fastlaunch_train.fusion import describe_kernels, is_scripted, listing, short_name
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import load_workload
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.fusion import describe_kernels, is_scripted, listing, short_name
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.steppers.forward_only import ForwardStepper
+from fastlaunch_train.workloads.contract import load_workload
 from fastlaunch_train.workloads.gelu import Function
 
 # Compilers warn of their own doings.

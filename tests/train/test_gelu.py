@@ -8,13 +8,13 @@ import torch
 from entrypoint import arguments, record, run
 from torch import nn
 
-from fastlaunch_train.checks import reference
-from fastlaunch_train.forward_only import ForwardStepper, check_forward_only
-from fastlaunch_train.parallel import Process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import RecipeError, resolve_recipe
-from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.checks.equivalence import reference
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.steppers.forward_only import ForwardStepper, check_forward_only
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import DataRequest, Workload, load_workload
 from fastlaunch_train.workloads.gelu import COLUMNS, COMPARED, ROWS, shape_of
 
 CPU = torch.device("cpu")

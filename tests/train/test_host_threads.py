@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastlaunch_train.host_threads import leave_cores_alone, usual_num_workers
+from fastlaunch_train.process.host_threads import leave_cores_alone, usual_num_workers
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 

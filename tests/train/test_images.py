@@ -16,6 +16,7 @@ from data_requests import request
 from entrypoint import arguments, run
 from PIL import Image
 
+from fastlaunch_train.data.order import NO_LABEL
 from fastlaunch_train.images import (
     ImageShape,
     class_patterns,
@@ -24,9 +25,8 @@ from fastlaunch_train.images import (
     images_per_epoch,
     make_images,
 )
-from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.workload import Batch
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch
 
 SHAPE = ImageShape(size=16, num_classes=4)
 TRAIN = Path(__file__).resolve().parents[2] / "train"
@@ -260,7 +260,7 @@ def test_folders_that_cannot_be_used_are_refused_before_the_first_batch(folder: 
 _PARENT = """
 import signal, sys, torch
 from fastlaunch_train.images import ImageShape, image_batches
-from fastlaunch_train.workload import DataRequest
+from fastlaunch_train.workloads.contract import DataRequest
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: None)
 request = DataRequest(arm="loader", batch_size=2, seed=0, rank=0, world_size=1,

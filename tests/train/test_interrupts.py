@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, time
-from fastlaunch_train.interrupts import Interrupts
+from fastlaunch_train.process.interrupts import Interrupts
 interrupts = Interrupts(grace_s=0.3)
 interrupts.install()
 interrupts.on_stuck = lambda message: print("stuck:", message, flush=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastlaunch_train.launched import Launched, read_launched
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.process.launch import Launched, read_launched
+from fastlaunch_train.recipes.recipes import RecipeError
 
 
 def test_nothing_said_is_a_first_attempt_with_the_default_grace() -> None:

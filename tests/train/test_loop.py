@@ -15,18 +15,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
-from fastlaunch_train.environment import DeviceState
-from fastlaunch_train.failures import InterruptedRun
-from fastlaunch_train.interrupts import Interrupts
-from fastlaunch_train.loop import Progress
-from fastlaunch_train.parallel import Process
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.train import Progress
+from fastlaunch_train.loop.training import Training
+from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.precision import Precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.records import Block, Check, RecordWriter, Step
-from fastlaunch_train.stepping import build_stepper
-from fastlaunch_train.training import Training
-from fastlaunch_train.workload import DataRequest
+from fastlaunch_train.process.device import DeviceState
+from fastlaunch_train.process.failures import InterruptedRun
+from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Block, Check, RecordWriter, Step
+from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.workloads.contract import DataRequest
 
 CPU = torch.device("cpu")
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.model_state import ALLOW_PICKLES, load_model_state, model_state
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.models.model_state import ALLOW_PICKLES, load_model_state, model_state
+from fastlaunch_train.recipes.recipes import RecipeError
 
 
 class Scaling:

@@ -9,9 +9,9 @@ import old_environment
 import pytest
 from old_environment import run_quietly
 
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.records import RankRecord, read_record
-from fastlaunch_train.requirements import Machine, missing_part
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.requirements import Machine, missing_part
+from fastlaunch_train.records.records import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "train" / "fastlaunch_train"
@@ -196,7 +196,7 @@ def old_python() -> Path:
 @pytest.fixture(scope="module")
 def models(old_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model for each of the small language workloads, without dropout."""
-    from fastlaunch_train.tokens import ByteTokens
+    from fastlaunch_train.data.tokens import ByteTokens
 
     folder = tmp_path_factory.mktemp("models")
     run_quietly([str(old_python), "-c", MAKE_MODELS, str(folder), str(ByteTokens.vocabulary)])
@@ -229,7 +229,7 @@ def test_every_module_imports_under_torch_1_13(old_python: Path) -> None:
         for path in PACKAGE.rglob("*.py")
         if path.name not in ("__main__.py", "__init__.py")
     ]
-    assert "fastlaunch_train.session" in modules
+    assert "fastlaunch_train.run.session" in modules
     script = "import torch, importlib; assert torch.__version__.startswith('1.13')\n" + "\n".join(
         f"importlib.import_module({module!r})" for module in sorted(modules)
     )

@@ -12,9 +12,9 @@ from entrypoint import TINY, arguments, record, run
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastlaunch_train.adafactor import Adafactor
-from fastlaunch_train.optimizers import build_optimizer, check_optimizer
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.steppers.adafactor import Adafactor
+from fastlaunch_train.steppers.optimizers import build_optimizer, check_optimizer
 from fastlaunch_train.workloads import WorkloadError
 
 

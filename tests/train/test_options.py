@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch_train.options import DEFAULT_MEMORY_BUDGET, parse_options
+from fastlaunch_train.run.options import DEFAULT_MEMORY_BUDGET, parse_options
 
 REQUIRED = [
     "--workload",

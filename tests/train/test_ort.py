@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.ort import WORKING, inside_ort, is_installed, ort_module, problem_of
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.models.ort import WORKING, inside_ort, is_installed, ort_module, problem_of
+from fastlaunch_train.recipes.recipes import RecipeError
 
 
 def package(cuda: str | None = None, refusal: Exception | None = None) -> types.ModuleType:

@@ -12,7 +12,7 @@ import torch
 import toy
 from torch import nn
 
-from fastlaunch_train.parallel import (
+from fastlaunch_train.distributed.parallel import (
     agree,
     barrier,
     broadcast,
@@ -21,7 +21,7 @@ from fastlaunch_train.parallel import (
     stop_process,
     wrap_ddp,
 )
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.recipes.recipes import RECIPES
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 
@@ -50,9 +50,9 @@ def start_pair(body: str, **env: str) -> list[subprocess.Popen[str]]:
         """
             import datetime, os, sys, torch
             from torch import nn
-            from fastlaunch_train import parallel
-            from fastlaunch_train.parallel import *
-            from fastlaunch_train.recipes import RECIPES
+            from fastlaunch_train.distributed import parallel
+            from fastlaunch_train.distributed.parallel import *
+            from fastlaunch_train.recipes.recipes import RECIPES
             process = start_process()
             """
     ) + textwrap.dedent(body)

@@ -11,8 +11,8 @@ from fastlaunch_train.cudnn import (
     guard_cudnn_attention,
     loaded_cudnn_versions,
 )
-from fastlaunch_train.precision import batch_multiple, full_fp32, set_fp32_products, setup_precision
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.models.precision import batch_multiple, full_fp32, set_fp32_products, setup_precision
+from fastlaunch_train.recipes.recipes import RECIPES
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.recipe_rules import (
+from fastlaunch_train.recipes.recipes import (
+    OVERRIDABLE,
+    RECIPE_SCHEMA,
+    RECIPES,
+    Recipe,
+    RecipeError,
+    choices_of,
+    resolve_recipe,
+)
+from fastlaunch_train.recipes.rules import (
     BLOCKS,
     CHOICES,
     COMPILE_MODES,
@@ -17,15 +26,6 @@ from fastlaunch_train.recipe_rules import (
     PRECISIONS,
     TE_SCALINGS,
     TORCHAO_SCALINGS,
-)
-from fastlaunch_train.recipes import (
-    OVERRIDABLE,
-    RECIPE_SCHEMA,
-    RECIPES,
-    Recipe,
-    RecipeError,
-    choices_of,
-    resolve_recipe,
 )
 
 NAMES = (

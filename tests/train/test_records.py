@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.recipes import RECIPES
+from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.record_lines import (
     KINDS,
     RECORD_SCHEMA,
@@ -26,7 +26,7 @@ from fastlaunch_train.record_lines import (
     Line,
     header_problem,
 )
-from fastlaunch_train.records import (
+from fastlaunch_train.records.records import (
     HEADER_TYPES,
     STATUSES,
     SUFFIXES,

@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 import torch
 
-from fastlaunch_train.nearest import distance, nearest_recipe
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
-from fastlaunch_train.requirements import EXTRAS, TORCHAO_RELEASE, Machine, Version, dotted, missing_part
-from fastlaunch_train.runs_here import (
+from fastlaunch_train.checks.runs_here import (
     check_runs_here,
     check_runs_on,
     installed_version,
     parse_version,
     runnable_recipes,
     te_scaling_problem,
+)
+from fastlaunch_train.recipes.advice import distance, nearest_recipe
+from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.requirements import (
+    EXTRAS,
+    TORCHAO_RELEASE,
+    Machine,
+    Version,
+    dotted,
+    missing_part,
 )
 
 CPU = torch.device("cpu")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastlaunch_train.records import is_echo
-from fastlaunch_train.sagemaker.causes import cause_of
-from fastlaunch_train.sagemaker.segments import Segments, end_of, joined
-from fastlaunch_train.sagemaker.shelf import Shelf
-from fastlaunch_train.sagemaker.shipping import checkpoints, last_attempt
-from fastlaunch_train.sagemaker.words import FAILURE_CHARS, write_failure
+from fastlaunch_train.node.causes import cause_of
+from fastlaunch_train.node.protocol import FAILURE_CHARS, write_failure
+from fastlaunch_train.node.segments import Segments, end_of, joined
+from fastlaunch_train.node.shelf import Shelf
+from fastlaunch_train.node.uploads import checkpoints, last_attempt
+from fastlaunch_train.records.records import is_echo
 
 
 @pytest.fixture(params=["beside", "elsewhere"])
@@ -184,7 +184,7 @@ OLD_TORCHRUN = TORCHRUN.replace(
 )
 ECHO = """\
 Traceback (most recent call last):
-  File "/fastlaunch/train/fastlaunch_train/loop.py", line 90, in step
+  File "/fastlaunch/train/fastlaunch_train/loop/train.py", line 90, in step
     loss.backward()
 RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:4242
 """
@@ -218,7 +218,10 @@ def test_a_killed_rank_is_the_cause_of_its_peers_end(tmp_path: Path) -> None:
 
 
 def test_a_network_that_is_not_the_one_asked_for_is_nobodys_echo(tmp_path: Path) -> None:
-    fabric = "fastlaunch_train.failures.FabricError: this run has to use EFA, and NCCL on node 1 selected x"
+    fabric = (
+        "fastlaunch_train.process.failures.FabricError: "
+        "this run has to use EFA, and NCCL on node 1 selected x"
+    )
     left(tmp_path, "traceback-rank-00000-attempt-1.txt", ECHO, at_s=1)
     left(tmp_path, "traceback-rank-00001-attempt-1.txt", f"Traceback\n{fabric}\n", at_s=2)
     assert cause_of(tmp_path, tmp_path / "log.txt", 1) == fabric
@@ -243,7 +246,7 @@ CRASHED = """\
 Fatal Python error: Segmentation fault
 
 Current thread 0x00007f3 (most recent call first):
-  File "/fastlaunch/train/fastlaunch_train/loop.py", line 90 in step
+  File "/fastlaunch/train/fastlaunch_train/loop/train.py", line 90 in step
 
 Extension modules: numpy._core._multiarray_umath, torch._C (total: 28)
 """

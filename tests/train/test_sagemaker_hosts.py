@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from fastlaunch_train.records import is_echo
-from fastlaunch_train.sagemaker.hosts import SILENCE_S, Hosts
-from fastlaunch_train.sagemaker.job import PEER_GRACE_S
-from fastlaunch_train.sagemaker.verdicts import Verdict, Word, verdict
+from fastlaunch_train.node.hosts import SILENCE_S, Hosts
+from fastlaunch_train.node.sagemaker import PEER_GRACE_S
+from fastlaunch_train.node.verdicts import Verdict, Word, verdict
+from fastlaunch_train.records.records import is_echo
 
 NEVER = 30.0
 

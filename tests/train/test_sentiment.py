@@ -11,12 +11,12 @@ import torch
 from entrypoint import arguments, record, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastlaunch_train.attention import attention_backend
-from fastlaunch_train.language_models import transformer_blocks, transformers_for
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import resolve_recipe
-from fastlaunch_train.workload import Asked, Workload, load_workload
+from fastlaunch_train.models.attention import attention_backend
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+from fastlaunch_train.workloads.contract import Asked, Workload, load_workload
+from fastlaunch_train.workloads.language_models import transformer_blocks, transformers_for
 
 # Importing transformers' models takes seconds.
 pytestmark = pytest.mark.slow

@@ -10,15 +10,15 @@ import toy
 from torch import nn
 
 from fastlaunch_train.deterministic import without_deterministic
-from fastlaunch_train.forward_only import ForwardStepper
-from fastlaunch_train.parallel import Process, stop_process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.preparing import hold_in_bf16
-from fastlaunch_train.recipes import RECIPES, RecipeError, resolve_recipe
-from fastlaunch_train.stepping import build_stepper
-from fastlaunch_train.torch_stepper import TorchStepper
-from fastlaunch_train.workload import Batch
+from fastlaunch_train.distributed.parallel import Process, stop_process
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.models.prepare import hold_in_bf16
+from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.steppers.forward_only import ForwardStepper
+from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch
 
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 STEPS = 6

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.te_fp8 import fp8_recipe, nested, reset_scales, te_autocast
+from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, reset_scales, te_autocast
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.undisturbed import left_as_it_was
 
 

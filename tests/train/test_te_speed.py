@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.te_speed import CUDNN_NORM_SWITCHES, UnpackQKV, prefer_cudnn_norm, unpack_without_copies
+from fastlaunch_train.models.te_speed import (
+    CUDNN_NORM_SWITCHES,
+    UnpackQKV,
+    prefer_cudnn_norm,
+    unpack_without_copies,
+)
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 5, 3, 4
 SHAPE = {-3: (BATCH, TOKENS, 3, HEADS, HEAD_DIM), -2: (BATCH, TOKENS, HEADS, 3, HEAD_DIM)}

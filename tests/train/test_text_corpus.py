@@ -8,9 +8,9 @@ import pytest
 import torch
 from data_requests import request
 
-from fastlaunch_train import corpus
-from fastlaunch_train.text import TextSource, batch_of
-from fastlaunch_train.tokens import ByteTokens, WordTokens
+from fastlaunch_train.data import corpus
+from fastlaunch_train.data.text import TextSource, batch_of
+from fastlaunch_train.data.tokens import ByteTokens, WordTokens
 from fastlaunch_train.workloads import WorkloadError
 
 LENGTH = 16

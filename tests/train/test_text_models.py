@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.language_models import (
+from fastlaunch_train.data.tokens import tokenizer_of_model
+from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.language_models import (
     Logits,
     has_blocks,
     of_the_hub,
@@ -17,8 +19,6 @@ from fastlaunch_train.language_models import (
     transformer_blocks,
     transformers_for,
 )
-from fastlaunch_train.tokens import tokenizer_of_model
-from fastlaunch_train.workloads import WorkloadError
 
 
 class Mixture(nn.Module):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train import made_up_reviews, reviews
-from fastlaunch_train.made_up_reviews import END, NOT, PADDING, START
-from fastlaunch_train.text import Sequences, batch_of
-from fastlaunch_train.tokens import WordTokens
-from fastlaunch_train.workload import DataRequest
+from fastlaunch_train.data import made_up_reviews, reviews
+from fastlaunch_train.data.made_up_reviews import END, NOT, PADDING, START
+from fastlaunch_train.data.text import Sequences, batch_of
+from fastlaunch_train.data.tokens import WordTokens
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import DataRequest
 
 VOCABULARY, LENGTH = 256, 32
 

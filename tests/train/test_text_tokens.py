@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastlaunch_train.tokens import ByteTokens, WordTokens, chosen_tokenizer
+from fastlaunch_train.data.tokens import ByteTokens, WordTokens, chosen_tokenizer
 from fastlaunch_train.workloads import WorkloadError
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, BlockTimer, next_block_steps
+from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, BlockTimer, next_block_steps
 
 CPU = torch.device("cpu")
 

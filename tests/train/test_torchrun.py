@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from entrypoint import NO_GPU, ROOT, TINY, arguments, record, run
 
-from fastlaunch_train.torchrun import SignalRelay, attach, own_code
+from fastlaunch_train.process.torchrun import SignalRelay, attach, own_code
 
 #: A relay with one child that says when it is there and what signal it got.
 PROGRAM = """
 import os, signal, subprocess, sys, time
-from fastlaunch_train.torchrun import SignalRelay
+from fastlaunch_train.process.torchrun import SignalRelay
 
 class Ranks:
     def __init__(self, process): self.process = process
@@ -144,8 +144,8 @@ def test_a_torch_without_the_hooks_is_told_from_one_with_them(api: SimpleNamespa
 
 def torchrun(*argv: str, before: str = "", **env: str) -> subprocess.Popen[str]:
     """The module as a process."""
-    program = f"{before}\nimport sys\nfrom fastlaunch_train.torchrun import main\nmain(sys.argv[1:])"
-    module = ["-c", program] if before else ["-m", "fastlaunch_train.torchrun"]
+    program = f"{before}\nimport sys\nfrom fastlaunch_train.process.torchrun import main\nmain(sys.argv[1:])"
+    module = ["-c", program] if before else ["-m", "fastlaunch_train.process.torchrun"]
     path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *module, "--standalone", *argv],

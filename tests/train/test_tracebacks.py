@@ -7,7 +7,7 @@ from pathlib import Path
 
 from entrypoint import TINY, arguments, run
 
-from fastlaunch_train.tracebacks import TracebackFile, leave_traceback, traceback_path
+from fastlaunch_train.process.tracebacks import TracebackFile, leave_traceback, traceback_path
 
 NAME = "traceback-rank-00000-attempt-1.txt"
 
@@ -52,7 +52,7 @@ def test_a_rank_that_failed_before_its_record_leaves_one_too(tmp_path: Path) -> 
 def test_a_crash_in_native_code_says_where_python_stood(tmp_path: Path) -> None:
     body = (
         "import sys, os, signal, pathlib\n"
-        "from fastlaunch_train.tracebacks import TracebackFile\n"
+        "from fastlaunch_train.process.tracebacks import TracebackFile\n"
         "file = TracebackFile(pathlib.Path(sys.argv[1]))\n"
         "def native():\n    os.kill(os.getpid(), signal.SIGABRT)\n"
         "native()\n"

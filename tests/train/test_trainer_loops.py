@@ -6,11 +6,11 @@ import pytest
 import torch
 from entrypoint import TINY, arguments, record, run, run_command
 
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import RecipeError, resolve_recipe
-from fastlaunch_train.records import RankRecord
-from fastlaunch_train.trainers import LossShare, StepLoss, check_trainer
-from fastlaunch_train.workload import load_workload
+from fastlaunch_train.loop.trainers.adapter import LossShare, StepLoss, check_trainer
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.records.records import RankRecord
+from fastlaunch_train.workloads.contract import load_workload
 
 CPU = torch.device("cpu")
 LOOPS = ("lightning", "transformers")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from entrypoint import ROOT
 
-from fastlaunch_train.records import RankRecord, read_record
+from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

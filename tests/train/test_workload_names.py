@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fastlaunch_train.workload import Asked, load_workload
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError, workload_info
+from fastlaunch_train.workloads.contract import Asked, load_workload
 
 OWN = """
-from fastlaunch_train.workload import Workload
+from fastlaunch_train.workloads.contract import Workload
 
 def build():
     return Workload(name="own", sample_unit="rows", build_model=None, batches=None, loss=None)

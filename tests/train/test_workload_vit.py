@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
-from fastlaunch_train.workload import DataRequest, Workload, load_workload
+from fastlaunch_train.models.flops import build_on_meta, training_flops_per_sample
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+from fastlaunch_train.workloads.contract import DataRequest, Workload, load_workload
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 
@@ -153,7 +153,7 @@ def test_an_unknown_timm_model_is_answered_with_what_there_is(name: str, hint: s
 @pytest.mark.slow
 def test_a_cpu_torch_can_import_torchvision_twice_prepared() -> None:
     code = (
-        "from fastlaunch_train.cpu_torchvision import prepare_torchvision as p; p(); p(); "
+        "from fastlaunch_train.data.cpu_torchvision import prepare_torchvision as p; p(); p(); "
         "import timm, torchvision.transforms; p()"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={"PYTHONPATH": str(TRAIN)})
@@ -161,7 +161,7 @@ def test_a_cpu_torch_can_import_torchvision_twice_prepared() -> None:
 
 def test_what_torch_2_6_cannot_import_below_meta_is_there_before() -> None:
     script = (
-        "import sys, torch; from fastlaunch_train.flops import build_on_meta; found = []\n"
+        "import sys, torch; from fastlaunch_train.models.flops import build_on_meta; found = []\n"
         "def build():\n"
         "    found.append('torch._dynamo' in sys.modules)\n"
         "    return torch.nn.Linear(2, 2)\n"

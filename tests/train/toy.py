@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.parallel import Process, start_process, stop_process
-from fastlaunch_train.precision import setup_precision
-from fastlaunch_train.recipes import Recipe, resolve_recipe
-from fastlaunch_train.stepping import Stepper, build_stepper
-from fastlaunch_train.workload import Batch, DataRequest, Workload
+from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
+from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 WIDTH = 16

@@ -4,10 +4,10 @@ import logging
 import os
 import sys
 
-from fastlaunch_train.interrupts import Interrupts
-from fastlaunch_train.launched import read_launched
-from fastlaunch_train.options import parse_options
-from fastlaunch_train.recipes import RecipeError
+from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.process.launch import read_launched
+from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.run.options import parse_options
 from fastlaunch_train.workloads import WorkloadError
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     interrupts = Interrupts(grace_s=launched.stop_grace_s)
     interrupts.install()
     # torch takes a second to import; a bad request is refused before, a signal noticed meanwhile.
-    from fastlaunch_train.run import run
+    from fastlaunch_train.run.run import run
 
     return run(options, interrupts, launched)
 

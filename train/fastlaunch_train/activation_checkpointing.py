@@ -8,7 +8,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError
 
 
 def checkpoint_blocks(blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.te_fp8 import MakeContext
+from fastlaunch_train.models.te_fp8 import MakeContext
+from fastlaunch_train.recipes.recipes import RecipeError
 
 
 class ArticleBlock(nn.Module):

@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fastlaunch_train.batches import split_batch
-from fastlaunch_train.conversion import convert_model
-from fastlaunch_train.parallel import Process, agree
-from fastlaunch_train.precision import Precision, batch_multiple
-from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.stepping import build_stepper
-from fastlaunch_train.workload import DataRequest, Workload, next_batch
+from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.distributed.parallel import Process, agree
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.precision import Precision, batch_multiple
+from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import DataRequest, Workload, next_batch
 
 
 def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
@@ -86,7 +86,7 @@ def _try_batches(
     seed: int,
     budget_bytes: int,
 ) -> int:
-    from fastlaunch_train.batch_size import find_batch_size
+    from fastlaunch_train.checks.batch_size import find_batch_size
 
     parts = recipe.grad_accumulation
     recipe_alone = recipe_to_try(recipe, process.world_size)

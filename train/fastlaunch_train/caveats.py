@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from fastlaunch_train.recipe_rules import ZERO_STAGES
-from fastlaunch_train.recipes import Recipe
-from fastlaunch_train.requirements import COMPILED_BF16_CAPABILITY, dotted
+from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.requirements import COMPILED_BF16_CAPABILITY, dotted
+from fastlaunch_train.recipes.rules import ZERO_STAGES
 
 
 def caveats(recipe: Recipe, *, capability: tuple[int, int] | None, world_size: int) -> Iterator[str]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from fastlaunch_train.checkpoint import (
+from fastlaunch_train.checks.finiteness import not_finite, told, told_of
+from fastlaunch_train.distributed.parallel import Process, agree, broadcast
+from fastlaunch_train.loop.checkpoint import (
     Identity,
     checkpoint_path,
     latest_checkpoint,
@@ -17,13 +19,11 @@ from fastlaunch_train.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from fastlaunch_train.evaluation import Evaluations
-from fastlaunch_train.failures import NanLossError
-from fastlaunch_train.finiteness import not_finite, told, told_of
-from fastlaunch_train.parallel import Process, agree, broadcast
+from fastlaunch_train.loop.evaluation import Evaluations
 from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.recipes import RecipeError
-from fastlaunch_train.stepping import Stepper
+from fastlaunch_train.process.failures import NanLossError
+from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.steppers.stepping import Stepper
 
 log = logging.getLogger("fastlaunch_train")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fastlaunch_train.requirements import dotted
+from fastlaunch_train.recipes.requirements import dotted
 
 #: Before this version cuDNN's attention is wrong at lengths that are no multiple of 128, such as 197.
 SAFE_CUDNN = (9, 15, 1)

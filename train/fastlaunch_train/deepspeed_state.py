@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fastlaunch_train.model_state import model_state
-from fastlaunch_train.parallel import Process
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.model_state import model_state
 
 #: Under which DeepSpeed's optimizers save their loss scaler, an object.
 _SCALER = "loss_scaler"

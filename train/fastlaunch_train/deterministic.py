@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError
 
 #: cuBLAS gives the same result every time only with such a workspace (its documentation, under "Results
 #: reproducibility"). The other keeps Transformer Engine from attention whose backward adds in any order.

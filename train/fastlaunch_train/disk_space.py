@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastlaunch_train.checkpoint import KEPT, left_over, saved_in
-from fastlaunch_train.parallel import Process, broadcast_object
-from fastlaunch_train.recipe_rules import ZERO_STAGES
-from fastlaunch_train.recipes import Recipe, RecipeError
-from fastlaunch_train.workload import Workload
+from fastlaunch_train.distributed.parallel import Process, broadcast_object
+from fastlaunch_train.loop.checkpoint import KEPT, left_over, saved_in
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.rules import ZERO_STAGES
+from fastlaunch_train.workloads.contract import Workload
 
 #: What a tensor takes in a checkpoint beside its values: names, shapes, alignment (torch 2.13; 400 of them in
 #: vit-tiny took 390 bytes each).

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from fastlaunch_train.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError
 
 #: FP8 products need both dimensions of a weight to be multiples of it.
 _MULTIPLE = 16

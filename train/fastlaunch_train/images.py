@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fastlaunch_train.data_identity import DataIdentity
-from fastlaunch_train.order import NO_LABEL, seed_of, share
-from fastlaunch_train.workload import Batch, DataRequest
+from fastlaunch_train.data.order import NO_LABEL, seed_of, share
+from fastlaunch_train.records.data_identity import DataIdentity
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch, DataRequest
 
 #: Of the made-up images: labels that are replaced by a random class, so that loss has a floor above zero.
 WRONG_LABELS = 0.1
@@ -48,7 +48,7 @@ def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
     if request.arm == "synthetic":
         return _synthetic(shape, request)
     # torch's loader is imported by those who use it: it costs little, torchvision's transforms much.
-    from fastlaunch_train import image_loader
+    from fastlaunch_train.data import images as image_loader
 
     if request.arm == "loader":
         return image_loader.random_images(shape, request)
@@ -64,7 +64,7 @@ def held_out_images(shape: ImageShape, request: DataRequest, split: str) -> Iter
         return iter(())
     if request.arm in ("synthetic", "loader"):
         return _synthetic_held_out(shape, request)
-    from fastlaunch_train import image_loader
+    from fastlaunch_train.data import images as image_loader
 
     return image_loader.held_out_folder_images(_folder(request.arm), shape, request)
 
@@ -73,7 +73,7 @@ def images_per_epoch(shape: ImageShape, arm: str) -> int | None:
     """Images of a folder to train on; None of those made up, which have no end."""
     if arm in ("synthetic", "loader"):
         return None
-    from fastlaunch_train import image_loader
+    from fastlaunch_train.data import images as image_loader
 
     return len(image_loader.find_images(_folder(arm), shape.num_classes).train)
 
@@ -85,7 +85,7 @@ def images_identity(shape: ImageShape, arm: str) -> DataIdentity:
     made_up = {"synthetic": MADE_UP, "loader": MADE_UP_ONE_BY_ONE}
     if arm in made_up:
         return made_up[arm]
-    from fastlaunch_train import image_loader
+    from fastlaunch_train.data import images as image_loader
 
     return image_loader.folder_identity(_folder(arm), shape.num_classes)
 

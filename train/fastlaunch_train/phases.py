@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fastlaunch_train.records import Phase, RecordWriter
+from fastlaunch_train.records.records import Phase, RecordWriter
 
 log = logging.getLogger("fastlaunch_train")
 

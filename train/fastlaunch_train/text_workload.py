@@ -4,16 +4,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastlaunch_train.flops import build_on_meta, language_flops_per_sample
-from fastlaunch_train.language_models import (
+from fastlaunch_train.data.text import TextSource
+from fastlaunch_train.models.flops import build_on_meta, language_flops_per_sample
+from fastlaunch_train.workloads.contract import Asked, Workload
+from fastlaunch_train.workloads.language_models import (
     Logits,
     has_blocks,
     model_identity,
     sequence_length,
     transformer_blocks,
 )
-from fastlaunch_train.text import TextSource
-from fastlaunch_train.workload import Asked, Workload
 
 
 def text_workload(

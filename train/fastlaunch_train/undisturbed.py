@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.te_fp8 import reset_scales
+from fastlaunch_train.models.te_fp8 import reset_scales
 
 #: What Transformer Engine's delayed scaling remembers between passes, which is in no buffer.
 _REMEMBERED = ("scale", "scale_inv", "amax_history")

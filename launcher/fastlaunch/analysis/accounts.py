@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.compiling import first_runs
 from fastlaunch.analysis.rows import Row
 from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.measure.summarize import Interval, RunSummary
 
 if TYPE_CHECKING:
-    from fastlaunch_train.records import Eval
+    from fastlaunch_train.records.records import Eval
 
 #: The parts, in the order of time; those that come once are the first five.
 PARTS = ("boot", "pull", "build", "compile", "warmup", "steps", "evaluations", "checkpoints")

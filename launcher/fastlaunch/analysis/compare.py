@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.guards import guards
-from fastlaunch.analysis.judgement import PricedPool, judge
 from fastlaunch.analysis.pooling import Candidate, Pool, global_batch, log_time, pool
 from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.analysis.rows import Row, make_row
 from fastlaunch.analysis.schemas import schema_warnings
 from fastlaunch.analysis.statistics import LEAST_DOF, Spread, pooled_spread
 from fastlaunch.analysis.uneven import told_apart, uneven_notes
-from fastlaunch.errors import UnknownName, UserError
+from fastlaunch.analysis.validity import guards
+from fastlaunch.analysis.verdicts import PricedPool, judge
+from fastlaunch.core.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.prices import Catalogue
+    from fastlaunch.catalog.prices import Catalogue
 
 __all__ = ["Candidate", "Comparison", "PriceRequest", "Row", "compare"]
 

@@ -6,7 +6,7 @@ time. A job on a machine of its own is a first run.
 
 from collections.abc import Sequence
 
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 
 def first_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:

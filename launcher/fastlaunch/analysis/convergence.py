@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from fastlaunch.analysis.held_out import at_end, diverged
 from fastlaunch.analysis.loss_pairs import Pair, by_reason, end_step, listed, named_seeds, pairs_of_seed
 from fastlaunch.analysis.statistics import t_quantile
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 #: Of the reference's loss; and the level of each one-sided limit.
 MARGIN = 0.01

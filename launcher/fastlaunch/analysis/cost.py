@@ -2,7 +2,7 @@
 
 import math
 
-from fastlaunch.metrics import Interval
+from fastlaunch.measure.summarize import Interval
 
 SECONDS_PER_HOUR = 3600.0
 PER_MILLION = 1e6

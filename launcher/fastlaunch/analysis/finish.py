@@ -15,10 +15,10 @@ from itertools import combinations
 from fastlaunch.analysis.accounts import ONCE, Account, Repeated, account_of_row
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.judgement import NOT_STEADY, TRAINING
 from fastlaunch.analysis.rows import Row
-from fastlaunch.errors import UserError
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.verdicts import NOT_STEADY, TRAINING
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summarize import Interval
 
 USD, TIME = "usd", "time"
 #: Times of compiling that are no further apart than this are alike.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastlaunch.metrics import RunSummary
-    from fastlaunch_train.records import Eval
+    from fastlaunch.measure.summarize import RunSummary
+    from fastlaunch_train.records.records import Eval
 
 #: No loss that was computed in fp32 is larger. What a foreign record holds beyond it would overflow in sums.
 _MOST = 3.5e38

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 #: A GPU that runs kernels for less of the time than this is said to wait.
 BUSY = 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fastlaunch.analysis.held_out import at_end, curve, diverged, is_finite
 from fastlaunch.analysis.pooling import data_of
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)

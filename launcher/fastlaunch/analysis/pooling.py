@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.statistics import T_WITHIN_RUN, Arm, pooled_spread
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 if TYPE_CHECKING:
-    from fastlaunch.prices import Price
+    from fastlaunch.catalog.prices import Price
 
 #: What a run's log time is of. Times of different kinds have no ratio.
 STEP, SAMPLE, TOTAL, RELATIVE = "step", "sample", "total", "relative"

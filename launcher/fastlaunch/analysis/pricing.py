@@ -6,13 +6,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.pooling import Pool
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import Accelerator, check_positive
-from fastlaunch.metrics import RunSummary
+from fastlaunch.catalog.hardware import Accelerator, check_positive
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summarize import RunSummary
 
 if TYPE_CHECKING:
-    from fastlaunch.hardware import InstanceType
-    from fastlaunch.prices import Catalogue, Price
+    from fastlaunch.catalog.hardware import InstanceType
+    from fastlaunch.catalog.prices import Catalogue, Price
 
 
 @dataclass(frozen=True, kw_only=True)

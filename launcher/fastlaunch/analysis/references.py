@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.held_out import at_end, curve, diverged
 from fastlaunch.analysis.loss_pairs import asked_alike
-from fastlaunch.metrics import RunSummary
+from fastlaunch.measure.summarize import RunSummary
 
 #: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else,
 #: where none of these was evaluated, the first row that was and that nothing bars. One whose loss is a number

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.compiling import first_runs
-from fastlaunch.analysis.guards import Guard
-from fastlaunch.analysis.judgement import BASELINE, Judgement, PricedPool, exp
 from fastlaunch.analysis.pooling import SAMPLE, STEP, Candidate, Pool, arm_of, log_time, samples_per_step
 from fastlaunch.analysis.pricing import RowPrice, accelerator_of
 from fastlaunch.analysis.statistics import Spread, mean_of, uncertainty
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.validity import Guard
+from fastlaunch.analysis.verdicts import BASELINE, Judgement, PricedPool, exp
+from fastlaunch.measure.summarize import Interval
 
 if TYPE_CHECKING:
-    from fastlaunch.prices import Catalogue
+    from fastlaunch.catalog.prices import Catalogue
 
 
 @dataclass(frozen=True, kw_only=True)

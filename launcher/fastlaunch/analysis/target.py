@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.accounts import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.further_runs import seeds
-from fastlaunch.analysis.judgement import NOT_STEADY
 from fastlaunch.analysis.pooling import Candidate
 from fastlaunch.analysis.rows import Row
 from fastlaunch.analysis.statistics import FLOOR, t_quantile
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.analysis.suggest import seeds
+from fastlaunch.analysis.verdicts import NOT_STEADY
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.measure.summarize import Interval, RunSummary
 
 if TYPE_CHECKING:
-    from fastlaunch_train.records import Eval
+    from fastlaunch_train.records.records import Eval
 
 LOSS = "loss"
 MIN_SEEDS = 3

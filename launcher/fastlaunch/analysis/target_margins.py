@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-from fastlaunch.analysis.judgement import exp
 from fastlaunch.analysis.pooling import data_of
 from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_value
 from fastlaunch.analysis.target import LOSS, RowToTarget, Target
-from fastlaunch.metrics import Interval, RunSummary
+from fastlaunch.analysis.verdicts import exp
+from fastlaunch.measure.summarize import Interval, RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastlaunch.job import JobSpec
+from fastlaunch.jobs.spec import JobSpec
 
 
 class RunState(StrEnum):

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlaunch import s3_sync
-from fastlaunch.backends import RunState
-from fastlaunch.backends.cloud_backend import CloudBackend, Sight
-from fastlaunch.node_status import merged
+from fastlaunch.backends import RunState, s3_sync
+from fastlaunch.backends.node_report import merged
+from fastlaunch.backends.protocol import CloudBackend, Sight
 
 _STATE_OF_OUTCOME = {
     "completed": RunState.COMPLETED,

@@ -8,7 +8,7 @@ every other card as device 0. `efa-only` interfaces carry no IP and take no addr
 from collections.abc import Sequence
 from typing import Any
 
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
 
 
 def has_efa(instance: InstanceType) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.backends.ec2_interfaces import first_efa_card
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
 
 Request = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.backends import Plan, ec2_network_rules
+from fastlaunch.backends.ec2.user_data import MAX_USER_DATA_BYTES
 from fastlaunch.backends.ec2_network_rules import NETWORK_RULES
-from fastlaunch.backends.user_data import MAX_USER_DATA_BYTES
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
 
 Request = Mapping[str, Any]
 Rule = Callable[[Request], Iterator[str]]

@@ -1,6 +1,6 @@
 """A job as arguments of the training entrypoint, the same wherever it runs. `--output` is the backend's."""
 
-from fastlaunch.job import JobSpec
+from fastlaunch.jobs.spec import JobSpec
 
 
 def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlaunch import locks
 from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
-from fastlaunch.errors import UserError
-from fastlaunch.job import JobSpec
-from fastlaunch.log_file import LOG
-from fastlaunch.outcome import outcome_of, read_records
+from fastlaunch.core import locks
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import LOG
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
 TORCHRUN = (

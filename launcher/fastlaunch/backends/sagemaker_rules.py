@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.sagemaker_plan import is_accelerated
+from fastlaunch.backends.sagemaker.plan import is_accelerated
 
 Request = Mapping[str, Any]
 Rule = Callable[[Request, str], Iterator[str]]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.hardware import InstanceType
+from fastlaunch.catalog.hardware import InstanceType
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from fastlaunch import __version__
-from fastlaunch.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from fastlaunch.errors import UnknownName
+            from fastlaunch.core.errors import UnknownName
 
             raise UnknownName("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
@@ -79,7 +79,7 @@ def main() -> NoReturn:
 def run(argv: list[str], obj: object = None) -> int:
     """Exit code of the command line `argv`, with every error already told on stderr.
 
-    obj: what the commands act on instead of looking it up; see `fastlaunch.cli.surroundings`.
+    obj: what the commands act on instead of looking it up; see `fastlaunch.cli.context`.
     """
     if "_FASTLAUNCH_COMPLETE" in os.environ:
         fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits

@@ -8,20 +8,21 @@ from pathlib import Path
 import click
 
 from fastlaunch.base_image_file import FLAVOURS, BaseImage
-from fastlaunch.cli.cloud_options import split_names
-from fastlaunch.cli.options import confirm, next_command, yes_option
-from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.container_builder import (
-    Command,
-    build_command,
-    find_builder,
-    login_command,
-    no_builder,
-    push_command,
-    run_command,
+from fastlaunch.catalog.container_images import (
+    find_base_image,
+    image_uri,
+    public_uri,
+    registry,
+    registry_account,
+    registry_host,
 )
-from fastlaunch.errors import CloudRefused, UserError
-from fastlaunch.image_build import (
+from fastlaunch.cli.cloud_options import split_names
+from fastlaunch.cli.context import Surroundings, surroundings
+from fastlaunch.cli.options import confirm, next_command, yes_option
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.image_extras import wanted_of, with_extras
+from fastlaunch.images.build import (
     DEFAULT_REPOSITORY,
     BaseReference,
     ImageBuild,
@@ -32,17 +33,16 @@ from fastlaunch.image_build import (
     ort_context,
     write_context,
 )
-from fastlaunch.image_extras import wanted_of, with_extras
-from fastlaunch.images import (
-    find_base_image,
-    image_uri,
-    public_uri,
-    registry,
-    registry_account,
-    registry_host,
+from fastlaunch.images.container_builder import (
+    Command,
+    build_command,
+    find_builder,
+    login_command,
+    no_builder,
+    push_command,
+    run_command,
 )
-from fastlaunch.pinned_wheels import fetch_wheels, wanted_pins
-from fastlaunch.settings import RegionSettings
+from fastlaunch.images.wheels import fetch_wheels, wanted_pins
 
 _OWN_ACCOUNT = "<account>"
 

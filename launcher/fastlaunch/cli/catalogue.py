@@ -7,7 +7,7 @@ import click
 
 from fastlaunch.cli.listing import print_rows
 from fastlaunch.cli.options import next_command, output_option, recipe_named, workload_named
-from fastlaunch_train.recipes import OVERRIDABLE, RECIPES, Recipe, choices_of
+from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, Recipe, choices_of
 from fastlaunch_train.workloads import WORKLOADS
 
 _RECIPE_HEADERS = {

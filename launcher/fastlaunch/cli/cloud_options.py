@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from fastlaunch.cli.options import MINUTES, MINUTES_ALONE, POSITIVE_COUNT, USD, Command
-from fastlaunch.cloud_terms import CloudTerms
-from fastlaunch.errors import UserError
-from fastlaunch.settings import RegionSettings, Settings, misfit
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import RegionSettings, Settings, misfit
+from fastlaunch.jobs.options import CloudTerms
 
 DEFAULT_MAX_MINUTES = 120
 

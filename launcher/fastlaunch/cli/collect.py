@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.attempt_pool import note_pools
-from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
+from fastlaunch.backends.protocol import CLOUD_BACKENDS
+from fastlaunch.cli.context import Surroundings
 from fastlaunch.cli.follow import current_runs, open_reconciled
 from fastlaunch.cli.follow_cloud import fetch
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command, table_or_json_option
-from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.collected import as_json, checkpoints, collected, summary_of
-from fastlaunch.errors import EXIT_DONE, CloudRefused, UserError
+from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
+from fastlaunch.runs.collect import as_json, checkpoints, collected, summary_of
 
 if TYPE_CHECKING:
-    from fastlaunch.runs import Ledger, Run
+    from fastlaunch.ledger.ledger import Ledger, Run
 
 _HEADERS = {
     "run": "run",

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.cli.context import reconcile_here
 from fastlaunch.cli.options import DATE, POSITIVE_COUNT, next_command, output_option
-from fastlaunch.cli.surroundings import reconcile_here
-from fastlaunch.errors import UserError
+from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row
     from fastlaunch.analysis.pricing import ChargedAs
-    from fastlaunch.prices import Catalogue
-    from fastlaunch.runs import Run
-    from fastlaunch.settings import Settings
+    from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.core.settings import Settings
+    from fastlaunch.ledger.ledger import Run
 
 MOST_WARNINGS = 8
 #: A terminal narrower than this gets tables of this width.
@@ -90,8 +90,8 @@ def compare(
     A run is priced as it was billed, else by the price of its instance today. A row that fails a check of its
     numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
-    from fastlaunch.prices import load_catalogue
-    from fastlaunch.settings import load_settings
+    from fastlaunch.catalog.prices import load_catalogue
+    from fastlaunch.core.settings import load_settings
 
     settings = load_settings()
     request = price_request(
@@ -210,9 +210,9 @@ def show(
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
-    from fastlaunch.report.sentence import answer
     from fastlaunch.report.table import WIDTH, as_table
     from fastlaunch.report.target import target_json, target_table
+    from fastlaunch.report.text import answer
 
     if output != "table" and (only or brief):
         raise UserError("--columns and --brief are of the table", f"leave them out with --output {output}")
@@ -245,7 +245,7 @@ def tell_warnings(warnings: Sequence[str]) -> None:
 
 
 def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bool) -> list["Run"]:
-    from fastlaunch.runs import open_ledger
+    from fastlaunch.ledger.ledger import open_ledger
 
     if all_runs and selectors:
         raise UserError("--all is every run, and some are named", "leave out --all, or the names")
@@ -259,7 +259,7 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bo
 
 def _candidate(run: "Run", region: str) -> "Candidate | None":
     from fastlaunch.analysis.compare import Candidate
-    from fastlaunch.prices import SERVICES
+    from fastlaunch.catalog.prices import SERVICES
 
     if run.summary is None:
         return None
@@ -330,7 +330,7 @@ def _typed(without: Sequence[str]) -> list[str]:
 
 def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
     """The command for more runs of an unresolved row, and of its baseline if only the recipe differs."""
-    from fastlaunch.analysis.further_runs import next_seed, place_of, submit_command
+    from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 
     def asked(of: "Row") -> tuple[object, ...]:
         overrides = of.recipe.split()[1:]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.options import next_command
-from fastlaunch.errors import BadFile
+from fastlaunch.core.errors import BadFile
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, Row
-    from fastlaunch.metrics import RunSummary
-    from fastlaunch.prices import Catalogue
+    from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.measure.summarize import RunSummary
 
 #: The day that stands for the experiment's publication, and the file with its figures.
 THEN = datetime.date(2023, 11, 15)
@@ -50,7 +50,7 @@ def demo(folder: Path | None) -> None:
 
 def tell() -> None:
     """Print the experiment at both days' prices, what changed, and the shipped measurements."""
-    from fastlaunch.prices import load_catalogue
+    from fastlaunch.catalog.prices import load_catalogue
     from fastlaunch.report.table import as_table
 
     catalogue, today = load_catalogue(), datetime.date.today()
@@ -62,7 +62,7 @@ def tell() -> None:
     if not summaries:
         click.echo(told)
     else:
-        from fastlaunch.report.sentence import answer
+        from fastlaunch.report.text import answer
 
         measured = compared_measurements(summaries, catalogue, today)
         click.echo(f"{told}\n\nMeasured on one H200, charged hypothetically as {SHARE} of {CHARGED_AS}\n")
@@ -74,7 +74,7 @@ def tell() -> None:
 def published(catalogue: "Catalogue", day: datetime.date) -> "Comparison":
     """The experiment's rows, priced as of `day`."""
     from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-    from fastlaunch.published import read_published, shipped_figures
+    from fastlaunch.measure.published import read_published, shipped_figures
 
     (path,) = (path for path in shipped_figures() if path.name == FIGURES)
     candidates = [
@@ -126,7 +126,7 @@ def shipped_summaries() -> "dict[str, RunSummary]":
     They lie in measurements/summaries.json beside the records, since reading those takes seconds;
     `fastlaunch demo --summarise train/measurements` writes it anew.
     """
-    from fastlaunch.shipped import shipped
+    from fastlaunch.core.paths import shipped
 
     return read_summaries(shipped("measurements") / SUMMARIES)
 
@@ -136,7 +136,7 @@ def write_summaries(folder: Path) -> int:
 
     Raises BadFile for a record that cannot be used, and for a run of the same id as another.
     """
-    from fastlaunch.record_import import find_runs
+    from fastlaunch.runs.importer import find_runs
 
     found = find_runs([folder])
     if found.skipped:
@@ -152,7 +152,7 @@ def read_summaries(path: Path) -> "dict[str, RunSummary]":
 
     Raises BadFile for a file that is something else.
     """
-    from fastlaunch.metrics import RunSummary
+    from fastlaunch.measure.summarize import RunSummary
 
     try:
         data = json.loads(path.read_bytes())

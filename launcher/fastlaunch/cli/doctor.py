@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.cloud_options import split_names
+from fastlaunch.cli.context import Surroundings, surroundings
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import (
     MINUTES_ALONE,
@@ -17,15 +18,14 @@ from fastlaunch.cli.options import (
     next_command,
     table_or_json_option,
 )
-from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.cloud_terms import CloudTerms, backend_of, check_terms
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
-from fastlaunch.shipped import shipped
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
+from fastlaunch.core.paths import shipped
+from fastlaunch.jobs.options import CloudTerms, backend_of, check_terms
 
 if TYPE_CHECKING:
-    from fastlaunch.preflight_check import Check
+    from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.placement.check import Check
     from fastlaunch.preflight_wanted import Wanted
-    from fastlaunch.prices import Catalogue
 
 _HEADERS = {"result": "result", "check": "check", "where": "where", "told": ""}
 
@@ -67,8 +67,8 @@ def doctor(
       fastlaunch doctor --instance ml.p5.48xlarge --num-nodes 2
       fastlaunch doctor --setup | less
     """
-    from fastlaunch.preflight import checks
-    from fastlaunch.prices import load_catalogue
+    from fastlaunch.catalog.prices import load_catalogue
+    from fastlaunch.placement.checks import checks
 
     if setup:
         click.echo(shipped("docs/aws-setup.md").read_text(encoding="utf-8"), nl=False)
@@ -106,8 +106,8 @@ def _terms(
 
 
 def _wanted(around: Surroundings, catalogue: "Catalogue", terms: CloudTerms) -> "Wanted":
+    from fastlaunch.catalog.container_images import training_base
     from fastlaunch.cloud_request import instances_of
-    from fastlaunch.images import training_base
     from fastlaunch.preflight_wanted import Wanted
 
     return Wanted(
@@ -127,8 +127,8 @@ def _wanted(around: Surroundings, catalogue: "Catalogue", terms: CloudTerms) -> 
 
 
 def _config_file() -> "Check":
-    from fastlaunch.preflight_check import Check, Result
-    from fastlaunch.settings import config_path
+    from fastlaunch.core.settings import config_path
+    from fastlaunch.placement.check import Check, Result
 
     path = config_path()
     there = "" if path.exists() else ", which does not exist yet"

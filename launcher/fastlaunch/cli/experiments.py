@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from fastlaunch.arms import DEFAULT_STEPS, MADE_UP, experiment_named
+from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentArm
 from fastlaunch.cli.listing import print_rows
 from fastlaunch.cli.options import next_command, output_option
-from fastlaunch.experiments import EXPERIMENTS, Experiment, ExperimentArm
-from fastlaunch_train.recipes import resolve_recipe
+from fastlaunch.jobs.variants import DEFAULT_STEPS, MADE_UP, experiment_named
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads import workload_info
 
 _HEADERS = {"name": "experiment", "runs": "runs", "length": "of", "description": "description"}

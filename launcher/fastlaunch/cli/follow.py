@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.backends import RunState
-from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
+from fastlaunch.backends.protocol import CLOUD_BACKENDS
+from fastlaunch.cli.context import Surroundings, surroundings
 from fastlaunch.cli.follow_cloud import fetch_unfollowed, show_log
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command, table_or_json_option
-from fastlaunch.cli.run_table import HEADERS, row, to_json
-from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import UserError
-from fastlaunch.follow import RecordTail, describe
-from fastlaunch.log_file import LOG
+from fastlaunch.cli.render import HEADERS, row, to_json
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import LOG
+from fastlaunch.runs.display import RecordTail, describe
 
 if TYPE_CHECKING:
-    from fastlaunch.runs import Ledger, Run
+    from fastlaunch.ledger.ledger import Ledger, Run
 
 _CHUNK_BYTES = 2**16
 
@@ -97,7 +97,7 @@ def cancel(runs: tuple[str, ...]) -> None:
 @contextmanager
 def open_reconciled() -> "Iterator[tuple[Surroundings, Ledger]]":
     """Surroundings and open ledger, brought up to what is true."""
-    from fastlaunch.runs import open_ledger
+    from fastlaunch.ledger.ledger import open_ledger
 
     around = surroundings()
     with open_ledger(around.settings) as ledger:

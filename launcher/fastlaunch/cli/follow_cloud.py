@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch import s3_sync
-from fastlaunch.backends.cloud_backend import CLOUD_BACKENDS
-from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.errors import UserError
-from fastlaunch.log_file import LOG
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import CLOUD_BACKENDS
+from fastlaunch.cli.context import Surroundings
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import LOG
 
 if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Ledger, Run
     from fastlaunch.run_attempts import Attempt
-    from fastlaunch.runs import Ledger, Run
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from fastlaunch.account_policies import documents
+from fastlaunch.account.policies import documents
+from fastlaunch.account.template import template, template_text
 from fastlaunch.account_statements import names_by_hand
-from fastlaunch.account_template import template, template_text
-from fastlaunch.errors import UnknownName, UserError
-from fastlaunch.image_build import DEFAULT_REPOSITORY
-from fastlaunch.settings import RegionSettings, Settings, load_settings
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.settings import RegionSettings, Settings, load_settings
+from fastlaunch.images.build import DEFAULT_REPOSITORY
 
 #: What a list may take before it gets a line for each value.
 _WIDTH = 100
@@ -61,7 +61,7 @@ _TEMPLATE = ("zones", "bucket", "prefix", "repository", "registry", "kms_key")
 
 def _named(settings: Settings, region: str, given: dict[str, str | None]) -> dict[str, Any]:
     """What the statements name: as given, else of the config file. None where neither tells."""
-    from fastlaunch.images import registry_account
+    from fastlaunch.catalog.container_images import registry_account
 
     here = settings.aws.get(region, RegionSettings())
     return {

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastlaunch.errors import UserError
-from fastlaunch.quantities import parse_bytes, parse_count, parse_duration_s
-from fastlaunch_train.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
+from fastlaunch_train.recipes.recipes import Recipe, RecipeError, resolve_recipe
 from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
 
 Command = TypeVar("Command", bound=Callable[..., Any])

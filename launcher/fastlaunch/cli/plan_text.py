@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2_site import Site
-from fastlaunch.cost_ceiling import CostCeiling, block_of, type_names
-from fastlaunch.job import JobSpec
+from fastlaunch.backends.placements import Site
+from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.left_out import by_reason
+from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, type_names
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.cloud_backend import Place
+    from fastlaunch.backends.protocol import Place
 
 #: Placeholders of what AWS cannot be asked for, and the options that give it.
 _TO_BE_GIVEN = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from fastlaunch.catalog.prices import SERVICES, Catalogue, Price, load_catalogue
 from fastlaunch.cli.options import DATE, next_command, output_option
-from fastlaunch.errors import UserError
-from fastlaunch.prices import SERVICES, Catalogue, Price, load_catalogue
-from fastlaunch.settings import load_settings
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import load_settings
 
 #: The table fits a terminal of this many columns.
 _COLUMNS = 100

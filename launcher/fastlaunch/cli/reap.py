@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from fastlaunch.cli.context import Surroundings, surroundings
 from fastlaunch.cli.options import confirm, table_or_json_option, yes_option
 from fastlaunch.cli.reap_report import WORDS, Report, tell, tell_json
-from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
-from fastlaunch.reap import (
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
+from fastlaunch.runs.reap import (
     Finding,
     Found,
     Refusal,
@@ -27,7 +27,7 @@ from fastlaunch.reap import (
 )
 
 if TYPE_CHECKING:
-    from fastlaunch.runs import Ledger
+    from fastlaunch.ledger.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def _schedules(
 
 def _ledger(around: Surroundings) -> AbstractContextManager["Ledger | None"]:
     """The ledger, as a context; None where there is none, or none that can be read: tags tell enough."""
-    from fastlaunch.runs import LEDGER_NAME, open_ledger
+    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
 
     if not (around.settings.home / LEDGER_NAME).exists():
         return nullcontext(None)
@@ -179,7 +179,7 @@ def _usd_per_hour(around: Surroundings, findings: Sequence[Finding]) -> dict[str
         if one.id not in prices and not one.is_spot and one.instance_type
     ]
     if listed:
-        from fastlaunch.prices import load_catalogue
+        from fastlaunch.catalog.prices import load_catalogue
 
         today = around.now().date()
         try:

@@ -9,7 +9,7 @@ import click
 
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
-from fastlaunch.reap import Finding, Kind, Refusal
+from fastlaunch.runs.reap import Finding, Kind, Refusal
 
 #: By kind: what one is called, and what is said of one that was ended.
 WORDS: Mapping[Kind, tuple[str, str]] = {

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.cli.context import Surroundings, surroundings
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import confirm, next_command, table_or_json_option, yes_option
-from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
-from fastlaunch.cli.surroundings import Surroundings, surroundings
-from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from fastlaunch.cli.render import HEADERS, answer, row, to_json
+from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
 
 if TYPE_CHECKING:
-    from fastlaunch.cloud import CloudLauncher
-    from fastlaunch.runs import Ledger, Run
-    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.runs.launcher import CloudLauncher
+    from fastlaunch.runs.stop_request import StopRequest
 
 
 @click.command(short_help="Go on with an interrupted run on AWS, from its last checkpoint.")
@@ -33,8 +33,8 @@ def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: boo
     earlier ones left of its limit. SageMaker itself starts a spot job again that it took back; this is for
     one that stopped or failed.
     """
-    from fastlaunch.runs import open_ledger
-    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.stop_request import StopRequest
     from fastlaunch.submission import reconcile
 
     around = surroundings()
@@ -55,8 +55,8 @@ def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: boo
 
 def _ask(around: Surroundings, ledger: "Ledger", run: "Run", *, max_cost: float | None, yes: bool) -> None:
     """Say from where the run would go on and what that may cost, and return if the user agrees."""
-    from fastlaunch.cloud_resume import ceiling_of, resumable
-    from fastlaunch.cost_ceiling import check_budget
+    from fastlaunch.placement.cost_ceiling import check_budget
+    from fastlaunch.runs.resume import ceiling_of, resumable
 
     found = resumable(run, backends=around.cloud_backends, aws=around.aws, ledger=ledger, now=around.now())
     ceiling = ceiling_of(found)
@@ -66,8 +66,8 @@ def _ask(around: Surroundings, ledger: "Ledger", run: "Run", *, max_cost: float 
 
 
 def _launcher(around: Surroundings, ledger: "Ledger", stop: "StopRequest") -> "CloudLauncher":
-    from fastlaunch.cloud import CloudLauncher
-    from fastlaunch.follow import make_display
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.launcher import CloudLauncher
 
     return CloudLauncher(
         backends=around.cloud_backends,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fastlaunch.cli.context import reconcile_here
 from fastlaunch.cli.listing import fitted, print_rows
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
@@ -18,11 +19,10 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
-from fastlaunch.cli.surroundings import reconcile_here
-from fastlaunch.errors import UserError
-from fastlaunch.run_view import as_lines, for_people, measured, run_as_json, run_as_row
-from fastlaunch.runs import IMPORT, Run, open_ledger
-from fastlaunch.settings import Settings, load_settings
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
+from fastlaunch.runs.describe import as_lines, for_people, measured, run_as_json, run_as_row
 
 _HEADERS = {
     "id": "run",
@@ -135,8 +135,8 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     The record files of all ranks of a run, in one folder, become one run. A run that is there already is not
     doubled. Files stay where they are: the ledger keeps a run's summary and the path.
     """
-    from fastlaunch.published import shipped_figures
-    from fastlaunch.record_import import find_runs
+    from fastlaunch.measure.published import shipped_figures
+    from fastlaunch.runs.importer import find_runs
 
     if not paths and not published:
         raise UserError("nothing to import", "give a file or a folder, or --published")
@@ -176,7 +176,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     help="A .tar.gz file that is not there yet, or a folder.",
 )
 def export(selectors: tuple[str, ...], destination: Path) -> None:
-    from fastlaunch.run_export import export_runs
+    from fastlaunch.runs.export import export_runs
 
     with open_ledger(load_settings()) as ledger:
         chosen = ledger.select(selectors)

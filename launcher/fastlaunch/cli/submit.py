@@ -18,15 +18,15 @@ from fastlaunch.cli.cloud_options import (
     split_names,
     take_cloud_options,
 )
+from fastlaunch.cli.context import Surroundings, surroundings
 from fastlaunch.cli.options import table_or_json_option, yes_option
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
-from fastlaunch.cli.surroundings import Surroundings, surroundings
 from fastlaunch.cli.training_options import training_options
-from fastlaunch.cloud_terms import BACKENDS, ML, backend_of
-from fastlaunch.errors import EXIT_DONE, UnknownName, UserError
-from fastlaunch.job import JobSpec
-from fastlaunch.quantities import parse_count
-from fastlaunch.request import Jobs, Request, build_jobs
+from fastlaunch.core.errors import EXIT_DONE, UnknownName, UserError
+from fastlaunch.core.units import parse_count
+from fastlaunch.jobs.build import Jobs, Request, build_jobs
+from fastlaunch.jobs.options import BACKENDS, ML, backend_of
+from fastlaunch.jobs.spec import JobSpec
 
 #: Stands for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
@@ -154,7 +154,7 @@ def _jobs(around: Surroundings, region: str, options: dict[str, Any], *, image: 
     catalogue = None
     # What a GPU takes stands there too.
     if request.instance is not None or around.machine.devices:
-        from fastlaunch.prices import load_catalogue
+        from fastlaunch.catalog.prices import load_catalogue
 
         catalogue = load_catalogue(around.settings.prices)
     return build_jobs(request, machine=around.machine, catalogue=catalogue, image=image)
@@ -216,9 +216,9 @@ def _check_installed(around: Surroundings, jobs: Jobs) -> None:
 
 
 def _run(around: Surroundings, backend: Backend, jobs: Sequence[JobSpec], *, output: str) -> int:
-    from fastlaunch.follow import make_display
-    from fastlaunch.runs import open_ledger
-    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.stop_request import StopRequest
     from fastlaunch.submission import Launcher, check_home, reconcile
 
     check_home(around.settings.home)

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.backends import Plan
+from fastlaunch.catalog.prices import Catalogue, load_catalogue
 from fastlaunch.cli.cloud_options import Where, settings_with, terms_of
+from fastlaunch.cli.context import Surroundings
 from fastlaunch.cli.options import check_can_ask, confirm
 from fastlaunch.cli.plan_text import in_words, plan_text
 from fastlaunch.cli.submitted import exit_code_of, tell_runs
-from fastlaunch.cli.surroundings import Surroundings
 from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.cost_ceiling import CostCeiling, block_of, check_budget, cost_ceiling, is_known
-from fastlaunch.errors import EXIT_DONE
-from fastlaunch.job import JobSpec
+from fastlaunch.core.errors import EXIT_DONE
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.build import Request
+from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.left_out import by_reason
 from fastlaunch.offline_sites import Offline, OfflineSites, check_plan, offline_sites, plan_at
-from fastlaunch.prices import Catalogue, load_catalogue
-from fastlaunch.request import Request
-from fastlaunch.settings import Settings
+from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, check_budget, cost_ceiling, is_known
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.cloud_backend import Place
-    from fastlaunch.cloud import CloudSubmission
-    from fastlaunch.cloud_prepare import Prepared
-    from fastlaunch.preflight_check import Check
+    from fastlaunch.backends.protocol import Place
+    from fastlaunch.placement.check import Check
+    from fastlaunch.placement.prepare import Prepared
+    from fastlaunch.runs.launcher import CloudSubmission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,8 @@ def dry_run_text(asked: Asked, *, output: str) -> str:
 def _images(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> Callable[[str], str]:
     """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
     from fastlaunch.base_image_file import shipped_base_images
+    from fastlaunch.catalog.container_images import image_uri, own_image, training_base
     from fastlaunch.cloud_arms import check_base
-    from fastlaunch.images import image_uri, own_image, training_base
 
     given = request.image
     if given:
@@ -159,12 +159,12 @@ def _images(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -
 def _submit(
     around: Surroundings, asked: Asked, *, detach: bool, max_cost: float | None, output: str, yes: bool
 ) -> int:
-    from fastlaunch.cloud import CloudLauncher
-    from fastlaunch.cloud_prepare import upload_code
-    from fastlaunch.follow import make_display
-    from fastlaunch.runs import open_ledger
-    from fastlaunch.spot_checkpoints import slow_checkpoint
-    from fastlaunch.stop_request import StopRequest
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.placement.prepare import upload_code
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.launcher import CloudLauncher
+    from fastlaunch.runs.spot_checkpoints import slow_checkpoint
+    from fastlaunch.runs.stop_request import StopRequest
     from fastlaunch.submission import check_home
 
     check_can_ask(yes=yes)
@@ -194,8 +194,8 @@ def _prepared(
     around: Surroundings, asked: Asked, *, detach: bool, max_cost: float | None
 ) -> "tuple[Prepared, CloudSubmission]":
     """All that AWS was asked for, and the submission made of it, whose plans AWS would take."""
-    from fastlaunch.cloud import CloudSubmission
-    from fastlaunch.cloud_prepare import prepare
+    from fastlaunch.placement.prepare import prepare
+    from fastlaunch.runs.launcher import CloudSubmission
 
     prepared = prepare(
         asked.request,

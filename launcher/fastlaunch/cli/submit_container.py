@@ -10,11 +10,11 @@ from typing import Any
 from fastlaunch.backends.local import LocalBackend
 from fastlaunch.backends.sagemaker_site import TrainingSite
 from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.cli.surroundings import Surroundings, local_settings
-from fastlaunch.container_rehearsal import RehearsalBackend
-from fastlaunch.errors import UserError
-from fastlaunch.hardware import InstanceType
-from fastlaunch.job import JobSpec
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.cli.context import Surroundings, local_settings
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.runs.rehearsal import RehearsalBackend
 
 #: Stands for SageMaker's machine in the request, whose place this one takes.
 _HERE = InstanceType(
@@ -95,9 +95,9 @@ def _image_and_code(
     around: Surroundings, base_image: str | None, user_file: Path | None
 ) -> tuple[str, Path, CodeBundle]:
     """AWS's image in its public gallery, and the bundle that a job with it would get, as a file here."""
-    from fastlaunch.code_bundle import make_bundle
-    from fastlaunch.images import find_base_image, public_uri
-    from fastlaunch.pinned_wheels import wheel_folder
+    from fastlaunch.catalog.container_images import find_base_image, public_uri
+    from fastlaunch.images.code_bundle import make_bundle
+    from fastlaunch.images.wheels import wheel_folder
 
     base = find_base_image(base_image, flavour="ec2", today=around.now().date())
     bundle = make_bundle(

@@ -9,13 +9,13 @@ import click
 from fastlaunch.backends import RunState
 from fastlaunch.cli.listing import table
 from fastlaunch.cli.options import next_command
-from fastlaunch.cli.run_table import HEADERS, answer, row, to_json
-from fastlaunch.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
-from fastlaunch.job import JobSpec, names_apart
-from fastlaunch.log_file import LOG, telling_lines
+from fastlaunch.cli.render import HEADERS, answer, row, to_json
+from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from fastlaunch.core.log_file import LOG, telling_lines
+from fastlaunch.jobs.spec import JobSpec, names_apart
 
 if TYPE_CHECKING:
-    from fastlaunch.runs import Run
+    from fastlaunch.ledger.ledger import Run
 
 _NUM_LOG_LINES = 20
 _FAILED = (RunState.FAILED, RunState.LOST)

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.convergence import REFERENCE, UNKNOWN, Difference
-from fastlaunch.analysis.guards import percent
 from fastlaunch.analysis.held_out import HeldOut
+from fastlaunch.analysis.validity import percent
 
 #: What a row has no need of: the reference is not compared with itself.
 NOTHING = "-"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.metrics import Interval
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.convergence import convergence_to_json, held_out_to_json
 from fastlaunch.report.convergence import flat as flat_convergence
 

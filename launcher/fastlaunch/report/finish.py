@@ -8,9 +8,9 @@ from typing import Any
 from fastlaunch.analysis.accounts import PARTS, WORDS
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.finish import USD, BreakEven, Finish, ToFinish, cheapest, cheapest_in_turn, to_finish
-from fastlaunch.analysis.judgement import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.analysis.rows import Row
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.verdicts import NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.names import name_of
 from fastlaunch.report.table import WIDTH, dollars, number
 from fastlaunch.report.words import about, grid, place_to_json, product, quantity_to_json, with_range

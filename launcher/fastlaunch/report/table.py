@@ -5,11 +5,11 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fastlaunch.analysis.commits import FURTHER_APART, OF_COMMITS
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.analysis.judgement import THROUGHPUT, TRAINING
-from fastlaunch.errors import UnknownName
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.notes import FURTHER_APART, OF_COMMITS
+from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
+from fastlaunch.core.errors import UnknownName
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.convergence import NOTHING, by_reference, convergence_columns
 from fastlaunch.report.grids import tables
 from fastlaunch.report.names import name_of, which

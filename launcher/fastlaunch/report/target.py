@@ -6,7 +6,6 @@ from typing import Any
 
 from fastlaunch.analysis.accounts import WORDS
 from fastlaunch.analysis.compare import Comparison
-from fastlaunch.analysis.judgement import NOT_STEADY
 from fastlaunch.analysis.rows import Row
 from fastlaunch.analysis.target import (
     RowToTarget,
@@ -16,7 +15,8 @@ from fastlaunch.analysis.target import (
     usd_to_target,
 )
 from fastlaunch.analysis.target_margins import Margin, are_on_other_data, margins
-from fastlaunch.metrics import Interval
+from fastlaunch.analysis.verdicts import NOT_STEADY
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.names import name_of
 from fastlaunch.report.table import WIDTH, dollars, number
 from fastlaunch.report.words import about, grid, place_to_json, product, quantity_to_json, with_range

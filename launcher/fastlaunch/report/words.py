@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fastlaunch.analysis.rows import Row
-from fastlaunch.metrics import Interval
+from fastlaunch.measure.summarize import Interval
 from fastlaunch.report.grids import tables
 from fastlaunch.report.table import UNKNOWN, number
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.cli import run
-from fastlaunch.cli.surroundings import Surroundings
-from fastlaunch.machine import Machine
-from fastlaunch.settings import load_settings
+from fastlaunch.cli.context import Surroundings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.machine import Machine
 
 ENTRYPOINT = Path(__file__).parent / "entrypoint.py"
 CPU = Machine(devices=(), num_cores=2, modules=frozenset({"torch", "timm"}))

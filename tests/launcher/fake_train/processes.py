@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from fastlaunch.runs import Run, open_ledger
-from fastlaunch.settings import load_settings
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import Run, open_ledger
 
 LAUNCHER = Path(__file__).parent / "launcher.py"
 

@@ -9,7 +9,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny
 
-from fastlaunch_train.workload import Workload
+from fastlaunch_train.workloads.contract import Workload
 
 
 class Wrong(nn.Linear):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fastlaunch_train.workload import Batch, BatchCount, DataRequest, Score, Workload
+from fastlaunch_train.workloads.contract import Batch, BatchCount, DataRequest, Score, Workload
 
 NUM_FEATURES = 16
 NUM_CLASSES = 4

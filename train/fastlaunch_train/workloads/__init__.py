@@ -2,7 +2,7 @@
 
 A workload is named `vit-huge` (built in), `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
 language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
-own: a function without arguments that returns a `fastlaunch_train.workload.Workload`).
+own: a function without arguments that returns a `fastlaunch_train.workloads.contract.Workload`).
 """
 
 import re
@@ -17,7 +17,7 @@ class WorkloadInfo:
 
     flops_per_sample: of one training step, forward and backward, without recomputation; None if unknown.
     small: the workload that stands in for it where there is no GPU.
-    takes: the fields of `fastlaunch_train.workload.Asked` that it heeds.
+    takes: the fields of `fastlaunch_train.workloads.contract.Asked` that it heeds.
     """
 
     name: str

@@ -6,13 +6,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train import corpus
-from fastlaunch_train.language_models import causal_model, published_config, transformers_for, vocabulary
-from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.text import ReadText, TextSource
+from fastlaunch_train.data import corpus
+from fastlaunch_train.data.order import NO_LABEL
+from fastlaunch_train.data.text import ReadText, TextSource
+from fastlaunch_train.data.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.text_workload import text_workload
-from fastlaunch_train.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
-from fastlaunch_train.workload import Asked, Batch, Score, Workload
+from fastlaunch_train.workloads.contract import Asked, Batch, Score, Workload
+from fastlaunch_train.workloads.language_models import (
+    causal_model,
+    published_config,
+    transformers_for,
+    vocabulary,
+)
 
 #: rinna/japanese-gpt2-xsmall, from src/model/gpt2-ja-xsmall-config.json of the repository that its model card
 #: names, github.com/rinnakk/japanese-pretrained-models (2026-11-21).

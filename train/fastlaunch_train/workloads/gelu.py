@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from fastlaunch_train.data_identity import DataIdentity
-from fastlaunch_train.workload import Batch, DataRequest, Workload
+from fastlaunch_train.records.data_identity import DataIdentity
 from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 #: 64 images x 197 tokens by the width inside ViT-Huge's MLP: where that model applies its GELU.
 ROWS, COLUMNS = 64 * 197, 5120

@@ -5,13 +5,18 @@ from functools import partial
 import torch
 from torch import nn
 
-from fastlaunch_train import made_up_reviews, reviews
-from fastlaunch_train.language_models import classifier, published_config, transformers_for, vocabulary
-from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.text import ReadText, TextSource
+from fastlaunch_train.data import made_up_reviews, reviews
+from fastlaunch_train.data.order import NO_LABEL
+from fastlaunch_train.data.text import ReadText, TextSource
+from fastlaunch_train.data.tokens import WordTokens, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.text_workload import text_workload
-from fastlaunch_train.tokens import WordTokens, chosen_tokenizer, load_tokenizer
-from fastlaunch_train.workload import Asked, Batch, BatchCount, Score, Workload
+from fastlaunch_train.workloads.contract import Asked, Batch, BatchCount, Score, Workload
+from fastlaunch_train.workloads.language_models import (
+    classifier,
+    published_config,
+    transformers_for,
+    vocabulary,
+)
 
 #: distilbert-base-uncased, which the Hugging Face hub has under that name; transformers' own defaults are the
 #: same (5.23).

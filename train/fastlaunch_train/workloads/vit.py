@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.flops import build_on_meta, training_flops_per_sample
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.data.order import NO_LABEL
 from fastlaunch_train.images import (
     ImageShape,
     held_out_images,
@@ -17,9 +17,9 @@ from fastlaunch_train.images import (
     images_identity,
     images_per_epoch,
 )
-from fastlaunch_train.order import NO_LABEL
-from fastlaunch_train.workload import Batch, Score, Workload
+from fastlaunch_train.models.flops import build_on_meta, training_flops_per_sample
 from fastlaunch_train.workloads import WORKLOADS, WorkloadError
+from fastlaunch_train.workloads.contract import Batch, Score, Workload
 
 #: Classes of a timm model that was published without a classifier.
 IMAGENET_CLASSES = 1000

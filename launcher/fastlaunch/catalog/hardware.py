@@ -1,0 +1,80 @@
+"""Accelerators and the instances that carry them, as the price catalogue describes them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastlaunch.core.errors import UserError
+
+#: Number formats of matrix products for which a peak can be given; `formats` of an accelerator uses them too.
+FORMATS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PURCHASE_OPTIONS = ("on-demand", "spot", "capacity-block")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One GPU, or one Trainium chip.
+
+    memory_gib: as EC2 reports it, a little less than on the box.
+    compute_capability: CUDA's, such as `9.0`; None where it has none.
+    peak_tflops: dense peak of matrix products per format; a format that is missing is unknown, not zero.
+    formats: the formats the matrix units take, whether or not a peak is known.
+    device_names: as `torch.cuda.get_device_name` reports it.
+    """
+
+    name: str
+    memory_gib: float
+    bandwidth_tb_per_s: float
+    compute_capability: str | None
+    peak_tflops: Mapping[str, float]
+    formats: frozenset[str]
+    device_names: tuple[str, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        check_positive(f"memory_gib of {self.name}", self.memory_gib)
+        check_positive(f"bandwidth_tb_per_s of {self.name}", self.bandwidth_tb_per_s)
+        for format_name, peak in self.peak_tflops.items():
+            check_positive(f"{format_name} peak of {self.name}", peak)
+        unsupported = self.peak_tflops.keys() - self.formats
+        if unsupported:
+            raise UserError(
+                f"{self.name} has a peak for {', '.join(sorted(unsupported))}, which its formats leave out",
+                "add the format, or remove the peak",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """One EC2 instance type; SageMaker's `ml.` types carry the same hardware.
+
+    accelerator: key of the catalogue's accelerators.
+    network_gbps: of all network cards together; where EC2 says "up to", that burst rate.
+    purchase_options: how AWS sells it: `on-demand`, `spot`, `capacity-block`.
+    """
+
+    name: str
+    accelerator: str
+    num_accelerators: int
+    vcpus: int
+    memory_gib: float
+    network_gbps: float
+    num_network_cards: int
+    num_efa_interfaces: int
+    local_nvme_gb: float
+    purchase_options: tuple[str, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        for field in ("num_accelerators", "vcpus", "memory_gib", "network_gbps", "num_network_cards"):
+            check_positive(f"{field} of {self.name}", getattr(self, field))
+        for field in ("num_efa_interfaces", "local_nvme_gb"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"{field} of {self.name} is {value}", "give 0 or more")
+
+
+def check_positive(what: str, value: float) -> None:
+    """Nothing, where `value` is finite and above 0; else UserError naming `what`."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{what} is {value:g}", "give a finite number above 0, or leave the entry out")

@@ -1,0 +1,54 @@
+"""Quantities as people write them: `100M` samples, `48h`, `2GiB`."""
+
+import re
+from fractions import Fraction
+
+from fastlaunch.core.errors import UserError
+
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+# A comma groups thousands; `1,5` may be meant as one and a half, so it is refused.
+_NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+"
+_QUANTITY = re.compile(rf"({_NUMBER})(e[0-9]{{1,2}})?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_PARTS = re.compile(rf"(?:{_NUMBER})\s*[a-z]+", re.IGNORECASE | re.ASCII)
+#: SQLite's largest integer, which also bounds every sensible quantity.
+_LARGEST = 2**63 - 1
+#: Python refuses to read integers of thousands of digits, with another error.
+_MAX_LENGTH = 100
+
+
+def parse_count(text: str) -> int:
+    """A whole number: `200`, `10k`, `1.5M`, `1e6`, `1_000`."""
+    value = _parse(text, _COUNTS, "a count such as 200, 10k or 1.5M")
+    if value != int(value):
+        raise UserError(f"{text!r} is not a whole number", "give a count such as 200, 10k or 1.5M")
+    return int(value)
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds: `90s`, `30min` or `30m`, `48h`, `2d`; `1h30m` adds up. The unit is required."""
+    expected = "a duration such as 90s, 30min, 48h or 1h30m"
+    parts = _PARTS.findall(text)
+    if not parts or "".join("".join(parts).split()) != "".join(text.split()):
+        raise UserError(f"{text!r} is not a duration", f"give {expected}")
+    return float(sum(_parse(part, _SECONDS, expected) for part in parts))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes, rounded down: `2GiB`, `512MB`, `1e9`."""
+    return int(_parse(text, _BYTES, "a size such as 2GiB or 512MB"))
+
+
+def _parse(text: str, units: dict[str, int], expected: str) -> Fraction:
+    """The quantity, exactly: 1.1M is 1100000, and 2**53 + 1 is not 2**53."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[3].lower() not in units or len(match[0]) > _MAX_LENGTH:
+        raise UserError(f"{text!r} is not {expected.partition(' such')[0]}", f"give {expected}")
+    number = match[1].replace("_", "").replace(",", "") + (match[2] or "")
+    value = Fraction(number) * units[match[3].lower()]
+    if value > _LARGEST:
+        raise UserError(f"{text!r} is too large", f"give {expected}")
+    return value

@@ -1,0 +1,180 @@
+"""What the headers of a run's records say: whether they contradict each other, and what the run is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from fastlaunch.recorded_recipe import resolved_record
+from fastlaunch_train.records.records import RankRecord
+from fastlaunch_train.workloads import WorkloadError, workload_info
+
+#: What all records of one run share, and what the ranks of one attempt share besides.
+_SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data", "data_identity")
+_SHARED_BY_RANKS = (
+    *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
+    *("image_digest", "commit", "instance"),
+)
+#: What a rank may have failed to look at, as on a disk over the network: it trained all the same.
+_MAY_BE_UNKNOWN = ("data_identity", "model_identity")
+#: Packages whose versions count whatever the recipe is.
+_ALWAYS_PACKAGES = ("torch", "cuda", "cudnn", "timm", "transformer_engine")
+
+
+def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
+    """What the records of one run say against each other, in sentences.
+
+    A rank that did no step may have ended before it knew what its header should say: it is not held to it.
+    """
+    problems = []
+    first: Mapping[str, Any] | None = None
+    for number, records in attempts.items():
+        ranks = [record.header["rank"] for record in records]
+        world_size = records[0].header["world_size"]
+        missing = list(islice((rank for rank in range(world_size) if rank not in ranks), 8))
+        if missing:
+            more = " and more" if world_size - len(set(ranks)) > len(missing) else ""
+            problems.append(f"attempt {number}: no record of rank {_listed(missing)}{more} of {world_size}")
+        if len(set(ranks)) < len(ranks):
+            problems.append(f"attempt {number}: two records of one rank")
+        schemas = sorted({record.header["schema"] for record in records})
+        if len(schemas) > 1:
+            problems.append(f"attempt {number}: ranks have records of schema {_listed(schemas)}")
+        headers = [record.header for record in records if record.steps]
+        if not headers:
+            continue
+        shared = _SHARED_BY_RUN + _SHARED_BY_RANKS
+        differing = [key for key in shared if any(_differ(header, headers[0], key) for header in headers)]
+        machines = [header["machine"] for header in headers]
+        for key in ("device_name", "driver"):
+            if any(machine.get(key) != machines[0].get(key) for machine in machines):
+                differing.append(key)
+        if differing:
+            problems.append(f"attempt {number}: ranks differ in {_listed(differing)}")
+        first = first or headers[0]
+        differing = [key for key in _SHARED_BY_RUN if _differ(headers[0], first, key)]
+        if differing:
+            problems.append(f"attempt {number} differs from the first in {_listed(differing)}")
+    return problems
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    """Whether two headers disagree in `key`. What an older version wrote is read as it is meant today, and
+    what it could not say of workload and data is no disagreement.
+    """
+    ours, theirs = one.get(key), other.get(key)
+    if key == "recipe":
+        return resolved_record(one[key]) != resolved_record(other[key])
+    if key in _MAY_BE_UNKNOWN:
+        return ours is not None and theirs is not None and ours != theirs
+    if key == "workload":
+        return any(_differ(one[key], other[key], name) for name in one[key].keys() & other[key].keys())
+    return bool(ours != theirs)
+
+
+def mixed_schemas(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
+    """What to know of attempts that different versions of the training package recorded."""
+    first = min(attempts)
+    told = []
+    for what, schema_of in (("records", lambda header: header["schema"]), ("recipes", recipe_schema)):
+        of_first = schema_of(attempts[first][0].header)
+        for number, records in attempts.items():
+            schema = schema_of(records[0].header)
+            if schema != of_first:
+                told.append(f"attempt {number} has {what} of schema {schema}, attempt {first} of {of_first}")
+    return told
+
+
+def recipe_schema(header: Mapping[str, Any]) -> int:
+    """The version of the recipe's fields; the first did not say."""
+    schema = header["recipe"].get("schema", 1)
+    return schema if isinstance(schema, int) else 1
+
+
+def sequence_length_of(header: Mapping[str, Any]) -> int | None:
+    """Tokens of a sample; None where the workload has no such thing."""
+    value = header["workload"].get("sequence_length")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def service_of(header: Mapping[str, Any]) -> str | None:
+    """`sagemaker` where the instance was SageMaker's; None for EC2's, for none, and for older records."""
+    return "sagemaker" if header["instance"] and header["machine"].get("service") == "sagemaker" else None
+
+
+def power_limit_of(header: Mapping[str, Any]) -> float | None:
+    """Watts that the GPU may draw; None where there is none, or the driver did not say."""
+    watts = header["machine"].get("power_limit_w")
+    is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
+    return float(watts) if is_number and 0 < watts < 1e6 else None
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(str(item) for item in items)
+
+
+def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """What must agree for two runs to be repeats of each other, besides what was asked for; as text."""
+    machine, versions, workload = header["machine"], header["versions"], header["workload"]
+    packages = (*_ALWAYS_PACKAGES, *_packages_used(header))
+    values = {
+        "device_name": machine["device_name"],
+        "driver": machine.get("driver"),
+        **{name: versions.get(name) for name in packages},
+        "attention_backend": header["attention_backend"],
+        "image_digest": header["image_digest"],
+        "model": workload.get("model"),
+        **_model_read(header),
+        **_data_read(header),
+        # None of a run that loads its data itself, and of older records, which did not say.
+        "num_data_workers": header.get("num_data_workers") or None,
+        "num_gpus_per_node": header["world_size"] // header["num_nodes"],
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
+    """The digests of a published model; nothing of one that its name describes, and for older records."""
+    identity = header["workload"].get("model_identity")
+    if not isinstance(identity, Mapping):
+        return {}
+    return {f"model_{part}": identity.get(part) for part in ("config", "weights")}
+
+
+def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
+    """What was trained on: the digest of what was read, or what made it up; and what cut it into tokens.
+
+    Nothing for older records, nor for what a first version of ours made up: that is what those hold too.
+    """
+    identity = header.get("data_identity") or {}
+    digest, made_by, version = (identity.get(name) for name in ("digest", "generator", "generator_version"))
+    made = None if version == 1 else made_by if version is None else f"{made_by} {version}"
+    return {"data": " ".join(filter(None, (digest, made))) or None, "tokenizer": identity.get("tokenizer")}
+
+
+def _packages_used(header: Mapping[str, Any]) -> Iterator[str]:
+    """Packages that the run computed with only because its recipe or its workload asks for them."""
+    recipe = header["recipe"]
+    if str(recipe.get("parallelism")).startswith("zero"):
+        yield "deepspeed"
+    if recipe.get("fp8_scaling") in ("tensorwise", "rowwise"):
+        yield "torchao"
+    if recipe.get("engine") == "ort":
+        yield from ("onnxruntime-training", "onnxruntime-training-cpu", "torch-ort")
+    if recipe.get("loop") == "lightning":
+        yield "lightning"
+    if recipe.get("loop") == "transformers":
+        yield "accelerate"
+    if recipe.get("loop") == "transformers" or _is_of_text(header["workload"]["name"]):
+        yield "transformers"
+
+
+def _is_of_text(workload: str) -> bool:
+    try:
+        return "tokenizer" in workload_info(workload).takes
+    except WorkloadError:
+        return False
+
+
+def host_ids(ranks: Sequence[RankRecord]) -> str | None:
+    """The machines' ids, joined by commas; None where none is known."""
+    return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None

@@ -1,0 +1,134 @@
+"""How a run ended, as its record files tell it, and whether they are of the run that was asked for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlaunch.backends import RunState
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.recorded_recipe import resolved_record
+from fastlaunch_train.records.records import RankRecord, RecordError, is_echo, read_record
+
+#: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
+_FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A final state and, unless the run completed, why."""
+
+    state: RunState
+    reason: str | None = None
+
+
+def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[str]]:
+    """The readable records among `paths`, and what is wrong with the others, in words."""
+    records, problems = [], []
+    for path in paths:
+        try:
+            records.append(read_record(path))
+        except RecordError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+    return records, problems
+
+
+def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -> Outcome:
+    """How a job that is no longer alive ended, by the end lines of all its ranks in the last attempt.
+
+    exit_code: of the process that was started, None where nobody waited for it. Without an end line it is
+    the difference between a job that failed and one of which nothing more is known.
+    """
+    ranks = _last_attempt(records)
+    if not ranks:
+        return _without_end("it ended before its first record", exit_code)
+    # Of several the lowest rank, but one whose peer was gone only where nobody has a reason of its own.
+    ended = sorted((rank for rank in ranks if rank.end is not None), key=_is_echo)
+    by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
+    missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
+    is_silent = bool(missing) or len(ended) < len(ranks)
+    for status, words in _FAILURES.items():
+        # Where all that failed lost a peer, it is the one without a word that tells.
+        if status in by_status and not (is_silent and _is_echo(by_status[status])):
+            rank = by_status[status]
+            message = rank.end.message if rank.end else None
+            where = f" on rank {rank.header['rank']}" if rank.header["world_size"] > 1 else ""
+            told = f": {message}" if message else ""
+            return Outcome(state=RunState.FAILED, reason=f"{words}{where}{told}")
+    for rank in ranks:
+        if rank.end is None:
+            last = rank.steps[-1].step if rank.steps else 0
+            return _without_end(
+                f"rank {rank.header['rank']} ended without saying how, after step {last}", exit_code
+            )
+    if missing:
+        return _without_end(f"rank {min(missing)} left no record", exit_code)
+    if "interrupted" in by_status:
+        message = by_status["interrupted"].end.message if by_status["interrupted"].end else None
+        return Outcome(state=RunState.INTERRUPTED, reason=message or "stopped before its last step")
+    return Outcome(state=RunState.COMPLETED)
+
+
+def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ...]:
+    """What in the headers is not what `job` asked for, in words; empty if all agrees."""
+    wanted = {
+        "workload": job.workload,
+        "recipe": resolved_record(job.recipe.to_record()),
+        "seed": job.seed,
+        "number of ranks": job.num_gpus,
+        "data": job.data.partition(":")[0],
+    }
+    # What was left to the entrypoint to find, or to choose, is whatever the record says.
+    left_open = {
+        "steps": job.steps,
+        "batch size": job.batch_size,
+        "sequence length": job.sequence_length,
+        "model": job.model,
+    }
+    wanted |= {what: value for what, value in left_open.items() if value is not None}
+    found: dict[str, None] = {}
+    for record in records:
+        header = record.header
+        recorded = {
+            "workload": header["workload"]["name"],
+            "recipe": resolved_record(header["recipe"]),
+            "seed": header["seed"],
+            "steps": header["steps"],
+            "number of ranks": header["world_size"],
+            "data": header["data"].partition(":")[0],
+            "batch size": header["batch_size_per_gpu"],
+            # Records of version 1, and of workloads that could not be built, do not say these two.
+            "sequence length": header["workload"].get("sequence_length") or job.sequence_length,
+            "model": header["workload"].get("model") or job.model,
+        }
+        for what, value in wanted.items():
+            if recorded[what] != value:
+                found[_difference(what, value, recorded[what])] = None
+    return tuple(found)
+
+
+def _difference(what: str, wanted: Any, recorded: Any) -> str:
+    if what == "recipe":
+        fields = [key for key in {**wanted, **recorded} if wanted.get(key) != recorded.get(key)]
+        told = ", ".join(f"{key} {recorded.get(key)!r} for {wanted.get(key)!r}" for key in sorted(fields))
+        return f"the record contradicts the request: recipe with {told}"
+    return f"the record contradicts the request: {what} {recorded!r} for {wanted!r}"
+
+
+def _is_echo(rank: RankRecord) -> bool:
+    return rank.end is not None and is_echo(rank.end.message or "")
+
+
+def _last_attempt(records: Sequence[RankRecord]) -> list[RankRecord]:
+    last = max((record.header["attempt"] for record in records), default=0)
+    ranks = [record for record in records if record.header["attempt"] == last]
+    return sorted(ranks, key=lambda record: int(record.header["rank"]))
+
+
+def _without_end(what: str, exit_code: int | None) -> Outcome:
+    if exit_code is None or exit_code == 0:
+        return Outcome(state=RunState.LOST, reason=what)
+    how = f"killed by signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    return Outcome(state=RunState.FAILED, reason=f"{what} ({how})")

@@ -1,0 +1,115 @@
+"""Runs as files to keep, send and import elsewhere: record files, compressed, and what the ledger knows."""
+
+import gzip
+import json
+import lzma
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastlaunch.core.errors import UserError
+from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
+from fastlaunch.runs.describe import run_as_json
+from fastlaunch.runs.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
+from fastlaunch_train.records.records import SUFFIXES
+
+
+def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
+    """Write a folder per run, with its record files (xz) and `run.json`; returns what was missing, in words.
+
+    destination: a `.tar.gz` or `.tar.xz` file that does not exist yet, or a folder, made if need be. Raises
+    UserError for one that holds such a run already, or that cannot be written.
+    """
+    try:
+        if not destination.name.endswith(ARCHIVE_SUFFIXES):
+            return _write_folders(ledger, runs, destination)
+        if destination.exists():
+            raise UserError(f"{destination} exists already", "give another name, or remove it first")
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        # Packed beside its place and then renamed: what bears the name is complete.
+        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".export-") as temporary:
+            missing = _write_folders(ledger, runs, Path(temporary, "runs"))
+            packed = Path(temporary, "packed")
+            with _new_archive(packed, destination.name) as archive:
+                archive.add(Path(temporary, "runs"), arcname="runs")
+            packed.rename(destination)
+        return missing
+    except (EOFError, lzma.LZMAError) as error:
+        raise UserError(f"a compressed record file is damaged: {error}", "leave its run out") from None
+    except OSError as error:
+        raise UserError(
+            f"{destination} cannot be written: {error.strerror or error}",
+            "free some space, or give another --to",
+        ) from None
+
+
+def _new_archive(path: Path, name: str) -> tarfile.TarFile:
+    """An empty archive at `path`, packed as `name` says: lightly, since what goes in is packed already."""
+    if name.endswith(".xz"):
+        return tarfile.open(path, "w:xz", preset=0)
+    return tarfile.open(path, "w:gz", compresslevel=1)
+
+
+def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
+    taken = [run.id for run in runs if Path(destination, run.id).exists()]
+    if taken:
+        raise UserError(f"{destination} holds run {taken[0]} already", "give another --to")
+    missing = []
+    for run in runs:
+        folder = Path(destination, run.id)
+        folder.mkdir(parents=True)
+        with _record_files(run) as files:
+            for file in files:
+                _compress(file, folder)
+        if not files and (run.summary is None or run.summary.kind == "records"):
+            missing.append(f"run {run.id}: {_without_records(run)}")
+        told = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
+        Path(folder, RUN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return missing
+
+
+def _without_records(run: Run) -> str:
+    if run.summary is None:
+        return f"it is {run.state} and recorded nothing; `runs import` will pass over it"
+    return "its record files are gone; only what the ledger knows is exported"
+
+
+@contextmanager
+def _record_files(run: Run) -> Iterator[tuple[Path, ...]]:
+    """The record files of the run, wherever they are; they can be read within the context."""
+    place = run.directory
+    if place is None or not place.exists():
+        yield ()
+    elif run.backend != IMPORT:
+        # The folder is the run's alone: what cannot be read goes along, for somebody to look at.
+        yield tuple(sorted(file for file in place.iterdir() if file.name.endswith(SUFFIXES)))
+    elif place.name.endswith(ARCHIVE_SUFFIXES):
+        with unpacked(place) as folder:
+            yield _files_of(run, folder)
+    else:
+        yield _files_of(run, place)
+
+
+def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
+    try:
+        found = find_runs([place]).runs.get(run.id)
+    except UserError:
+        return ()
+    return found.files if found else ()
+
+
+def _compress(file: Path, folder: Path) -> None:
+    name = file.name.removesuffix(".xz").removesuffix(".gz")
+    with lzma.open(Path(folder, f"{name}.xz"), "wb") as target:
+        if file.suffix == ".xz":
+            with lzma.open(file) as xz:
+                shutil.copyfileobj(xz, target)
+        elif file.suffix == ".gz":
+            with gzip.open(file) as gz:
+                shutil.copyfileobj(gz, target)
+        else:
+            with file.open("rb") as plain:
+                shutil.copyfileobj(plain, target)

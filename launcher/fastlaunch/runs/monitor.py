@@ -1,0 +1,286 @@
+"""Follows an attempt on AWS until its machine has ended, brings home what it uploads, and ends what hangs."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fastlaunch.backends import RunState, s3_sync
+from fastlaunch.backends.protocol import CloudBackend, Sight
+from fastlaunch.cloud_display import AttemptDisplay
+from fastlaunch.cloud_words import how_to_stop, machine_of, once_more, told_to_end
+from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.core.settings import Settings
+from fastlaunch.placement.cost_ceiling import MARGIN_MINUTES
+from fastlaunch.runs.attempt_price import note_machines, respec_in
+from fastlaunch.runs.deadline_schedule import disarm
+from fastlaunch.runs.finish import STOPPED_BY, Finished, finish_attempt
+from fastlaunch.runs.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.run_attempts import Attempt
+
+LOOK_INTERVAL_S = 10.0
+SYNC_INTERVAL = timedelta(seconds=20)
+#: After the node's last word: shutting down takes a minute, and a spot interruption two.
+LINGER_LIMIT = timedelta(minutes=4)
+#: Of several machines one of which ended before they began: the others wait for it in vain.
+_LOST_LIMIT = timedelta(minutes=2)
+#: Large machines take many minutes to be terminated, for which nothing is billed.
+SHUTDOWN_WAIT = timedelta(minutes=1)
+#: After its time, how long a machine that cannot be seen is waited for; after its end, what it uploaded.
+_LOST_CONTACT = timedelta(minutes=30)
+#: Between two looks at whether the user wants to stop.
+_PAUSE_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Follower:
+    """Follows `attempt`, which has a handle. tell: a line for the user."""
+
+    attempt: "Attempt"
+    backend: CloudBackend
+    ledger: "Ledger"
+    settings: Settings
+    shown: AttemptDisplay
+    stop: StopRequest
+    tell: Callable[[str], None]
+    _why: str | None = None
+    _told: set[str] = field(default_factory=set)
+    _is_stopping: bool = False
+    _unseen_since: datetime | None = None
+    _runs_since: datetime | None = None
+    _done_since: datetime | None = None
+    _down_since: datetime | None = None
+    _lost_since: datetime | None = None
+    _synced_at: datetime | None = None
+    _synced: s3_sync.Synced = field(
+        default_factory=lambda: s3_sync.Synced(boot=None, status=None, is_complete=False)
+    )
+
+    def follow(self) -> Finished:
+        """How the attempt ended, and the runs that are left for another one; see `finish_attempt`.
+
+        The first signal stops the machine, and lets it write its end. A second one, or a bug here, ends it at
+        once. Raises CloudRefused's kinds, or UserError, where AWS or the disk does not let it be followed;
+        the machine then goes on.
+        """
+        try:
+            self.shown.start()
+            sight = self._until_ended()
+        except UserError as error:
+            if self.stop.by and not isinstance(error, CloudRefused):
+                self._kill()
+                raise
+            raise self._unfollowed(error) from None
+        except BaseException:
+            self._kill()
+            raise
+        done = self._finish(sight)
+        if self.ledger.attempt(self.attempt.id).ended_at is not None:
+            disarm(self.ledger, self.backend.aws, self.attempt)
+        run_id = self.shown.current.id
+        if run_id in done.left:
+            self.shown.finish("no capacity" if done.end.try_next else str(RunState.INTERRUPTED))
+        elif self.ledger.existing([run_id]):
+            self.shown.finish(str(self.ledger.get(run_id).state))
+        return done
+
+    def _finish(self, sight: Sight) -> Finished:
+        """What `finish_attempt` returns, with patience for a network that fails for a while."""
+        deadline = self.backend.now() + _LOST_CONTACT
+        while True:
+            try:
+                return finish_attempt(
+                    self.attempt,
+                    sight,
+                    backend=self.backend,
+                    ledger=self.ledger,
+                    why=self._why,
+                    go_on=not self.stop.by,
+                )
+            except CloudRefused as error:
+                passes = isinstance(error, Throttled | Unreachable) and self.backend.now() < deadline
+                if not passes or self.stop.by:
+                    told = f"{self._machine} has ended; what it uploaded cannot be read now: {error.message}"
+                    raise type(error)(told, "to look again: fastlaunch status") from None
+                self._tell_once(error.message)
+            self._pause()
+
+    def _until_ended(self) -> Sight:
+        last = Sight(has_ended=False, is_seen=False)
+        while True:
+            if self.stop.by and not self._is_stopping:
+                self._stop()
+            # What cannot be seen for a moment is as it was.
+            last = self._see() or last
+            self._note(last)
+            if last.has_ended:
+                return last
+            self._sync()
+            self.shown.update(last, self._synced)
+            if self._is_down(last):
+                return last
+            self._end_what_hangs(last)
+            self._pause()
+
+    def _note(self, sight: Sight) -> None:
+        today = self.backend.now().date()
+        respec = respec_in(self.ledger, self.settings, today)
+        seen = [(self.ledger.attempt(self.attempt.id), sight)]
+        note_machines(self.ledger, self.backend.aws, seen, today, respec)
+
+    def _is_down(self, sight: Sight) -> bool:
+        """Whether the machine has been shutting down for a while: it costs nothing, and uploads no more."""
+        if not sight.is_seen or sight.is_live:
+            return False
+        self._down_since = self._down_since or self.backend.now()
+        return self.backend.now() - self._down_since > SHUTDOWN_WAIT
+
+    def _see(self) -> Sight | None:
+        assert self.attempt.handle is not None
+        try:
+            sight = self.backend.see([self.attempt.handle])[0]
+        except (Throttled, Unreachable) as error:
+            now = self.backend.now()
+            # A laptop that slept for hours finds its network a while after its clock.
+            self._unseen_since = self._unseen_since or now
+            if now > max(self._ends_at(), self._unseen_since) + _LOST_CONTACT:
+                raise
+            self._tell_once(error.message)
+            return None
+        self._unseen_since = None
+        return sight
+
+    def _sync(self) -> None:
+        """Bring what is new. What keeps that from being done, such as a full disk, ends no machine."""
+        now = self.backend.now()
+        # A clock that was set back would have it wait for long.
+        if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
+            return
+        assert self.attempt.handle is not None
+        try:
+            self._synced = self.backend.sync(self.attempt.handle)
+            self._synced_at = now
+            if self._unseen_since is None:
+                self._told.clear()
+        except UserError as error:
+            self._tell_once(error.message)
+
+    def _end_what_hangs(self, sight: Sight) -> None:
+        """End machines that never boot, or one of which is lost, that have had their time, or linger."""
+        now, boot_limit = self.backend.now(), self.backend.boot_limit
+        # Where there is no limit AWS itself ends what hangs, and knows when its time is up.
+        if not sight.is_live or self._why is not None or boot_limit is None:
+            return
+        if sight.is_up and self._runs_since is None:
+            self._runs_since = now
+        if self._synced.status is not None and self._done_since is None:
+            self._done_since = now
+        has_booted = self._synced.num_booted >= self.attempt.num_nodes or self._synced.status is not None
+        # Only what the bucket said lately counts: it may be the bucket that cannot be reached.
+        is_fresh = self._synced_at is not None and now - self._synced_at <= 2 * SYNC_INTERVAL
+        if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
+            self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._diary()}")
+        elif is_fresh and self._is_one_lost(sight):
+            why = f"{sight.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
+            self._terminate(f"{why}: {sight.problem.message}" if sight.problem else why)
+        elif now > self._ends_at():
+            self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
+        elif self._done_since and now - self._done_since > LINGER_LIMIT:
+            # Its runs are told by its last word; only the machine hangs.
+            self._terminate("its machine did not turn itself off")
+
+    def _is_one_lost(self, sight: Sight) -> bool:
+        """Whether a machine ended a while ago without a word, before there was anything to save."""
+        has_begun = any(path.name.startswith("rank-") for path in self._synced.files)
+        if has_begun or sight.num_ended <= len(self._synced.statuses):
+            self._lost_since = None
+            return False
+        self._lost_since = self._lost_since or self.backend.now()
+        return self.backend.now() - self._lost_since > _LOST_LIMIT
+
+    def _who_did_not_boot(self, limit: timedelta) -> str:
+        within, num_nodes = f"within {limit.total_seconds() / 60:.0f} minutes", self.attempt.num_nodes
+        if num_nodes == 1:
+            return f"its node did not boot {within}"
+        return f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
+
+    def _terminate(self, why: str) -> None:
+        assert self.attempt.handle is not None
+        self.tell(f"{self._machine}: {why}; terminating it")
+        # Set first: what cannot be terminated now is tried again by nobody else, but told.
+        self._why = why
+        self.backend.kill(self.attempt.handle)
+
+    def _diary(self) -> str:
+        assert self.attempt.handle is not None
+        try:
+            return f"; what it printed is in {self.backend.diary(self.attempt.handle)}"
+        except CloudRefused as error:
+            return f"; what it printed cannot be read: {error.message}"
+
+    def _stop(self) -> None:
+        assert self.attempt.handle is not None
+        self._is_stopping = True
+        self._note_stop()
+        self.tell(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
+        self.backend.stop(self.attempt.handle)
+
+    def _note_stop(self) -> None:
+        # A disk that is full does not keep the machine alive.
+        with suppress(UserError):
+            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
+
+    def _kill(self) -> None:
+        """End the machine at once; where that fails, say what may be running."""
+        assert self.attempt.handle is not None
+        if self.stop.by:
+            self._note_stop()
+        try:
+            self.backend.kill(self.attempt.handle)
+            self.tell(f"{self._machine} {told_to_end(self.backend)}")
+        except BaseException as error:
+            self.tell(
+                f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"
+            )
+            if not isinstance(error, CloudRefused):
+                raise
+            return
+        with suppress(UserError):
+            sight = self.backend.see([self.attempt.handle])[0]
+            # One that is only shutting down yet is ended in the ledger by whoever looks next.
+            if sight.has_ended:
+                finish_attempt(self.attempt, sight, backend=self.backend, ledger=self.ledger)
+                disarm(self.ledger, self.backend.aws, self.attempt)
+
+    def _unfollowed(self, error: UserError) -> UserError:
+        told = f"{error.hint}; " if error.hint else ""
+        kind = type(error) if isinstance(error, CloudRefused) else UserError
+        return kind(
+            f"{self._machine} cannot be followed any more, and goes on: {error.message}",
+            f"{told}{how_to_stop(self.attempt, self.backend)}",
+        )
+
+    @property
+    def _machine(self) -> str:
+        return machine_of(self.attempt, self.backend)
+
+    def _ends_at(self) -> datetime:
+        assert self.attempt.handle is not None
+        started = datetime.fromisoformat(self.attempt.handle["launched_at"])
+        return started + timedelta(minutes=(self.attempt.max_minutes or 0) + MARGIN_MINUTES)
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            self.tell(f"{message}; trying again")
+
+    def _pause(self) -> None:
+        # Counted, not timed: a clock that is set back would make it last.
+        for _ in range(round(LOOK_INTERVAL_S / _PAUSE_S)):
+            if self.stop.by and not self._is_stopping:
+                return
+            self.backend.sleep(_PAUSE_S)

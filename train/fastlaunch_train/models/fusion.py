@@ -1,0 +1,140 @@
+"""Proof that pointwise functions were fused: what one forward pass really runs.
+
+On a GPU these are the kernels that CUDA ran, as torch's profiler saw them. On a CPU they are the operators
+that were called one by one, among them the groups that torch.jit.script fused, and the kernels that
+torch.compile wrote, which the profiler does not see.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.workloads.contract import Batch, Workload
+
+#: Operators that compute nothing.
+_VIEWS = frozenset(
+    {"unbind", "select", "slice", "view", "reshape", "flatten", "detach", "as_strided", "alias"}
+)
+#: Kernels that are named; of a large model there are hundreds.
+_NAMED = 12
+_FUSED = "fused_"
+
+
+def describe_kernels(
+    workload: Workload,
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    device: torch.device,
+    *,
+    num_samples: int,
+) -> str:
+    """What one forward pass on a batch of `num_samples` runs: `1 kernel a tensor: triton_poi_fused_...`.
+
+    Call it once everything is compiled: what is compiled only now is counted too.
+    """
+    on_gpu = device.type == "cuda"
+    with torch.no_grad(), precision.autocast():
+        # CUPTI attaches itself in the first pass that is profiled, and may miss kernels of it.
+        for _ in range(2 if on_gpu else 1):
+            with profile(
+                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+            ) as profiled:
+                workload.loss(model, batch)
+                if on_gpu:
+                    torch.cuda.synchronize(device)
+    sample = workload.sample_unit.removesuffix("s")
+    events = list(profiled.events() or ())
+    if on_gpu:
+        kernels = Counter(short_name(event.name) for event in events if event.device_type.name == "CUDA")
+        if not kernels:
+            return "unknown: the profiler sees no kernels on this machine"
+        return listing("kernel", sample, kernels, num_samples)
+    parts = []
+    graphs = sum(event.name.startswith("## Call CompiledFxGraph") for event in events)
+    if graphs:
+        parts.append(listing("kernel", sample, _written_kernels(graphs), num_samples))
+    operators = Counter(
+        event.name.removeprefix("aten::")
+        for event in events
+        if _is_operator(event.name) and not (event.cpu_parent and _is_operator(event.cpu_parent.name))
+    )
+    operators = Counter({name: count for name, count in operators.items() if name not in _VIEWS})
+    if operators or not parts:
+        parts.append(listing("operator", sample, operators, num_samples))
+    if is_scripted(model) and not any(name.startswith(_FUSED) for name in operators):
+        parts.append(f"torch.jit.script fused nothing{_why_not_fused()}")
+    return "; ".join(parts)
+
+
+def listing(kind: str, sample: str, counts: Mapping[str, int], num_samples: int) -> str:
+    """`2 kernels a tensor: one, other`: how many of the kind each sample takes, and which, most first."""
+    total = sum(counts.values())
+    whole = all(count % num_samples == 0 for count in counts.values())
+    share = num_samples if whole else 1
+    per = f"a {sample}" if whole else f"for {num_samples} {sample}s"
+    number = total // share
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{name} x{count // share}" if count > share else name for name, count in ranked[:_NAMED]]
+    if len(ranked) > _NAMED:
+        names.append(f"{len(ranked) - _NAMED} others")
+    text = f"{number} {kind}{'' if number == 1 else 's'} {per}"
+    return f"{text}: {', '.join(names)}" if names else text
+
+
+def short_name(kernel: str) -> str:
+    """A CUDA kernel's name without its types, with the operation that a template of torch's is made for.
+
+    `void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<..., MulFunctor<...>>...>` is
+    `vectorized_elementwise_kernel(Mul)`.
+    """
+    name = re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip()
+    base = name.rpartition("::")[2] or kernel
+    if base == kernel:
+        return base
+    operations = re.findall(r"CUDAFunctor\w*?_(\w+)|(\w+?)(?:_kernel_cuda|Functor\b)", kernel)
+    found = [one or other for one, other in operations]
+    return f"{base}({found[-1]})" if found else base
+
+
+def is_scripted(model: nn.Module) -> bool:
+    """Whether a part of `model`, or a function that one holds, is torch.jit.script's."""
+    return any(
+        isinstance(module, torch.jit.ScriptModule)
+        or any(isinstance(value, torch.jit.ScriptFunction) for value in vars(module).values())
+        for module in model.modules()
+    )
+
+
+def _is_operator(name: str) -> bool:
+    return name.startswith(("aten::", _FUSED))
+
+
+def _written_kernels(graphs: int) -> Counter[str]:
+    """The kernels that torch.compile wrote for a CPU, each as often as its graph was called.
+
+    Where several graphs were compiled in this process nobody tells which of them was called how often: then
+    each counts once.
+    """
+    modules = _inductor_modules()
+    times = graphs if len(modules) == 1 else 1
+    return Counter(
+        {name: times for module in modules for name in vars(module) if name.startswith("cpp_fused")}
+    )
+
+
+def _inductor_modules() -> list[object]:
+    code_cache = sys.modules.get("torch._inductor.codecache")
+    return list(getattr(getattr(code_cache, "PyCodeCache", None), "modules", ()))
+
+
+def _why_not_fused() -> str:
+    # Its kernels for CPUs are compiled by LLVM, which torch's own packages are built without.
+    has_llvm = getattr(torch._C, "_llvm_enabled", lambda: True)()
+    return "" if has_llvm else ": on a CPU it needs a torch built with LLVM, and this one is not"

@@ -1,0 +1,238 @@
+"""Transformer Engine's block in the place of timm's, computing the same function from the same weights."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.models.te_fp8 import MakeContext
+from fastlaunch_train.models.te_speed import prefer_cudnn_norm, unpack_without_copies
+from fastlaunch_train.recipes.recipes import RecipeError
+
+#: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
+TE_NAMES: Mapping[str, str] = {
+    "norm1.weight": "self_attention.layernorm_qkv.layer_norm_weight",
+    "norm1.bias": "self_attention.layernorm_qkv.layer_norm_bias",
+    "attn.qkv.weight": "self_attention.layernorm_qkv.weight",
+    "attn.qkv.bias": "self_attention.layernorm_qkv.bias",
+    "attn.proj.weight": "self_attention.proj.weight",
+    "attn.proj.bias": "self_attention.proj.bias",
+    "norm2.weight": "layernorm_mlp.layer_norm_weight",
+    "norm2.bias": "layernorm_mlp.layer_norm_bias",
+    "mlp.fc1.weight": "layernorm_mlp.fc1_weight",
+    "mlp.fc1.bias": "layernorm_mlp.fc1_bias",
+    "mlp.fc2.weight": "layernorm_mlp.fc2_weight",
+    "mlp.fc2.bias": "layernorm_mlp.fc2_bias",
+}
+
+#: Modules of a timm block with parameters or an effect; any other must be an identity.
+_KNOWN_MODULES = frozenset(
+    [
+        *("norm1", "attn", "attn.qkv", "attn.attn_drop", "attn.proj", "attn.proj_drop", "drop_path1"),
+        *("norm2", "mlp", "mlp.fc1", "mlp.act", "mlp.drop1", "mlp.fc2", "mlp.drop2", "drop_path2"),
+    ]
+)
+
+
+class TransformerEngineBlock(nn.Module):
+    """A timm block's call around Transformer Engine's `layer`.
+
+    Inside bf16 autocast it takes and returns the residual stream in bf16, where timm's block keeps it in
+    fp32: part of its speed, and of its rounding error, is this. GELU is the tanh approximation, at most
+    4.7e-4 from the exact one. context: of its forward pass, one without FP8 where a recipe leaves it out.
+    """
+
+    def __init__(self, layer: nn.Module, *, context: MakeContext = contextlib.nullcontext) -> None:
+        super().__init__()
+        self.layer = layer
+        self._context = context
+
+    def forward(
+        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
+    ) -> torch.Tensor:
+        """The block's output, of the shape of x: (batch, tokens, width)."""
+        if attn_mask is not None or is_causal:
+            raise RecipeError(
+                "the model masks its attention, which the Transformer Engine block does not",
+                "use a recipe with blocks=native",
+            )
+        with self._context():
+            output: torch.Tensor = self.layer(x)
+        return output
+
+
+def te_arguments(block: nn.Module) -> dict[str, Any]:
+    """Arguments with which Transformer Engine's TransformerLayer computes what the timm `block` does.
+
+    Raises RecipeError, saying which part, if it cannot. Checked against timm 1.0.15 to 1.0.31.
+    """
+    _check_parts(block)
+    part: Any = block  # what is in it, the check above has seen
+    attn, mlp, norm = part.attn, part.mlp, part.norm1
+    width, hidden = mlp.fc1.in_features, mlp.fc1.out_features
+    _require(_dropout(mlp.drop1) == 0, "dropout after the activation")
+    _require(_dropout(attn.proj_drop) == _dropout(mlp.drop2), "different dropout after attention and MLP")
+    _require(_drop_path(part.drop_path1) == _drop_path(part.drop_path2), "different drop path rates")
+    return {
+        "hidden_size": width,
+        "ffn_hidden_size": hidden,
+        "num_attention_heads": attn.num_heads,
+        "layernorm_epsilon": norm.eps,
+        "hidden_dropout": _dropout(mlp.drop2),
+        "attention_dropout": _dropout(attn.attn_drop),
+        "drop_path_rate": _drop_path(part.drop_path1),
+        # The defaults attend causally, and across the batch: sbhd takes dimension 0 for the sequence.
+        "self_attn_mask_type": "no_mask",
+        "attn_input_format": "bshd",
+        "fuse_qkv_params": True,
+        "qkv_weight_interleaved": False,
+        "output_layernorm": False,
+        "layer_type": "encoder",
+        "activation": "gelu",
+        "normalization": "LayerNorm",
+        "bias": True,
+        "params_dtype": torch.float32,
+        "device": str(norm.weight.device),
+    }
+
+
+def te_weights_from_timm(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state of a TransformerLayer, from that of a timm block."""
+    return {TE_NAMES[name]: weight for name, weight in weights.items()}
+
+
+def timm_weights_from_te(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state of a timm block, from that of a TransformerLayer; FP8 scales are left out."""
+    return {name: weights[te_name] for name, te_name in TE_NAMES.items()}
+
+
+def te_state_from_native(
+    weights: Mapping[str, torch.Tensor], block_names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """The state of a model with Transformer Engine blocks, from that of the model with timm's.
+
+    block_names: of the blocks in the model, such as `blocks.0`.
+    """
+    names = _whole_model_names(block_names)
+    return {names.get(name, name): weight for name, weight in weights.items()}
+
+
+def native_state_from_te(weights: Mapping[str, Any], block_names: Sequence[str]) -> dict[str, Any]:
+    """The state of the model with timm's blocks, from that with Transformer Engine's; no FP8 scales.
+
+    So weights trained in FP8 are evaluated, published or trained on without Transformer Engine.
+    """
+    names = {te_name: name for name, te_name in _whole_model_names(block_names).items()}
+    return {
+        names.get(name, name): weight
+        for name, weight in weights.items()
+        if name.rpartition(".")[2] != "_extra_state"
+    }
+
+
+def te_block_from_timm(
+    block: nn.Module,
+    *,
+    layer_number: int = 1,
+    context: MakeContext = contextlib.nullcontext,
+    layer_factory: Callable[..., nn.Module] | None = None,
+) -> TransformerEngineBlock:
+    """A Transformer Engine block with the weights, device and mode of the timm `block`.
+
+    layer_number: from 1, as Transformer Engine counts. layer_factory: instead of its TransformerLayer.
+    Raises RecipeError if the block computes something that Transformer Engine's does not.
+    """
+    arguments = te_arguments(block)
+    layer_factory = layer_factory or _transformer_layer
+    layer = layer_factory(**arguments, layer_number=layer_number)
+    weights = te_weights_from_timm(block.state_dict())
+    parameters = dict(layer.named_parameters())
+    assert parameters.keys() == weights.keys(), sorted(parameters.keys() ^ weights.keys())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return TransformerEngineBlock(layer, context=context).train(block.training)
+
+
+def replace_blocks(
+    model: nn.Module,
+    blocks: nn.ModuleList | nn.Sequential,
+    *,
+    contexts: Sequence[MakeContext] = (),
+    layer_factory: Callable[..., nn.Module] | None = None,
+) -> None:
+    """Put Transformer Engine blocks in the place of `blocks`, which is a part of `model`.
+
+    contexts: of each block's forward pass; none change nothing.
+    """
+    assert any(module is blocks for module in model.modules())
+    for index, block in enumerate(blocks):
+        blocks[index] = te_block_from_timm(
+            block,
+            layer_number=index + 1,
+            context=contexts[index] if contexts else contextlib.nullcontext,
+            layer_factory=layer_factory,
+        )
+
+
+def _whole_model_names(block_names: Sequence[str]) -> dict[str, str]:
+    return {
+        f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
+    }
+
+
+def _transformer_layer(**arguments: Any) -> nn.Module:
+    import transformer_engine.pytorch as te
+
+    prefer_cudnn_norm()
+    layer: nn.Module = te.TransformerLayer(**arguments)
+    unpack_without_copies(layer)
+    return layer
+
+
+def _check_parts(block: nn.Module) -> None:
+    modules: dict[str, Any] = dict(block.named_modules())
+    for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
+        _require(name in modules, f"a {type(block).__name__} without {name}")
+    for name, module in modules.items():
+        if name and name not in _KNOWN_MODULES:
+            _require(isinstance(module, nn.Identity), f"{name} ({type(module).__name__})")
+    for name in ("attn", "mlp"):
+        expected = {"attn": "Attention", "mlp": "Mlp"}[name]
+        _require(type(modules[name]).__name__ == expected, f"{name} of type {type(modules[name]).__name__}")
+    _require(type(block).__name__ == "Block", f"blocks of type {type(block).__name__}")
+    for name in ("norm1", "norm2"):
+        norm = modules[name]
+        _require(
+            isinstance(norm, nn.LayerNorm) and "Rms" not in type(norm).__name__,
+            f"{name} ({type(norm).__name__})",
+        )
+    _require(modules["norm1"].eps == modules["norm2"].eps, "different epsilons of norm1 and norm2")
+    _require(isinstance(modules["mlp.act"], nn.GELU), f"activation {type(modules['mlp.act']).__name__}")
+    parameters = {name for name, _ in block.named_parameters()}
+    missing = sorted(TE_NAMES.keys() - parameters)
+    extra = sorted(parameters - TE_NAMES.keys())
+    _require(not missing, f"a block without {', '.join(missing)}")
+    _require(not extra, f"the parameters {', '.join(extra)}")
+    attn = modules["attn"]
+    _require(attn.qkv.out_features == 3 * attn.qkv.in_features, "heads that are not width / num_heads wide")
+
+
+def _dropout(module: nn.Module) -> float:
+    return float(getattr(module, "p", 0.0))
+
+
+def _drop_path(module: nn.Module) -> float:
+    if not isinstance(module, nn.Identity):
+        _require(getattr(module, "scale_by_keep", True), "drop path without rescaling")
+    return float(getattr(module, "drop_prob", 0.0) or 0.0)
+
+
+def _require(holds: bool, part: str) -> None:
+    if not holds:
+        raise RecipeError(
+            f"a Transformer Engine block cannot stand for this model's: it has {part}",
+            "use a recipe with blocks=native",
+        )

@@ -1,0 +1,91 @@
+"""SIGTERM and SIGINT: a flag that the loop reads between steps, and a way out when it cannot read it.
+
+Python runs signal handlers in the main thread only, and not while that thread waits inside a collective, a
+device synchronisation or a compiler. So a second thread hears of the signal through the wakeup descriptor
+and, if the loop has not ended in time, ends the process itself, before those who asked lose their patience.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S
+
+#: How often the second thread looks whether a checkpoint is being written.
+_LOOK_S = 0.25
+
+
+class Interrupts:
+    """Whether the process was asked to stop, and by which signal.
+
+    on_stuck is called from another thread if `done` has not been called `grace_s` seconds after a signal,
+    those spent in `saving` not counted; it must end the process.
+    """
+
+    def __init__(self, *, grace_s: float = DEFAULT_STOP_GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._signal: int | None = None
+        self._done = threading.Event()
+        self._saving = False
+        self.on_stuck: Callable[[str], object] | None = None
+
+    def install(self) -> None:
+        """Catch SIGTERM and SIGINT from now on. Call it in the main thread."""
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        self._sender = sender  # kept open: the wakeup descriptor is only a number
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+        threading.Thread(target=self._watch, args=(receiver,), name="interrupts", daemon=True).start()
+
+    @property
+    def requested(self) -> bool:
+        return self._signal is not None
+
+    @property
+    def message(self) -> str:
+        """Why the run ends, for the record."""
+        return f"stopped by {signal.Signals(self._signal).name}" if self._signal else "stopped by a peer"
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A checkpoint is being written, or a peer's waited for: this takes long, and is not stuck."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
+    def done(self) -> None:
+        """The loop has ended: nothing needs to be forced any more."""
+        self._done.set()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._signal = self._signal or number
+
+    def _watch(self, receiver: socket.socket) -> None:
+        watched = {int(signal.SIGTERM), int(signal.SIGINT)}
+        while True:
+            numbers = receiver.recv(64)
+            if not numbers:
+                return
+            caught = [number for number in numbers if number in watched]
+            if caught:
+                break
+        self._signal = self._signal or caught[0]
+        left_s = self._grace_s
+        while left_s > 0:
+            before = time.monotonic()
+            if self._done.wait(min(left_s, _LOOK_S)):
+                return
+            if not self._saving:
+                left_s -= time.monotonic() - before
+        if self.on_stuck is not None:
+            self.on_stuck(f"{self.message}; no step ended within {self._grace_s:g} s")
+        os._exit(130)

@@ -1,0 +1,121 @@
+"""One training run from start to end, and how it ended."""
+
+import datetime
+import errno
+import gc
+import logging
+import os
+import shutil
+import sys
+
+from fastlaunch_train.caveats import caveats
+from fastlaunch_train.checks.runs_here import this_machine
+from fastlaunch_train.distributed import fabric
+from fastlaunch_train.distributed.parallel import Process, agree, start_process, stop_process
+from fastlaunch_train.exit_codes import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL
+from fastlaunch_train.loop.checkpoint import latest_checkpoint
+from fastlaunch_train.process.failures import FabricError, Failure, classify
+from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.process.launch import Launched
+from fastlaunch_train.process.tracebacks import TracebackFile, leave_traceback, traceback_path
+from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.records.records import RecordWriter, last_attempt, record_path
+from fastlaunch_train.run.assembly import train_session
+from fastlaunch_train.run.options import Options
+from fastlaunch_train.run.session import Session
+from fastlaunch_train.workloads import WorkloadError
+
+log = logging.getLogger("fastlaunch_train")
+
+#: Free space without which a run does not start: records of a long run, and some to spare.
+MIN_FREE_BYTES = 64 * 2**20
+
+
+def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
+    """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
+    try:
+        fabric.watch(options.output)
+        process = start_process()
+        session = _open_session(options, process, launched)
+    except (RecipeError, OSError) as error:
+        _tell(error)
+        return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
+    except Exception as error:
+        leave_traceback(options.output, launched.attempt, error)
+        raise
+    interrupts.on_stuck = session.end_stuck
+    try:
+        session.last_done = train_session(session, interrupts)
+        failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
+    except (RecipeError, WorkloadError) as error:
+        _tell(error)
+        session.traceback.write(error)
+        failure = Failure(status="failed", message=error.message, exit_code=EXIT_BAD_REQUEST)
+    except BaseException as error:
+        failure = classify(error)
+        if failure.status != "interrupted":
+            session.traceback.write(error)
+        if isinstance(error, FabricError):
+            if process.local_rank == 0:
+                _tell(error)
+        elif failure.exit_code == EXIT_CODES["failed"]:
+            log.exception("rank %d failed", process.rank)
+        else:
+            log.error("%s: %s", failure.status, failure.message)
+    interrupts.done()
+    exit_code = failure.exit_code
+    if not session.end(failure.status, failure.message or None) and exit_code == 0:
+        exit_code = EXIT_DISK_FULL
+    session.writer.close()
+    session.traceback.close()
+    if exit_code == 0:
+        # What holds on to the process group goes before it; a Trainer keeps its DDP model in a cycle.
+        gc.unfreeze()
+        gc.collect()
+        stop_process()
+    elif process.world_size > 1:
+        # Tearing down a process group whose peers are gone can hang: leave without it.
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def _open_session(options: Options, process: Process, launched: Launched) -> Session:
+    """Check the output folder and open this rank's record there. RecipeError if it holds one already."""
+    # Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
+    utc = datetime.timezone.utc  # noqa: UP017
+    started_at = datetime.datetime.now(utc).isoformat(timespec="seconds")
+    options.output.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(options.output).free
+    if free < MIN_FREE_BYTES:
+        raise OSError(errno.ENOSPC, f"only {free / 2**20:.0f} MiB are free", str(options.output))
+    left = latest_checkpoint(options.output / "checkpoints")
+    newest, any_left, least = agree(
+        process, [float(last_attempt(options.output)), float(left is not None), float(launched.attempt)]
+    )
+    # Checkpoints alone are refused too: the newest are kept, which would be those of the other run.
+    if (newest or any_left) and not options.resume:
+        raise RecipeError(
+            f"{options.output} already holds the {'record' if newest else 'checkpoints'} of a run",
+            "give another --output, or --resume to go on",
+        )
+    attempt = max(round(least), 1 + round(newest))
+    capability = this_machine(process.device).compute_capability
+    return Session(
+        options=options,
+        process=process,
+        writer=RecordWriter(record_path(options.output, rank=process.rank, attempt=attempt)),
+        traceback=TracebackFile(traceback_path(options.output, rank=process.rank, attempt=attempt)),
+        launched=launched,
+        attempt=attempt,
+        started_at=started_at,
+        steps=options.steps or 1,
+        warnings=list(caveats(options.recipe, capability=capability, world_size=process.world_size)),
+    )
+
+
+def _tell(error: BaseException) -> None:
+    if isinstance(error, RecipeError | WorkloadError | FabricError):
+        log.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
+    else:
+        log.error("error: %s", error)

@@ -1,0 +1,122 @@
+"""`Session`: what is known so far of a run, of which its record's header and end are made."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.process import device as environment
+from fastlaunch_train.process.host_threads import num_data_workers
+from fastlaunch_train.process.launch import Launched
+from fastlaunch_train.process.tracebacks import TracebackFile
+from fastlaunch_train.records.data_identity import DataIdentity, identity_of_own
+from fastlaunch_train.records.records import End, RecordWriter
+from fastlaunch_train.run.options import Options
+from fastlaunch_train.workloads.contract import Workload
+
+log = logging.getLogger("fastlaunch_train")
+
+
+@dataclass
+class Session:
+    """What is known so far of the run; the header is made of it, early if the run fails early."""
+
+    options: Options
+    process: Process
+    writer: RecordWriter
+    traceback: TracebackFile
+    launched: Launched
+    attempt: int
+    started_at: str
+    workload: Workload | None = None
+    num_parameters: int | None = None
+    batch_size: int | None = None
+    steps: int = 1
+    first_step: int = 1
+    last_done: int = 0
+    attention_backend: str | None = None
+    cudnn: tuple[int, ...] | None = None
+    data_identity: DataIdentity | None = None
+    model_identity: Mapping[str, str | None] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def identify(self) -> None:
+        """Learn what data and model are. Called once they were read: a run that fails before is not held up.
+
+        What cannot be looked at, a file that was removed since, stays unknown: that is no reason to fail.
+        """
+        workload, arm = self.workload, self.options.data
+        assert workload is not None
+        try:
+            if workload.data_identity is not None:
+                self.data_identity = workload.data_identity(arm)
+            elif ".py:" in self.options.workload:
+                self.data_identity = identity_of_own(self.options.workload, arm)
+            if workload.model_identity is not None:
+                self.model_identity = workload.model_identity()
+        except OSError as error:
+            self.warnings.append(f"what data and model are is not known: {error.strerror}")
+
+    def header(self) -> dict[str, Any]:
+        """The record's header, from what is known now."""
+        options, process, workload = self.options, self.process, self.workload
+        return {
+            "run_id": os.environ.get("FASTLAUNCH_RUN_ID") or options.output.resolve().name,
+            "attempt": self.attempt,
+            "rank": process.rank,
+            "world_size": process.world_size,
+            "num_nodes": process.num_nodes,
+            "started_at": self.started_at,
+            "workload": {
+                "name": options.workload,
+                "sample_unit": workload.sample_unit if workload else "samples",
+                "flops_per_sample": workload.flops_per_sample if workload else None,
+                "tokens_per_sample": workload.tokens_per_sample if workload else 0,
+                "num_parameters": self.num_parameters,
+                "sequence_length": workload.sequence_length if workload else None,
+                "model": options.model,
+                "model_identity": dict(self.model_identity) if self.model_identity else None,
+                "metric": workload.metric if workload else None,
+                # Its own, which the recipe may replace: with both, what was really used is known.
+                "optimizer": workload.optimizer if workload and workload.trains else None,
+                "learning_rate": workload.learning_rate if workload and workload.trains else None,
+            },
+            "recipe": options.recipe.to_record(),
+            "batch_size_per_gpu": self.batch_size or options.batch_size or 1,
+            "steps": self.steps,
+            "first_step": self.first_step,
+            "seed": options.seed,
+            "data": options.data.partition(":")[0],
+            "data_identity": self.data_identity.to_record() if self.data_identity else None,
+            "num_data_workers": num_data_workers(),
+            "machine": environment.machine(process.device),
+            "versions": environment.versions(self.cudnn),
+            "attention_backend": self.attention_backend,
+            "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
+            "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
+            "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
+            "warnings": self.warnings,
+        }
+
+    def end(self, status: str, message: str | None) -> bool:
+        """Write what is pending and the end line; False, once said, if the disk refuses."""
+        peak_gib = environment.memory_gib(self.process.device)[1]
+        try:
+            if not self.writer.header_written:
+                self.writer.write_header(self.header())
+            num_steps = max(self.last_done, self.writer.last_step)
+            self.writer.add(
+                End(status=status, message=message, num_steps=num_steps, peak_memory_gib=peak_gib)
+            )
+            self.writer.flush()
+        except OSError as error:
+            log.error("the record could not be finished: %s", error)
+            return False
+        return True
+
+    def end_stuck(self, message: str) -> None:
+        """End the record of a rank that was asked to stop and cannot, from another thread."""
+        self.end("interrupted", message)
+        self.traceback.close()

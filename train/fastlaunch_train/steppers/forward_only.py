@@ -1,0 +1,69 @@
+"""Steps of a workload that trains nothing: a forward pass each."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.models.prepare import prepare_model
+from fastlaunch_train.recipes.recipes import Recipe, refuse
+from fastlaunch_train.recipes.rules import forward_only_problem
+from fastlaunch_train.workloads.contract import Batch, Workload
+
+#: torch.jit.script watches in the first and compiles in the second; CUDA graphs are captured in the second.
+_PASSES_AHEAD = 3
+
+
+def check_forward_only(workload: Workload, recipe: Recipe) -> None:
+    """Returns if `workload` trains something, or `recipe` does not say how to; else RecipeError."""
+    problem = None if workload.trains else forward_only_problem(recipe)
+    refuse(problem, f"recipe {recipe.label} does not fit workload {workload.name}")
+
+
+class ForwardStepper:
+    """A `Stepper` whose step is the workload's `loss` without gradients; its state is the model's."""
+
+    def __init__(
+        self, workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
+    ) -> None:
+        self._workload = workload
+        self._precision = precision
+        self._device = process.device
+        if recipe.compile_scope == "wrapped":
+            # Nothing is wrapped where nothing is trained.
+            recipe = replace(recipe, compile_scope="model")
+        if recipe.pointwise == "scripted" and workload.pointwise is not None:
+            # Anew: checks have called the model, and so compiled what they called.
+            workload.pointwise(model, recipe.pointwise)
+        self.model = prepare_model(workload, recipe, model)
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """What the workload gives for a loss, not waited for."""
+        with torch.no_grad(), self._precision.autocast():
+            return self._workload.loss(self.model, batch).detach()
+
+    def compile_ahead(self, batch: Batch) -> None:
+        """Returns after as many forward passes as it takes until all are alike."""
+        for _ in range(_PASSES_AHEAD):
+            self.step(batch)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def state(self) -> dict[str, Any]:
+        """The model's state."""
+        return {"model": self.model.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.model.load_state_dict(state["model"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's state in host memory."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put back what `weights` returned."""
+        self.model.load_state_dict(weights)

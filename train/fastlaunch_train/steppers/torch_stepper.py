@@ -1,0 +1,180 @@
+"""Steps by torch alone: autocast, backward and optimizer, with DDP or FSDP2 between the ranks."""
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.deterministic import without_deterministic
+from fastlaunch_train.distributed import fsdp
+from fastlaunch_train.distributed.parallel import Process, wrap_ddp
+from fastlaunch_train.master_weights import MasterWeights
+from fastlaunch_train.models.compile import compile_model
+from fastlaunch_train.models.model_state import load_model_state, model_state
+from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.models.prepare import prepare_model
+from fastlaunch_train.models.te_fp8 import fp8_recipe
+from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.rules import TE_SCALINGS
+from fastlaunch_train.steppers.optimizers import build_optimizer
+from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.contract import Batch, Workload
+
+#: Modes in which torch.compile records CUDA graphs.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+class TorchStepper:
+    """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or masters of them."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | MasterWeights
+
+    def __init__(
+        self, workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
+    ) -> None:
+        self._workload = workload
+        self._recipe = recipe
+        self._precision = precision
+        self._process = process
+        # Its names are those of the state, whatever comes around it.
+        self._native = model
+        prepared = prepare_model(workload, recipe, model)
+        if recipe.parallelism == "fsdp2":
+            blocks = workload.blocks(model) if workload.blocks else None
+            self.model = fsdp.shard(prepared, blocks, recipe, process)
+        else:
+            self.model = wrap_ddp(prepared, recipe, process)
+        if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
+            compile_model(self.model, None, recipe)
+        build = functools.partial(build_optimizer, workload, recipe)
+        # After sharding, which puts other parameters in the place of the model's.
+        if recipe.parameter_dtype == "bf16-master":
+            self.optimizer = MasterWeights(model.parameters(), build)
+        else:
+            self.optimizer = build(model.parameters())
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """The detached loss of `batch`, not waited for, after one optimizer step on it."""
+        self._zero_grad()
+        micro_batches = split_batch(batch, self._recipe.grad_accumulation)
+        try:
+            losses = [
+                self._forward_backward(micro_batch, last=index == len(micro_batches))
+                for index, micro_batch in enumerate(micro_batches, start=1)
+            ]
+            scaler = self._precision.scaler
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                assert isinstance(self.optimizer, torch.optim.Optimizer)
+                scaler.step(self.optimizer)
+                scaler.update()
+        except RuntimeError as error:
+            told = without_deterministic(error, self._recipe)
+            if told is None:
+                raise
+            raise told from error
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _zero_grad(self) -> None:
+        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step:
+        # there have to be others to add them to.
+        graphs = self._recipe.compile_mode in CUDA_GRAPH_MODES
+        kept = graphs and (self._recipe.grad_accumulation > 1 or not self._recipe.set_to_none)
+        self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
+        for parameter in self._native.parameters() if kept else ():
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
+        """The detached loss of a micro-batch, its gradients added; ranks exchange them at the `last`."""
+        if self._recipe.compile_mode in CUDA_GRAPH_MODES:
+            # The CUDA graphs' outputs of the step before may be overwritten from here on.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with self._exchange(last):
+            with self._precision.autocast():
+                loss = self._workload.loss(self.model, batch)
+            check_loss(self._workload, loss)
+            scaler = self._precision.scaler
+            share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
+            (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
+        # A copy: what a CUDA graph returned is overwritten by the next micro-batch.
+        return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        if self._recipe.grad_accumulation == 1:
+            return nullcontext()
+        if self._recipe.parallelism == "fsdp2":
+            # One call sets it until the next.
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            return nullcontext()
+        if last or not isinstance(self.model, nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
+
+    def compile_ahead(self, batch: Batch) -> None:
+        """Compile forward and backward on `batch`; buffers and random generators are put back."""
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        device = self._process.device
+        self._zero_grad()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
+        self._zero_grad()
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(buffers[name])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def state(self) -> dict[str, Any]:
+        """Model, optimizer and loss scaler; shards are gathered."""
+        scaler = self._precision.scaler
+        state = {
+            "model": model_state(self._native),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": scaler.state_dict() if scaler else None,
+        }
+        if self._recipe.parallelism != "fsdp2":
+            return state
+        whole: dict[str, Any] = fsdp.gathered(state, keep=self._process.rank == 0)
+        return whole
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        if self._recipe.parallelism == "fsdp2":
+            state = fsdp.sharded(state, self._process)
+        te_recipe = fp8_recipe(self._recipe) if self._recipe.fp8_scaling in TE_SCALINGS else None
+        load_model_state(self._native, state["model"], fp8_recipe=te_recipe)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self._precision.scaler is not None and state["scaler"] is not None:
+            self._precision.scaler.load_state_dict(state["scaler"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of parameters and buffers, or of this rank's shards of them, in host memory."""
+        return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put back what `weights` returned; masters stay as they are, and come back with the next step."""
+        with torch.no_grad():
+            for name, value in self._tensors().items():
+                value.copy_(weights[name])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        if self._recipe.parallelism == "fsdp2":
+            fsdp.reshard(self.model)
+        named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
+        return {name: fsdp.local(value.detach()) for name, value in named.items()}
+
+
+def check_loss(workload: Workload, loss: Any) -> None:
+    """Returns if `loss` is a scalar tensor; else WorkloadError."""
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+        return
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+    raise WorkloadError(
+        f"workload {workload.name!r}: its loss is {what}", "return the batch's mean, a scalar tensor"
+    )
