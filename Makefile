@@ -8,18 +8,22 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo sagemaker-sdk test test-slow test-gpu live-check lint types wheel bench tables check clean
+.PHONY: help install demo sagemaker-sdk test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
+  tables mutations check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
-	@echo 'make test       make an environment and run the fast test suite'
-	@echo 'make test-slow  the tests that compile, use several processes or many runs'
+	@echo 'make test       make an environment and run the fast tests'
+	@echo 'make test-cloud the tests against a mock of AWS over HTTP'
+	@echo 'make test-slow  one test of each kind that compiles, starts processes or plays a machine'
+	@echo 'make test-full  every test: all seeds and scenarios, docker, old torch, the SDK (about an hour; root, Debian)'
 	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make mutations  break one line at a time, and see that a test notices'
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, one small run on EC2 and SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
-	@echo 'make tables     the measured tables of README.md, anew from train/measurements'
-	@echo 'make check      all of these but bench, tables, demo, test-gpu and live-check: what CI runs'
+	@echo 'make tables     the measured tables of the documents, anew from train/measurements'
+	@echo 'make check      lint, types, wheel, test, test-cloud and test-slow: what CI runs'
 	@echo 'make clean      remove the environment and everything built'
 
 install: $(INSTALLED)
@@ -46,13 +50,25 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@echo '==> fast tests'
-	@$(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+	@$(BIN)/python -m pytest -q -n 2 -m 'not cloud and not slow and not full and not gpu'
 
+test-cloud: $(INSTALLED)
+	@echo '==> tests against a mock of AWS'
+	@$(BIN)/python -m pytest -q -n 2 -m 'cloud and not full'
+
+# Those that play machines run one at a time, since each is busy by itself.
 test-slow: $(INSTALLED)
 	@echo '==> slow tests'
-	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu' --timeout 600 --ignore tests/node
-	@echo '==> slow tests that play machines: one at a time, since each is busy by itself'
-	@$(BIN)/python -m pytest -q -m 'slow and not gpu' --timeout 600 tests/node
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not full' --timeout 600 --ignore tests/node
+	@$(BIN)/python -m pytest -q -m 'slow and not full' --timeout 600 tests/node
+
+test-full: $(INSTALLED) sagemaker-sdk
+	@echo '==> every test'
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 -m 'not gpu' --timeout 900 --ignore tests/node
+	@$(BIN)/python -m pytest -q -m 'not gpu' --timeout 900 tests/node
+
+mutations: $(INSTALLED)
+	@$(BIN)/python tests/mutate.py
 
 # The SageMaker SDK pins and brings much: it gets an environment of its own, for one slow test.
 sagemaker-sdk: .venv-sagemaker/.installed
@@ -100,7 +116,7 @@ bench: $(INSTALLED)
 tables: $(INSTALLED)
 	@$(BIN)/python tests/benchmarks/tables.py
 
-check: lint types test test-slow wheel
+check: lint types wheel test test-cloud test-slow
 
 clean:
 	rm -rf $(VENV) .venv-sagemaker $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis

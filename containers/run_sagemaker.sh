@@ -1,9 +1,10 @@
 #!/bin/bash
-# The program of every container of a SageMaker training job: finds a Python and becomes fastlaunch_train.node,
-# which does the job's runs one after another, each through run_train.sh.
+# The program of every container of a SageMaker training job: finds a Python and becomes the node agent, which does
+# the job's runs one after another, each through run_train.sh.
 #
-# The code lies beside this file, as run_train.sh says. FASTLAUNCH_SYSTEM_ROOT: where /opt is looked for (tests).
-# Exit codes: 127 the image has no Python, 2 the code is not whole, else the program's.
+# The code lies beside this file, as run_train.sh says; agent and list of runs, which SageMaker has brought, are
+# checked by their hashes, FASTLAUNCH_AGENT_SHA256 and FASTLAUNCH_RUNS_SHA256. FASTLAUNCH_SYSTEM_ROOT: where /opt is
+# looked for (tests). Exit codes: 127 the image has no Python, 2 something is not whole, else the agent's.
 set -u -o pipefail
 # As in run_train.sh, and for its reasons: process 1 of a container stays this shell.
 if [ $$ = 1 ]; then
@@ -26,15 +27,21 @@ find_python() {
   local candidate
   for candidate in python "$system/opt/venv/bin/python" "$system/opt/conda/bin/python" python3; do
     candidate=$(type -P "$candidate") &&
-      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$candidate" && return
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && echo "$candidate" && return
   done
   return 1
 }
 
-for file in run_train.sh train/fastlaunch_train/node/__main__.py; do
-  [ -f "$here/$file" ] || refuse 2 "the training code is not whole: $here/$file is missing"
-done
-python=$(find_python) || refuse 127 "no Python from 3.10 in this image"
+whole() { # SHA256 FILE
+  echo "$1  $2" | sha256sum -c --quiet >&2 || refuse 2 "$2 is not what was asked for"
+}
+
+[ -f "$here/run_train.sh" ] || refuse 2 "the training code is not whole: $here/run_train.sh is missing"
+data=$system/opt/ml/input/data
+agent=$data/agent/agent-${FASTLAUNCH_AGENT_SHA256:-}.pyz runs=$data/runs/runs-${FASTLAUNCH_RUNS_SHA256:-}.json
+whole "${FASTLAUNCH_AGENT_SHA256:-}" "$agent"
+whole "${FASTLAUNCH_RUNS_SHA256:-}" "$runs"
+python=$(find_python) || refuse 127 "no Python from 3.9 in this image"
 # The code may lie where nothing can be written.
-export PYTHONPATH=$here/train${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
-exec "$python" -m fastlaunch_train.node "$here/run_train.sh"
+export PYTHONDONTWRITEBYTECODE=1
+exec "$python" -I "$agent" sagemaker "$here/run_train.sh" "$runs"

@@ -1,4 +1,8 @@
-"""For every test: a home, a config file, an environment and processes of its own; no clock for hypothesis."""
+"""For every test: a home, a config file, an environment and processes of its own, and its tier.
+
+Tiers: a test without a marker is fast. `cloud` is given to those that talk to the mock of AWS over HTTP;
+`slow`, `full` and `gpu` are written at the tests. See docs/contributing.md.
+"""
 
 import os
 import signal
@@ -15,14 +19,24 @@ from leftovers import MARK, kill_leftovers, num_started
 pytest_plugins = ("aws_fixtures",)
 
 # Shared machines make deadlines flaky, and a failure must come back when the suite is run again.
-settings.register_profile("fastlaunch", deadline=None, derandomize=True, database=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fastlaunch"))
+reproducible = {"deadline": None, "derandomize": True, "database": None, "print_blob": True}
+settings.register_profile("fast", max_examples=15, **reproducible)  # type: ignore[arg-type]
+settings.register_profile("full", max_examples=200, **reproducible)  # type: ignore[arg-type]
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # What hypothesis keeps belongs with pytest's own cache, not at the top of a clone that stays clean.
     set_hypothesis_home_dir(config.rootpath / ".pytest_cache" / "hypothesis")
     hear_signals()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        servers = {"shared_aws_server", "aws_server"} & set(getattr(item, "fixturenames", ()))
+        if servers and not any(item.get_closest_marker(tier) for tier in ("slow", "full", "gpu")):
+            item.add_marker("cloud")
 
 
 def hear_signals() -> None:

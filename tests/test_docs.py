@@ -1,4 +1,4 @@
-"""Every command says what it does, and every command line in the README can be typed."""
+"""Every command says what it does, and every command line in the README and in docs/ can be typed."""
 
 import re
 import shlex
@@ -8,9 +8,15 @@ from pathlib import Path
 import click
 import pytest
 
-from fastlaunch.cli import COMMANDS, fastlaunch
+from fastlaunch.cli.main import COMMANDS, fastlaunch, run
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+#: Commands that need neither a machine nor an account; so do dry runs.
+OFFLINE = {"demo", "experiments", "iam", "prices", "recipes", "workloads"}
+#: Options in the text that are not the launcher's.
+OTHERS = {"--no-build-isolation", "--only", "--resume"}
 
 
 def context_of(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
@@ -60,13 +66,16 @@ def command_lines(text: str) -> list[str]:
     ]
 
 
+def words_of(line: str) -> list[str]:
+    """The arguments of a command line, up to a pipe or a redirection."""
+    words = shlex.split(line, comments=True)[1:]
+    ends = [number for number, word in enumerate(words) if word in ("|", ">", ">>", "&&", ";", "2>", "&")]
+    return words[: ends[0]] if ends else words
+
+
 def check_line(line: str) -> None:
     """Raise click.UsageError unless `line` names a command, options that it has and values that they take."""
-    words: list[str] = []
-    for word in shlex.split(line, comments=True)[1:]:
-        if word in ("|", ">", ">>", "&&", ";", "2>", "&"):
-            break
-        words.append(word)
+    words = words_of(line)
     command: click.Command = fastlaunch
     context = context_of(command, "fastlaunch")
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -83,23 +92,53 @@ def check_line(line: str) -> None:
             option.type_cast_value(context, values[option.name])
 
 
-def test_the_readmes_command_lines_can_be_typed() -> None:
-    if not README.exists():
-        pytest.skip("there is no README.md yet")
-    lines = command_lines(README.read_text(encoding="utf-8"))
-    assert lines, "the README shows no command line"
-    for line in lines:
+@each_page
+def test_a_pages_command_lines_can_be_typed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for line in command_lines(text):
         try:
             check_line(line)
         except click.UsageError as error:
             raise AssertionError(f"{line}\n{error.format_message()}") from error
+    typed = " ".join(re.findall(r"^\$ make ([a-z -]+)", text, re.MULTILINE)).split()
+    assert set(typed) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_the_readme_names_every_command() -> None:
-    if not README.exists():
-        pytest.skip("there is no README.md yet")
-    text = README.read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"fastlaunch {name}" not in text] == []
+@each_page
+def test_a_pages_offline_commands_and_dry_runs_succeed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path))
+    monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
+    (tmp_path / "config.yaml").touch()
+    for line in command_lines(page.read_text(encoding="utf-8")):
+        words = words_of(line)
+        is_dry = words[:1] == ["submit"] and "--dry-run" in words
+        # A line with a $ is filled in by the shell.
+        if (is_dry or set(words[:1]) & OFFLINE) and "$" not in line:
+            assert run(words) == 0, line
+
+
+@each_page
+def test_the_options_and_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    options = {name for _, command in commands() for option in command.params for name in option.opts}
+    assert set(re.findall(r"`(--[a-z][a-z-]*)", text)) <= options | OTHERS
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which the headings of a Markdown page can be linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_reference_names_every_command() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `fastlaunch {name}` |" not in text] == []
 
 
 def test_command_lines_are_found_in_code_blocks_only() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
-from benchmarks import measure
 from benchmarks.keep import keep
 from benchmarks.measure import (
     MEASUREMENTS,
@@ -61,26 +60,6 @@ def test_a_plan_is_rounds_in_an_order_turned_round(rounds: list[list[PlannedRun]
     assert (compiled.recipe, compiled.overrides) == ("compile", ("precision=fp32",))
     assert (compiled.batch_size_per_gpu, compiled.steps) == (2, 30)
     assert (rounds[2][0].num_gpus, rounds[2][0].arguments) == (2, ("--data", "synthetic"))
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes", "said"),
-    [
-        ("gelu/fp32:2@20", "gelu:2@20", "WORKLOAD/RECIPE"),
-        ("steps = 30", "", "of how many steps"),
-        ("steps = 30", "step = 30", "missing or wrong: step"),
-        ('folder = "one"', "", "missing or wrong: folder"),
-        ("num_gpus = 2", 'num_gpus = "2"', "missing or wrong: num_gpus"),
-        ("rounds = [1, 2]", "rounds = [1, 1]", "twice"),
-        (ARMS, "", "no \\[\\[runs\\]\\]"),
-    ],
-)
-def test_a_plan_that_cannot_be_meant(tmp_path: Path, was: str, becomes: str, said: str) -> None:
-    path = tmp_path / "plan.toml"
-    assert was in ARMS
-    path.write_text(ARMS.replace(was, becomes, 1))
-    with pytest.raises(ValueError, match=said):
-        read_plan(path)
 
 
 def test_later_rounds_come_after_those_of_all_tables(tmp_path: Path) -> None:
@@ -147,23 +126,6 @@ def test_rounds_are_made_in_order_with_their_gpus_to_themselves(
     with tarfile.open(tmp_path / "out" / PACKED) as archive:
         packed = {name.rsplit("/", 1)[0] for name in archive.getnames()}
     assert packed == {f"{run.folder}/{run.run_id}" for of in rounds for run in of}
-
-
-@pytest.mark.parametrize(
-    ("num_cpus", "gpus", "num_gpus", "share"),
-    [
-        (8, [0], 4, [10, 11]),
-        (8, [3], 4, [16, 17]),
-        (8, [1, 3], 4, [12, 13, 16, 17]),
-        (7, [1], 2, [13, 14, 15, 16]),
-        (2, [0], 4, [10, 11]),
-        (2, [1], 4, [10]),
-    ],
-)
-def test_gpus_have_their_share_of_the_cpus(
-    num_cpus: int, gpus: list[int], num_gpus: int, share: list[int]
-) -> None:
-    assert share_of(list(range(10, 10 + num_cpus)), gpus, num_gpus) == share
 
 
 def test_a_round_runs_on_its_share_of_the_cpus(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
@@ -278,34 +240,12 @@ def test_a_folder_is_of_one_kind_of_gpu(tmp_path: Path) -> None:
         assert packed.getnames() == ["a/rank-00000-attempt-1.jsonl"]
 
 
-def test_what_is_for_other_gpus_is_left_out_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = tmp_path / "plan.toml"
-    own = ARMS.replace("num_gpus = 2", 'device_name = "NVIDIA A100"')
-    plan.write_text(f'device_name = "NVIDIA H200"\n{own}')
-    made: list[str] = []
-    monkeypatch.setattr(
-        Measuring, "all_of", lambda self, rounds, num_gpus: made.extend(of[0].folder for of in rounds)
-    )
-    monkeypatch.setattr(measure, "_device_name", lambda: "NVIDIA A100")
-    argv = ["measure", "--plan", str(plan), "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", argv)
-    measure.main()
-    assert made == ["two"]
-    assert "here is NVIDIA A100; left out, for other GPUs: one (NVIDIA H200)" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*argv, "one"])
-    with pytest.raises(SystemExit):
-        measure.main()
-    assert made == ["two"] and "nothing in" in capsys.readouterr().err
-
-
 def test_a_run_is_killed_when_its_time_is_up(tmp_path: Path, rounds: list[list[PlannedRun]]) -> None:
     assert "killed" in train(rounds[0][0], tmp_path, [0], seconds=0.2)
     assert not is_complete(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_planned_run_trains_and_is_kept(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(

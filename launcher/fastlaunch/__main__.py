@@ -1,5 +1,5 @@
 """`python -m fastlaunch`."""
 
-from fastlaunch.cli import main
+from fastlaunch.cli.main import main
 
 main()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from moto_server import MotoServer
     from stubbed_aws import StubbedAws
 
-    from fastlaunch.aws.ec2 import Aws
+    from fastlaunch.aws.client import Aws
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def faulty_proxy(aws_server: "MotoServer", monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.fixture(scope="session")
 def shared_aws() -> "tuple[Aws, list[float]]":
     """One `Aws` for all tests, since making clients takes most of their time; and where its pauses go."""
-    from fastlaunch.aws.ec2 import Aws
+    from fastlaunch.aws.client import Aws
 
     pauses_s: list[float] = []
     return Aws(attempts=3, sleep=pauses_s.append, timeouts_s=(5, 20)), pauses_s

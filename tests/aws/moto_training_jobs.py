@@ -15,8 +15,8 @@ import moto_gaps
 from sent_request import SentRequest
 
 from fastlaunch.aws.sagemaker import ENDED, LOG_GROUP
-from fastlaunch.backends import Plan
-from fastlaunch.backends.sagemaker_rules import broken_training_rules
+from fastlaunch.backends.validate import request_problems
+from fastlaunch.core.plan import Plan
 
 if TYPE_CHECKING:
     from moto_server import Answer
@@ -294,7 +294,7 @@ def _refused(request: SentRequest) -> list[str]:
 
     asked = request.parameters
     plan = Plan(backend="sagemaker", operation="CreateTrainingJob", request=asked, region=request.region)
-    problems = broken_training_rules(plan)
+    problems = request_problems(plan)
     if problems:
         return problems
     if asked["RoleArn"] not in {role.arn for role in backend("iam", "aws").roles.values()}:

@@ -6,7 +6,7 @@ import boto3
 from botocore.config import Config
 from botocore.stub import Stubber
 
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.client import Aws
 
 #: By service: making one takes longer than a test.
 _CLIENTS: dict[str, Any] = {}

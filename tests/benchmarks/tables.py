@@ -1,13 +1,14 @@
-"""Write README.md's measured tables anew: what `fastlaunch compare` prints of the records, and nothing else.
+"""Regenerate the measured tables of README.md and docs/results.md from the shipped records.
 
     python tests/benchmarks/tables.py
 
-Between `<!-- measured:NAME -->` and `<!-- /measured -->` stand, in a block of code, the commands that a
-reader would type, `fastlaunch runs import` and last `fastlaunch compare`, and in a second block what that
-printed. Each pair of markers has a ledger of its own, so that `compare` sees what was imported there. To show
-another table, write the markers and the commands, and run this.
+Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
+would type, `fastlaunch runs import` and last `fastlaunch compare`, and a second block with what that printed.
+Each pair of markers has a ledger of its own. To show another table, write the markers and the commands, and
+run this. README's short table stands between `<!-- headline -->` and `<!-- /headline -->`.
 """
 
+import json
 import os
 import re
 import shlex
@@ -15,25 +16,72 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "results.md"
 _MEASURED = re.compile(
     r"(?P<marker><!-- measured:[\w-]+ -->\n)(?P<inside>.*?)<!-- /measured -->\n", re.DOTALL
 )
 _COMMANDS = re.compile(r"```console\n(?P<commands>.*?)```\n", re.DOTALL)
 _ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "compare"])
+_HEADLINE = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
+#: README's rows: the folder of records, the GPU, what it is charged as, the global batch and the recipes.
+_HEADLINE_ROWS = (
+    ("vit-huge-h100", "H100", "p5.4xlarge", 192),
+    ("vit-huge-h200", "H200", "p5en.48xlarge:1/8", 256),
+)
+_HEADLINE_RECIPES = ("bf16", "compile", "te-bf16", "te-fp8")
+_HEADLINE_HEADER = """\
+| GPU, batch | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16 |
+|---|---|--:|--:|--:|--:|--:|--:|
+"""
 
 
 def main() -> None:
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_tables(text), encoding="utf-8")
-    sys.stdout.write(f"{len(_MEASURED.findall(text))} tables in {README}\n")
+    for page in (README, RESULTS):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(with_tables(text), encoding="utf-8")
+        sys.stdout.write(f"{len(_MEASURED.findall(text)) + len(_HEADLINE.findall(text))} tables in {page}\n")
 
 
 def with_tables(text: str) -> str:
-    """`text` with every table as its commands print it today."""
+    """Return `text` with every table as the records give it today."""
+    text = _HEADLINE.sub(lambda _: _headline(), text)
     return _MEASURED.sub(lambda match: match["marker"] + _section(match["inside"]), text)
+
+
+def _headline() -> str:
+    lines = []
+    for folder, gpu, charged_as, batch in _HEADLINE_ROWS:
+        with tempfile.TemporaryDirectory(prefix="fastlaunch-tables-") as home:
+            _run(["fastlaunch", "runs", "import", f"train/measurements/{folder}"], home)
+            compare = ["fastlaunch", "compare", "--price-as", charged_as, "--prices-as-of", "2026-11-21"]
+            rows = json.loads(_run([*compare, "--output", "json"], home))["rows"]
+        of = {row["recipe"]: row for row in rows if row["batch_size_per_gpu"] == batch}
+        lines += [_headline_row(f"{gpu}, {batch}", of[recipe]) for recipe in _HEADLINE_RECIPES]
+    return _HEADLINE_HEADER + "\n".join(lines) + "\n"
+
+
+def _headline_row(gpu: str, row: dict[str, Any]) -> str:
+    step_time, ratio = row["step_time_s"], row["ratio_to_baseline"]
+    cells = (
+        gpu,
+        f"`{row['recipe']}`",
+        row["num_runs"],
+        f"{1000 * step_time['value']:.0f} ms {_margin(step_time)}",
+        f"{row['samples_per_s']['value']:.0f}",
+        f"{row['percent_of_bf16_peak']['value']:.1f}%",
+        f"{row['usd_per_million_samples']['value']:.2f}",
+        row["verdict"] if row["verdict"] == "baseline" else f"{ratio['value']:.3f}x {_margin(ratio)}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _margin(quantity: dict[str, float]) -> str:
+    """Half the interval's width as a percentage of the value."""
+    return f"±{50 * (quantity['high'] - quantity['low']) / quantity['value']:.1f}%"
 
 
 def commands_of(text: str) -> list[list[list[str]]]:

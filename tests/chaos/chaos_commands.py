@@ -11,13 +11,12 @@ import ec2_builders
 import sagemaker_builders
 from moto_gaps import machine_image_id
 
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import CapacityBlock, Site
-from fastlaunch.backends.protocol import Place
+from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, Placement
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.cli import run
-from fastlaunch.cli.context import Surroundings
+from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.spec import JobSpec
@@ -39,22 +38,22 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     """Exit code of `fastlaunch ARGV` in this process."""
     settings, aws = load_settings(), Aws(connect=connect, sleep=clock.sleep)
     how: Any = {"aws": aws, "home": settings.home, "sleep": clock.sleep, "now": clock.now}
-    around = Surroundings(
+    context = AppContext(
         settings=settings,
-        machine=CPU,
+        find_machine=lambda: CPU,
         backends={"ec2": Ec2Backend(**how), "sagemaker": SageMakerBackend(**how)},
         argv=tuple(argv),
         monotonic_s=clock.monotonic_s,
         sleep=clock.sleep,
-        aws=aws,
+        connect=lambda: aws,
         now=clock.now,
     )
     if argv[0] == "start":
-        return start(around, argv[1:])
-    return run(list(argv), around)
+        return start(context, argv[1:])
+    return run(list(argv), context)
 
 
-def start(around: Surroundings, words: Sequence[str]) -> int:
+def start(context: AppContext, words: Sequence[str]) -> int:
     """Exit code of a submission of two runs that has been resolved to places.
 
     words: options (`--nodes=N`, `--detach`, `--spot`) and places, in the order to try: `TYPE/REGION/ZONE`,
@@ -64,27 +63,23 @@ def start(around: Surroundings, words: Sequence[str]) -> int:
     from fastlaunch.core.errors import UserError
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.runs.display import make_display
-    from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+    from fastlaunch.runs.launcher import Launcher, Submission
     from fastlaunch.runs.stop_request import StopRequest
 
     num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
-    submission = CloudSubmission(
-        sites=tuple(_place(name, around) for name in words if not name.startswith("--")),
+    submission = Submission(
+        placements=tuple(_place(name, context) for name in words if not name.startswith("--")),
         jobs_at=lambda place: _jobs_at(place, num_nodes, is_spot="--spot" in words),
         max_minutes=MAX_MINUTES,
-        num_nodes=num_nodes,
         detach="--detach" in words,
     )
-    with open_ledger(around.settings) as ledger, StopRequest() as stop:
-        launcher = CloudLauncher(
-            backends=around.cloud_backends,
-            aws=around.aws,
+    with open_ledger(context.settings) as ledger, StopRequest() as stop:
+        launcher = Launcher(
+            backends=context.cloud_backends,
             ledger=ledger,
-            home=around.settings.home,
-            settings=around.settings,
-            display=make_display(sys.stderr, around.monotonic_s),
+            settings=context.settings,
+            display=make_display(sys.stderr, context.monotonic_s),
             stop=stop,
-            now=around.now,
         )
         try:
             launcher.submit(submission, command="fastlaunch submit")
@@ -94,13 +89,14 @@ def start(around: Surroundings, words: Sequence[str]) -> int:
     return 0
 
 
-def _place(name: str, around: Surroundings) -> Place:
-    types, region, *rest = name.split("/")
-    own = around.settings.aws[region]
+def _place(name: str, context: AppContext) -> Placement:
+    instance, region, *rest = name.split("/")
+    own = context.settings.aws[region]
     assert own.bucket and own.instance_profile
     if not rest:
-        names = [one.removeprefix("ml.") for one in types.split(",")]
-        return sagemaker_builders.training_site(*names, region=region, bucket=own.bucket, role=own.role)
+        return sagemaker_builders.training_site(
+            instance.removeprefix("ml."), region=region, bucket=own.bucket, role=own.role
+        )
     changes: dict[str, Any] = {
         "region": region,
         "zone": rest[0],
@@ -111,14 +107,14 @@ def _place(name: str, around: Surroundings) -> Place:
         "ami": machine_image_id(region),
     }
     if len(rest) == 1:
-        return ec2_builders.site(types, **changes)
+        return ec2_builders.site(instance, **changes)
     # In the account it ends a few hours later than here.
-    ends_at = (around.now() + timedelta(hours=20)).isoformat(timespec="seconds")
+    ends_at = (context.now() + timedelta(hours=20)).isoformat(timespec="seconds")
     block = CapacityBlock(reservation=rest[1], ends_at=ends_at, fee_usd=720.0, hours=24.0, num_instances=1)
-    return ec2_builders.block_site(types, block, **changes)
+    return ec2_builders.block_site(instance, block, **changes)
 
 
-def _jobs_at(place: Place, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
+def _jobs_at(place: Placement, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
     changes: dict[str, Any] = {
         "backend": place.backend,
         "instance": place.instance.name,
@@ -129,7 +125,7 @@ def _jobs_at(place: Place, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, .
     }
     if is_spot:
         changes["purchase"] = "spot"
-    if isinstance(place, Site) and place.block:
+    if isinstance(place, Ec2Placement) and place.block:
         changes |= {"purchase": "capacity-block", "reservation": place.block.reservation}
     return tuple(ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32"))
 

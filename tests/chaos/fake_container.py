@@ -94,12 +94,17 @@ class _Life:
         return self.server.training_jobs.job(self.name)
 
     def _last_word(self, state: str) -> dict[str, Any]:
-        request = self._job.request
-        run_ids = [text.split()[0] for name, text in sorted(request["HyperParameters"].items())]
+        run_ids = self._run_ids()
         reason = {"failed": "a run failed", "interrupted": "watchdog"}.get(state)
         runs = [{"run_id": run_id, "state": state, "exit_code": int(state == "failed")} for run_id in run_ids]
         said = {"node": 0, "outcome": state, "reason": reason, "runs": runs, "uptime_s": 3.0}
         return {**said, "billed_until": datetime.now(UTC).isoformat()}
+
+    def _run_ids(self) -> list[str]:
+        bucket, _, prefix = self._job.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
+        keys = backend("s3", "aws").buckets[bucket].keys
+        (text,) = [keys[key].value for key in list(keys) if key.startswith(f"{prefix}/runs-")]
+        return [run["run_id"] for run in json.loads(text)["runs"]]
 
     def _put(self, name: str, said: dict[str, Any]) -> None:
         """Let SageMaker copy to S3 what the container wrote."""

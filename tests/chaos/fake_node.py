@@ -5,7 +5,6 @@ A node writes straight into the server's S3, since the network between launcher 
 
 import json
 import random
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,10 +105,11 @@ class _Node:
         return {tag["key"]: tag["value"] for tag in self.server.instance(self.id).get_tags()}
 
     def _run_ids(self) -> list[str]:
-        """The runs to do, as the user data names them."""
-        text = self.server.user_data(self.id)
-        found = re.findall(r"FASTLAUNCH_RUN_ID[=: '\"]+([0-9]{8}-[0-9]{6}-[a-z0-9]+)", text)
-        return list(dict.fromkeys([self._tags()["fastlaunch:run"], *found]))
+        """The runs to do, as the stored list names them."""
+        bucket, prefix = self._output()
+        keys = backend("s3", "aws").buckets[bucket].keys
+        (text,) = [keys[key].value for key in list(keys) if key.startswith(f"{prefix}/runs-")]
+        return [run["run_id"] for run in json.loads(text)["runs"]]
 
     def _asked_to_stop(self) -> str:
         """Why, by whoever asked all nodes to; empty if nobody has."""

@@ -13,7 +13,7 @@ _MACHINES = (
     "p4d.24xlarge/us-west-2/us-west-2a",
 )
 #: Two types in one request, and another region.
-_JOBS = ("ml.p5.48xlarge,ml.p5en.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2")
+_JOBS = ("ml.p5.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2")
 #: What is submitted, by kind. A detached one is left to itself, with a timer in the account.
 SUBMISSIONS = {
     "machine": _MACHINES,

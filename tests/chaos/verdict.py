@@ -11,10 +11,13 @@ from typing import Any
 from fake_scheduler import Scheduler
 from moto_server import MotoServer
 
-from fastlaunch.backends import RunState
-from fastlaunch.backends.protocol import BILLINGS
+from fastlaunch.core.plan import RunState
 
+#: How billed seconds are known.
+BILLINGS = ("times", "node", "limit", "free")
 LIVE = ("pending", "running", "stopping", "stopped")
+#: How the billed seconds of an attempt can be known.
+_BILLINGS = ("times", "node", "limit", "free")
 _TAGS = ("fastlaunch:run", "fastlaunch:attempt", "fastlaunch:max-minutes", "fastlaunch:output")
 
 
@@ -141,7 +144,7 @@ class Verdict:
             row = rows.get(one.token)
             if row is None:
                 continue
-            if row["billed_seconds"] is None or row["billing"] not in BILLINGS or row["lived_s"] is None:
+            if row["billed_seconds"] is None or row["billing"] not in _BILLINGS or row["lived_s"] is None:
                 yield f"what {one.id} cost is not known: {dict(row)}"
             elif not row["usd_per_hour"] or row["usd_per_hour"] < 1:
                 yield f"an hour of {one.id} is not {row['usd_per_hour']} USD"

@@ -21,7 +21,7 @@ from small_base import base_image
 from fastlaunch.catalog.container_images import find_base_image, public_uri
 from fastlaunch_train.records.records import read_record
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sagemaker" / "bin" / "python"

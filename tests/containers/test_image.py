@@ -13,12 +13,12 @@ from node_scene import FIRST, REGION, RUNS, Scene, node_program
 from simulated_instance import RealDocker, cannot_simulate
 from small_base import PACKAGES, WORKLOADS, base_image, packages
 
-from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun
 from fastlaunch.images.build import context_without_wheels, write_context
-from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun
+from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.records.records import RankRecord, read_record
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 TRAINING = ("--recipe", "fp32", "--batch-size", "4", "--output", "/out")
 BASE_DIGEST = f"sha256:{'b' * 64}"

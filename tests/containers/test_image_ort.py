@@ -55,7 +55,7 @@ def context() -> bytes:
         return buffer.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("buildkit", [False, True], ids=["classic", "buildkit"])
 def test_it_builds_from_an_archive_and_installs_before_it_configures(

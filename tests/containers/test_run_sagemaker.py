@@ -1,5 +1,6 @@
 """The program of a training job's container: a tree stands for /opt, a script for training."""
 
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
+
+from fastlaunch.backends.node_agent import agent_archive, agent_sha256
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, agent_name, run_list_name
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "20261121-090312-aaaa-a1"
@@ -34,6 +38,7 @@ class Container:
 
     root: Path
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
 
     @property
     def shelf(self) -> Path:
@@ -53,15 +58,29 @@ class Container:
         found: dict[str, Any] = json.loads((self.node / "status.json").read_text())
         return found
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        for name, text in zip((FIRST, SECOND), arguments, strict=False):
-            assert "'" not in text, name
-        runs = zip((FIRST, SECOND), arguments, strict=False)
-        told = {f"run-{at:03d}": f"{run} '{text}' --steps 5" for at, (run, text) in enumerate(runs, 1)}
-        self.write("hyperparameters.json", json.dumps(told))
+    def start(self, *arguments: str, attempt: int = 1, **environment: str) -> subprocess.Popen[str]:
+        runs = tuple(
+            NodeRun(run_id, (text, "--steps", "5"))
+            for run_id, text in zip((FIRST, SECOND), arguments, strict=False)
+        )
+        self.list_runs(NodeProgram(token=TOKEN, attempt=attempt, runs=runs).to_json())
         config = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.g5.xlarge"}
         self.write("resourceconfig.json", json.dumps(config))
         return self.enter(**environment)
+
+    def list_runs(self, text: str) -> None:
+        """Bring the agent and this list of runs, as SageMaker does with what the request names."""
+        for channel, name, data in (
+            ("agent", agent_name(agent_sha256()), agent_archive()),
+            ("runs", run_list_name(hashlib.sha256(text.encode()).hexdigest()), text.encode()),
+        ):
+            path = self.root / "opt/ml/input/data" / channel / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self.hashes = {
+            "FASTLAUNCH_AGENT_SHA256": agent_sha256(),
+            "FASTLAUNCH_RUNS_SHA256": hashlib.sha256(text.encode()).hexdigest(),
+        }
 
     def write(self, name: str, text: str) -> None:
         path = self.root / "opt/ml/input/config" / name
@@ -77,7 +96,7 @@ class Container:
             env={
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "FASTLAUNCH_SYSTEM_ROOT": str(self.root),
-                "FASTLAUNCH_TOKEN": TOKEN,
+                **self.hashes,
                 "FASTLAUNCH_SHIP_EVERY_S": "0.1",
                 **environment,
             },
@@ -85,8 +104,8 @@ class Container:
         self.processes.append(process)
         return process
 
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        return self.end(self.start(*arguments, **environment))
+    def run(self, *arguments: str, attempt: int = 1, **environment: str) -> tuple[int, str]:
+        return self.end(self.start(*arguments, attempt=attempt, **environment))
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         out, _ = process.communicate(timeout=60)
@@ -122,8 +141,7 @@ class Container:
 
 def furnished(root: Path) -> Container:
     code = root / "code"
-    (code / "train").mkdir(parents=True)
-    (code / "train/fastlaunch_train").symlink_to(ROOT / "train/fastlaunch_train")
+    code.mkdir(parents=True)
     shutil.copy(ROOT / "containers/run_sagemaker.sh", code)
     (code / "run_train.sh").write_text(TRAINING)
     return Container(root=root)
@@ -230,6 +248,7 @@ def test_a_containers_first_process_is_not_deaf_before_its_python_listens(
     python = tmp_path / "bin" / "python"
     python.write_text(DEAF_PYTHON)
     python.chmod(0o755)
+    container.list_runs(NodeProgram(token=TOKEN, attempt=1, runs=(NodeRun(FIRST, ()),)).to_json())
     process = container.enter(*own_processes(), PATH=f"{python.parent}:{os.environ['PATH']}")
     wait_until_up(process)
     send_to_first(process, signal.SIGTERM)
@@ -237,6 +256,7 @@ def test_a_containers_first_process_is_not_deaf_before_its_python_listens(
 
 
 def test_a_containers_first_process_ends_as_the_job_does(container: Container) -> None:
+    container.list_runs(NodeProgram(token=TOKEN, attempt=1, runs=(NodeRun(FIRST, ()),)).to_json())
     code, out = container.end(container.enter(*own_processes()))
     assert code == 2
     assert out == "error: resourceconfig.json is missing\n"
@@ -295,7 +315,7 @@ def test_records_of_an_earlier_job_are_counted_too(container: Container) -> None
     earlier = container.shelf / "20261121-090312-aaaa-a1x/node-3" / FIRST
     earlier.mkdir(parents=True)
     (earlier / "rank-00007-attempt-4.jsonl.000000000000").touch()
-    code, _ = container.run(f"echo 1 >$out/{RECORD}", FASTLAUNCH_ATTEMPT="2")
+    code, _ = container.run(f"echo 1 >$out/{RECORD}", attempt=2)
     assert code == 0
     assert f"{TOKEN}/node-0/{FIRST}/rank-00000-attempt-5.jsonl" in container.files()
 
@@ -325,25 +345,39 @@ def test_checkpoints_are_there_while_the_run_goes_on(container: Container) -> No
     stop_quickly(process, container)
 
 
+RUNS = f'"runs":[{{"run_id":"{FIRST}","arguments":[]}}]'
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "cause"),
+    ("runs", "hosts", "cause"),
     [
-        ("hyperparameters.json", "{", "hyperparameters.json cannot be read"),
-        ("hyperparameters.json", "{}", "names no run"),
-        ("hyperparameters.json", '{"run-001": "a-run \'--steps"}', "run-001 is not"),
-        ("hyperparameters.json", '{"run-001": "../x"}', "no run id"),
-        ("hyperparameters.json", '{"run-001": 7}', "run-001 is not"),
-        ("resourceconfig.json", '{"hosts": ["algo-1"], "current_host": "algo-2"}', "which of which hosts"),
-        ("resourceconfig.json", "[]", "no JSON object"),
+        ("{", None, "list of runs cannot be read"),
+        ("{" + RUNS + ',"schema":2}', None, "another version"),
+        ('{"schema":1,"token":"a","attempt":1,"runs":[]}', None, "names none"),
+        ("{" + RUNS.replace(FIRST, "../x") + ',"schema":1,"token":"a","attempt":1}', None, "no run id"),
+        (None, {"hosts": ["algo-1"], "current_host": "algo-2"}, "which of which hosts"),
+        (None, [], "which of which hosts"),
     ],
 )
-def test_a_damaged_request_is_a_clear_failure(name: str, text: str, cause: str, container: Container) -> None:
-    container.write("hyperparameters.json", json.dumps({"run-001": f"{FIRST} true"}))
-    container.write("resourceconfig.json", json.dumps({"hosts": ["algo-1"], "current_host": "algo-1"}))
-    container.write(name, text)
+def test_a_damaged_request_is_a_clear_failure(
+    runs: str | None, hosts: Any, cause: str, container: Container
+) -> None:
+    container.list_runs(runs or "{" + RUNS + f',"schema":1,"token":"{TOKEN}","attempt":1}}')
+    hosts = {"hosts": ["algo-1"], "current_host": "algo-1"} if hosts is None else hosts
+    container.write("resourceconfig.json", json.dumps(hosts))
     code, out = container.end(container.enter())
     assert code == 2
     assert cause in container.failure and cause in out and "Traceback" not in out
+
+
+@pytest.mark.parametrize("what", ["agent", "runs"])
+def test_what_is_not_what_was_asked_for_is_not_run(what: str, container: Container) -> None:
+    container.list_runs(NodeProgram(token=TOKEN, attempt=1, runs=(NodeRun(FIRST, ()),)).to_json())
+    (path,) = (container.root / "opt/ml/input/data" / what).iterdir()
+    path.write_bytes(path.read_bytes() + b" ")
+    code, _ = container.end(container.enter())
+    assert code == 2
+    assert container.failure.endswith("is not what was asked for\n") and what in container.failure
 
 
 def test_code_that_is_not_whole_is_a_clear_failure(container: Container) -> None:
@@ -355,10 +389,10 @@ def test_code_that_is_not_whole_is_a_clear_failure(container: Container) -> None
 
 def test_an_image_without_python_is_a_clear_failure(container: Container, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "dirname", "mkdir"):
+    for tool in ("bash", "dirname", "mkdir", "sha256sum"):
         found = shutil.which(tool)
         assert found is not None
         (tmp_path / "bin" / tool).symlink_to(found)
     code, _ = container.run("true", PATH=str(tmp_path / "bin"))
     assert code == 127
-    assert container.failure == "no Python from 3.10 in this image\n"
+    assert container.failure == "no Python from 3.9 in this image\n"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fastlaunch_train.checks.runs_here import check_runs_here, runnable_recipes
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 if torch.cuda.is_available():
     runnable_recipes(torch.device("cuda"))  # what it has found of Transformer Engine it remembers

@@ -47,7 +47,7 @@ def ran(label: str, shape: str = "256x1024") -> tuple[str, float]:
     assert workload.pointwise is not None and workload.outputs is not None
     workload.pointwise(model, recipe.pointwise)
     request = DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=NUM_TENSORS,
         seed=0,
         rank=0,

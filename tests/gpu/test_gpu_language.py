@@ -22,7 +22,7 @@ NAMES = ("gpt2-xsmall", "distilbert-imdb")
 
 def request(batch_size: int = 4) -> DataRequest:
     return DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=batch_size,
         seed=0,
         rank=0,

@@ -13,13 +13,13 @@ import torch
 import toy
 from running_here import runnable
 
-from fastlaunch_train.build import build_native, largest_batch_that_fits
 from fastlaunch_train.checks import batch_size as batch_size_search
+from fastlaunch_train.checks.batch_size import largest_batch_that_fits
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import load_workload
 
 pytestmark = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.distributed.fabric import found_fabric
+from fastlaunch_train.distributed.fabric import logged_fabric
 from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_nccl_tells_its_network_and_the_bandwidth_is_recorded(code: Path, tmp_pa
     output = tmp_path / "out"
     assert train(code, output, "any") == [0, 0]
     for node in range(2):
-        found = found_fabric(output / f"node-{node}", node)
+        found = logged_fabric(output / f"node-{node}", node)
         assert found.network is not None, (output / f"node-{node}" / f"nccl-node-{node}.txt").read_text()
         told = record(output, node)
         assert told.end is not None and told.end.status == "completed"

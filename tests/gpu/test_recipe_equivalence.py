@@ -14,8 +14,8 @@ from running_here import runnable
 
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import batch_multiple
-from fastlaunch_train.recipes.recipes import RECIPES, Recipe
-from fastlaunch_train.recipes.rules import ZERO_STAGES
+from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
+from fastlaunch_train.recipes.recipes import RECIPES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import cast
 
-from fake_train.launcher import surroundings
+from fake_train.launcher import app_context
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import Backend
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.protocol import Backend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.cli import run
+from fastlaunch.cli.main import run
 
 
 @cache
@@ -27,11 +27,11 @@ def cloud(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> int:
     """Exit code of `fastlaunch ARGV` in this process, with AWS's backends beside the local one."""
-    around = surroundings(*argv)
-    home = around.settings.home
+    context = app_context(*argv)
+    home = context.settings.home
     backends = {
-        **around.backends,
+        **context.backends,
         "ec2": Ec2Backend(aws=aws(), home=home, sleep=sleep, now=now),
         "sagemaker": cast(Backend, SageMakerBackend(aws=aws(), home=home, sleep=sleep, now=now)),
     }
-    return run(list(argv), replace(around, backends=backends, aws=aws(), sleep=sleep, now=now))
+    return run(list(argv), replace(context, backends=backends, connect=aws, sleep=sleep, now=now))

@@ -12,9 +12,9 @@ import ec2_builders
 from cloud_commands import aws
 from fake_records import write_run
 
-from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2.plan import plan_ec2
-from fastlaunch.backends.placements import Site
+from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def start_run(
     )
 
 
-def set_up(server: "MotoServer") -> Site:
+def set_up(server: "MotoServer") -> Ec2Placement:
     """A p5.48xlarge in us-east-1, with all that it needs there."""
     import moto_gaps
     from moto_server import backend
@@ -103,7 +103,7 @@ def set_up(server: "MotoServer") -> Site:
 
 
 def add_rows(
-    ledger: Ledger, site: Site, recipes: Sequence[str] = ("bf16",)
+    ledger: Ledger, site: Ec2Placement, recipes: Sequence[str] = ("bf16",)
 ) -> tuple[int, str, tuple[str, ...]]:
     """Id and token of a new attempt at a run of each recipe, and the runs."""
     jobs = {ledger.new_run_id(): ec2_builders.job(recipe, steps=20) for recipe in recipes}
@@ -125,7 +125,7 @@ def add_rows(
         max_minutes=60,
         usd_per_hour=60.0,
         make_plan=lambda n: plan_ec2(
-            jobs, attempt=n, site=site, max_minutes=60, render=ec2_builders.program_as_text
+            jobs, attempt=n, site=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
         ),
     )
     return attempt_id, token, tuple(jobs)

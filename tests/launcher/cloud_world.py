@@ -9,14 +9,14 @@ from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import Site
+from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.launcher import Launcher, Submission
+from fastlaunch.runs.reconcile import reconcile
 from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.submission import reconcile
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
@@ -47,41 +47,37 @@ class World:
     def backend(self) -> Ec2Backend:
         return Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
 
-    def launcher(self) -> CloudLauncher:
-        return CloudLauncher(
+    def launcher(self) -> Launcher:
+        return Launcher(
             backends={"ec2": self.backend},
-            aws=self.aws,
             ledger=self.ledger,
-            home=self.home,
             settings=self.settings,
             display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
             stop=self.stop,
-            now=self.clock.now,
-            tell=self.told.append,
+            report=self.told.append,
         )
 
     def submit(
         self,
-        *sites: Site,
+        *sites: Ec2Placement,
         jobs: tuple[JobSpec, ...] = (job(),),
         max_minutes: int = 120,
         detach: bool = False,
     ) -> list[Run]:
-        def jobs_at(at: Site) -> tuple[JobSpec, ...]:
+        def jobs_at(at: Ec2Placement) -> tuple[JobSpec, ...]:
             placed = {"instance": at.instance.name, "region": at.region}
             return tuple(replace(one, **placed, max_minutes=max_minutes) for one in jobs)
 
-        submission = CloudSubmission(
-            sites=sites or (A,),
+        submission = Submission(
+            placements=sites or (A,),
             jobs_at=jobs_at,
             max_minutes=max_minutes,
-            num_nodes=jobs[0].num_nodes,
             detach=detach,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 
     def reconcile(self) -> None:
-        reconcile(self.ledger, {"ec2": self.backend}, settings=self.settings)
+        reconcile(self.ledger, {"ec2": self.backend})
 
     def runs(self) -> list[Run]:
         return self.ledger.select()

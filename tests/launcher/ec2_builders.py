@@ -7,13 +7,14 @@ from datetime import date
 from functools import cache
 from typing import Any
 
-from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2.plan import plan_ec2
-from fastlaunch.backends.ec2.user_data import NodeProgram
-from fastlaunch.backends.placements import CapacityBlock, Site
-from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.catalog.prices import Catalogue, load_catalogue
+from fastlaunch.backends.ec2.user_data import Bootstrap
+from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.node.protocol import program_from_json
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 RUN_ID = "20261121-090312-k3f9"
@@ -26,10 +27,10 @@ def catalogue() -> Catalogue:
     return load_catalogue()
 
 
-def site(instance: str = "p5.48xlarge", **changes: Any) -> Site:
+def site(instance: str = "p5.48xlarge", **changes: Any) -> Ec2Placement:
     """A site in us-east-1a with everything looked up, at its on-demand price (p5e: at $30)."""
     price = None if instance == "p5e.48xlarge" else catalogue().price(instance, on=date(2026, 11, 21))
-    usual = Site(
+    usual = Ec2Placement(
         instance=catalogue().instance(instance),
         region="us-east-1",
         zone="us-east-1a",
@@ -86,30 +87,35 @@ BLOCK = CapacityBlock(
 )
 
 
-def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Site:
+def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Ec2Placement:
     """The site in a capacity block, at what an hour of it costs effectively."""
     return site(instance, block=block, usd_per_hour=block.usd_per_hour, **changes)
 
 
-def program_as_text(program: NodeProgram) -> str:
-    """Instead of a node's user data: the program itself, to be read in a golden plan."""
-    return "#!/bin/bash\n" + json.dumps(asdict(program), indent=1) + "\n"
+#: Of no node agent, so that golden plans outlive changes of ours.
+AGENT = "a9e7" * 16
+
+
+def bootstrap_as_text(bootstrap: Bootstrap) -> str:
+    """Instead of a node's user data: what it is made of, to be read in a golden plan."""
+    return "#!/bin/bash\n" + json.dumps(asdict(bootstrap), indent=1) + "\n"
 
 
 def program_of(plan: Plan) -> dict[str, Any]:
-    """The node's program in a plan that `program_as_text` rendered."""
-    data: dict[str, Any] = json.loads(plan.request["UserData"].removeprefix("#!/bin/bash\n"))
+    """What the nodes are to do, by the plan's list of runs."""
+    (text,) = (one.text for one in plan.objects if one.text is not None)
+    data: dict[str, Any] = json.loads(json.dumps(asdict(program_from_json(text))))
     return data
 
 
 def plan(
     *jobs: JobSpec,
-    at: Site | None = None,
+    at: Ec2Placement | None = None,
     attempt: int = 1,
     max_minutes: int = 120,
-    render: Callable[[NodeProgram], str] = program_as_text,
+    render: Callable[[Bootstrap], str] = bootstrap_as_text,
 ) -> Plan:
-    """The plan of these jobs (by default one), with the program instead of user data unless asked for."""
+    """The plan of these jobs (by default one), without the shell script unless asked for."""
     at = at or site()
     run_ids = [RUN_ID, *(f"20261121-09031{number}-k3f9" for number in range(3, 9))]
     return plan_ec2(
@@ -118,4 +124,5 @@ def plan(
         site=at,
         max_minutes=max_minutes,
         render=render,
+        agent=AGENT,
     )

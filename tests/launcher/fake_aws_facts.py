@@ -2,12 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fastlaunch.aws.ec2 import Identity, MachineImage, Subnet
+from ec2_builders import catalogue
+
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.types import Identity, MachineImage, Subnet
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.placement.aws_lookup import AwsLookup
+from fastlaunch.placement.check import CheckContext
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -24,7 +30,7 @@ def trusting(service: str) -> dict[str, Any]:
 
 # Not compared: it is asked as itself, and remembered by that.
 @dataclass(kw_only=True, eq=False)
-class FakeAws:
+class FakeAws(Aws):
     """Everything is there in every region, unless a test says otherwise.
 
     refused: what a method or call raises, by its name, or by name and region. zones: letters in which every
@@ -61,14 +67,14 @@ class FakeAws:
         if error is not None:
             raise error
 
-    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+    def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
         self._ask(action, region)
         return self.answers[action]
 
-    def pages(
+    def paginate(
         self, service: str, region: str, action: str, *, subject: str = "", **given: Any
     ) -> Iterator[Any]:
-        yield self.ask(service, region, action, subject=subject, **given)
+        yield self.call(service, region, action, subject=subject, **given)
 
     def may_pass(self, role: str, service: str) -> str | None:
         self._ask("may_pass")
@@ -227,3 +233,15 @@ def fake_aws(**changes: object) -> FakeAws:
     """One that has the usual subnets of us-east-1."""
     zones = {f"subnet-{letter}": f"us-east-1{letter}" for letter in "abc"}
     return FakeAws(**{"subnet_zones": zones, **changes})  # type: ignore[arg-type]
+
+
+def check_context(lookup: AwsLookup, instances: Sequence[str], **changes: Any) -> CheckContext:
+    """Return the context of checks for these instance types; `changes` are its fields and the options'."""
+    cloud = {"instances": tuple(instances), "regions": ("us-east-1",)}
+    names = {one.name for one in fields(CloudOptions)}
+    return CheckContext(
+        lookup=lookup,
+        cloud=CloudOptions(**cloud | {name: value for name, value in changes.items() if name in names}),  # type: ignore[arg-type]
+        instances=tuple(catalogue().instance(name) for name in instances),
+        **{name: value for name, value in changes.items() if name not in names},
+    )

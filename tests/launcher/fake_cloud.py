@@ -14,7 +14,8 @@ from typing import Any
 
 from fake_records import write_run
 
-from fastlaunch.aws.ec2 import Aws, Instance, StoredObject
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.types import Instance, StoredObject
 from fastlaunch.core.errors import CloudRefused, Unreachable
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -196,6 +197,12 @@ class FakeAws(Aws):
         return one
 
 
+def listed_runs(objects: Mapping[tuple[str, str], bytes], bucket: str, output: str) -> list[str]:
+    """Ids of the runs in the list that lies below an attempt's output."""
+    (found,) = [key for key in objects if key[0] == bucket and key[1].startswith(f"{output}/runs-")]
+    return [run["run_id"] for run in json.loads(objects[found])["runs"]]
+
+
 @dataclass
 class FakeNode:
     """A machine's own side: what it uploads, and how it ends. stops: whether it heeds being asked to.
@@ -290,15 +297,8 @@ class FakeNode:
         self.aws.end(self.instance_id, reason, "Server.SpotInstanceTermination")
 
     def run_ids(self) -> list[str]:
-        """The runs that the program in the user data does, in its order."""
-        import re
-
-        program = str(self.request["UserData"])
-        # What the ids begin with is written once, where each is put together.
-        shared = re.search(r"([\d-]*)\"\$\{one#\*:\}\"", program)
-        assert shared is not None
-        listed = next(re.finditer(r"^(?: *(?:\d+:[a-z0-9-]+ ?)+\n)+", program, re.MULTILINE))
-        return [shared[1] + name for name in re.findall(r"\d+:([a-z0-9-]+)", listed[0])]
+        """The runs that the stored list names, in its order."""
+        return listed_runs(self.aws.objects, *self.output)
 
     def train(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import (
     Block,
@@ -18,7 +18,7 @@ from fastlaunch_train.records.records import (
     read_record,
     record_path,
 )
-from fastlaunch_train.workloads import workload_info
+from fastlaunch_train.workloads.registry import workload_info
 
 VERSIONS = {
     "python": "3.11.9",
@@ -180,5 +180,5 @@ def read_all(paths: Iterable[Path]) -> list[RankRecord]:
 
 
 def step_time_s(summary: RunSummary) -> float:
-    assert summary.step_time_s is not None
-    return summary.step_time_s.value
+    assert summary.timing.step_time_s is not None
+    return summary.timing.step_time_s.value

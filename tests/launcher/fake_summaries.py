@@ -1,36 +1,60 @@
 """A summary of a run that was never made, for tests to change."""
 
+import datetime
 from dataclasses import replace
 from typing import Any
 
-from fastlaunch.measure.summarize import Interval, RunSummary
+from fastlaunch.catalog.prices import Price
+from fastlaunch.measure.summary import Environment, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.records.records import Eval
 
 PLAIN = RunSummary(
-    kind="records",
-    workload="vit-huge",
-    sample_unit="images",
-    flops_per_sample=763_504_000_000,
-    recipe="bf16",
-    precision="bf16",
-    data="synthetic",
-    batch_size_per_gpu=64,
-    num_nodes=1,
-    num_gpus=1,
+    setup=Setup(
+        kind="records",
+        workload="vit-huge",
+        sample_unit="images",
+        flops_per_sample=763_504_000_000,
+        recipe="bf16",
+        precision="bf16",
+        data="synthetic",
+        batch_size_per_gpu=64,
+        num_nodes=1,
+        num_gpus=1,
+        device_name="NVIDIA H200",
+        fingerprint={"device_name": "NVIDIA H200", "torch": "2.13.0"},
+    ),
     seed=0,
     status="completed",
-    instance=None,
-    device_name="NVIDIA H200",
-    host_id="host-a",
-    measured_on="2026-11-01",
-    source=None,
-    steady=True,
-    step_time_s=Interval(value=0.1, low=0.0999, high=0.1001),
     num_steps=200,
-    num_retained_steps=190,
-    samples_per_step=64.0,
-    fingerprint={"device_name": "NVIDIA H200", "torch": "2.13.0"},
+    timing=Timing(
+        steady=True,
+        step_time_s=Interval(value=0.1, low=0.0999, high=0.1001),
+        num_retained_steps=190,
+        samples_per_step=64.0,
+    ),
+    environment=Environment(host_id="host-a", measured_on="2026-11-01"),
 )
+_TOPICS = ("setup", "timing", "startup", "checkpoints", "quality", "environment", "figures")
+
+
+def changed(summary: RunSummary, **values: Any) -> RunSummary:
+    """The summary with other values, of fields at whatever depth."""
+    for topic in _TOPICS:
+        own = {name: values.pop(name) for name in vars(getattr(summary, topic)) if name in values}
+        summary = replace(summary, **{topic: replace(getattr(summary, topic), **own)})
+    return replace(summary, **values)
+
+
+def price_of(usd_per_hour: float) -> Price:
+    """A price of so much."""
+    return Price(
+        instance="p5.48xlarge",
+        service="ec2",
+        region="us-east-1",
+        usd_per_hour=usd_per_hour,
+        as_of=datetime.date(2026, 11, 1),
+        source="a test",
+    )
 
 
 def evaluated(recipe: str, seed: int, loss: float | None, **changes: Any) -> RunSummary:
@@ -45,7 +69,7 @@ def evaluated(recipe: str, seed: int, loss: float | None, **changes: Any) -> Run
         Eval(step=step, split="validation", loss=value, num_samples=num_samples, seconds=1.0)
         for step, value in {**at, changes.pop("end", 100): loss}.items()
     )
-    return replace(PLAIN, **{"recipe": recipe, "seed": seed, "evals": evals, **changes})
+    return changed(PLAIN, **{"recipe": recipe, "seed": seed, "evals": evals, **changes})
 
 
 #: Loss at steps before the end, as a multiple of that at the end.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fake_cloud import SHUTDOWN_S, Clock, FakeAws, FakeNode
+from fake_cloud import SHUTDOWN_S, Clock, FakeAws, FakeNode, listed_runs
 from moto_training_jobs import Job, TrainingJobs
 from sent_request import SentRequest
 
-from fastlaunch.aws.errors import Asked, refusal
+from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.core.errors import CloudRefused, Unreachable
 
 #: Until a job waits for capacity, has its machines, and trains.
@@ -53,10 +53,10 @@ class FakeTrainingAws(FakeAws):
         self.job: Callable[[FakeJob], None] = lambda job: job.train()
         self.jobs.when_created.append(self._created)
 
-    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+    def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
         assert service == "sagemaker", action
         self._called(action)
-        asked = Asked(service=service, action=action, region=region, subject=subject)
+        asked = ApiCall(service=service, action=action, region=region, subject=subject)
         answer = None
         if action == "CreateTrainingJob":
             self.requests.append((region, given))
@@ -68,7 +68,7 @@ class FakeTrainingAws(FakeAws):
             raise Unreachable("no answer to sagemaker:CreateTrainingJob")
         return told
 
-    def _answer(self, asked: Asked, given: Mapping[str, Any]) -> Any:
+    def _answer(self, asked: ApiCall, given: Mapping[str, Any]) -> Any:
         request = SentRequest(
             method="POST",
             path="/",
@@ -121,8 +121,7 @@ class FakeJob(FakeNode):
             self.aws.objects[bucket, f"{key}/{name}"] = body
 
     def run_ids(self) -> list[str]:
-        given = self.request["HyperParameters"]
-        return [given[name].split()[0] for name in sorted(given) if name.startswith("run-")]
+        return listed_runs(self.aws.objects, *self.output)
 
     def turn_off(self) -> None:
         status = self.aws.jobs.job(self.instance_id).status
@@ -155,7 +154,7 @@ class FakeJob(FakeNode):
         self.aws.clock.at(after_s, lambda: self.end("Failed", reason=reason))
 
     def train(self, **how: Any) -> None:
-        """As `FakeNode.train`, when it has got its machines. Asked to stop, it ends as SageMaker has it."""
+        """As `FakeNode.train`, when it has got its machines. ApiCall to stop, it ends as SageMaker has it."""
         self.get_machines()
         self.aws.clock.at(TRAINING_S, lambda: FakeNode.train(self, **how))
 

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from fake_cloud import Clock, FakeNode
-from moto_server import MotoServer
+from moto_server import MotoServer, backend
 
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.client import Aws
 
 REGION = "us-east-1"
 
@@ -37,13 +37,14 @@ class Objects(Mapping[tuple[str, str], bytes]):
         self._aws.put_object(REGION, *where, body)
 
     def __getitem__(self, where: tuple[str, str]) -> bytes:
-        body = self._aws.get_object(REGION, *where)
-        if body is None:
-            raise KeyError(where)
+        # Not asked of the server: it may be about to answer the launch that this node reads its runs for.
+        bucket, key = where
+        body: bytes = backend("s3", "aws").buckets[bucket].keys[key].value
         return body
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        raise NotImplementedError
+        for bucket in backend("s3", "aws").buckets.values():
+            yield from ((bucket.name, key) for key in list(bucket.keys))
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -93,7 +94,6 @@ class MotoCloud:
             + "-a"
             + next(tag["Value"] for tag in tags if tag["Key"] == "fastlaunch:attempt"),
             "TagSpecifications": [{"ResourceType": "instance", "Tags": tags}],
-            "UserData": self.server.user_data(instance_id),
             "MinCount": sum(one.get_tags() == instance.get_tags() for one in self.server.instances()),
         }
         rank = int(instance.ami_launch_index)

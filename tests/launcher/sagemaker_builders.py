@@ -4,14 +4,13 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from ec2_builders import IMAGE, RUN_ID, catalogue
+from ec2_builders import AGENT, IMAGE, RUN_ID, catalogue
 from ec2_builders import job as ec2_job
 
-from fastlaunch.backends import Plan
+from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
-from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.spec import JobSpec
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-job"
@@ -19,13 +18,11 @@ DIGEST = "c0de" * 16
 TRAINING_PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/december"
 
 
-def training_site(*instances: str, **changes: Any) -> TrainingSite:
-    """A site in us-east-1 with everything looked up; price of the dearest type, $30 where none is known."""
-    types = tuple(catalogue().instance(name) for name in instances or ("p5.48xlarge",))
-    usd, as_of = max(_price(one.name) for one in types)
-    usual = TrainingSite(
-        instance=types[0],
-        others=types[1:],
+def training_site(instance: str = "p5.48xlarge", **changes: Any) -> SageMakerPlacement:
+    """A site in us-east-1 with everything looked up; $30 an hour where no price is known."""
+    usd, as_of = _price(instance)
+    usual = SageMakerPlacement(
+        instance=catalogue().instance(instance),
         region="us-east-1",
         role=ROLE,
         bucket="acme-training",
@@ -54,7 +51,7 @@ def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **change
 
 def training_plan_of(
     *jobs: JobSpec,
-    at: TrainingSite | None = None,
+    at: SageMakerPlacement | None = None,
     attempt: int = 1,
     max_minutes: int = 120,
     root: str | None = None,
@@ -67,4 +64,5 @@ def training_plan_of(
         site=at or training_site(),
         max_minutes=max_minutes,
         root=root,
+        agent=AGENT,
     )

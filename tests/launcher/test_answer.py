@@ -1,24 +1,23 @@
 """The sentence that answers a comparison claims no more than its rows do, and leaves out nothing better."""
 
 import datetime
-from dataclasses import replace
 
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed
 
-from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-from fastlaunch.catalog.prices import load_catalogue
-from fastlaunch.measure.summarize import Interval
+from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import answer
 
 
-def runs(recipe: str, time_s: float, number: int = 3, *, steady: bool = True) -> list[Candidate]:
+def runs(recipe: str, time_s: float, number: int = 3, *, steady: bool = True) -> list[MeasuredRun]:
     """Runs of one row; a single one has no interval."""
     bounds = {} if number == 1 else {"low": 0.999 * time_s, "high": 1.001 * time_s}
-    summary = replace(PLAIN, recipe=recipe, step_time_s=Interval(value=time_s, **bounds), steady=steady)
-    return [Candidate(run_id=f"{recipe}-{n}", summary=replace(summary, seed=n)) for n in range(number)]
+    summary = changed(PLAIN, recipe=recipe, step_time_s=Interval(value=time_s, **bounds), steady=steady)
+    return [MeasuredRun(run_id=f"{recipe}-{n}", summary=changed(summary, seed=n)) for n in range(number)]
 
 
-def answered(*rows: list[Candidate]) -> str:
+def answered(*rows: list[MeasuredRun]) -> str:
     candidates = [run for row in rows for run in row]
     prices = PriceRequest(today=datetime.date(2026, 11, 21))
     return answer(compare(candidates, catalogue=load_catalogue(), prices=prices))

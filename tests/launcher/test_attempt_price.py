@@ -1,4 +1,4 @@
-"""What an hour costs: by service, in a block, as spot, and of the type that a job really got."""
+"""What an hour costs: by service, in a block, and as spot."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,19 +10,19 @@ from ec2_builders import BLOCK, block_site, job, site
 from fake_cloud import Clock, FakeAws
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.backends import Plan
-from fastlaunch.backends.protocol import Sight
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.plan import Plan
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.run_attempts import Attempt
+from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.attempt_price import (
     list_price,
     managed_spot_price,
     note_machines,
     paid_usd_per_hour,
-    respec_in,
 )
 
 TODAY = date(2026, 11, 21)
@@ -63,8 +63,9 @@ def placed(ledger: Ledger, *jobs: JobSpec) -> Attempt:
     return ledger.attempt(attempt_id)
 
 
-def note(ledger: Ledger, aws: FakeAws, *seen: tuple[Attempt, Sight]) -> None:
-    note_machines(ledger, aws, seen, TODAY, respec_in(ledger, SETTINGS, TODAY))
+def note(ledger: Ledger, aws: FakeAws, *seen: tuple[Attempt, AttemptStatus]) -> None:
+    backend = Ec2Backend(aws=aws, home=Path("/nowhere"), now=lambda: START)
+    note_machines(ledger, backend, seen)
 
 
 def test_every_service_has_its_own_price() -> None:
@@ -99,7 +100,9 @@ def test_a_discount_is_one_on_list_prices_only() -> None:
     assert paid_usd_per_hour(None, 0.1) is None
 
 
-SPOT = Sight(has_ended=False, is_spot=True, instance_type="p5.48xlarge", zone="us-east-1b", launched_at=START)
+SPOT = AttemptStatus(
+    has_ended=False, is_spot=True, instance_type="p5.48xlarge", zone="us-east-1b", launched_at=START
+)
 
 
 def test_spot_machines_of_one_type_and_zone_are_asked_for_once(ledger: Ledger) -> None:
@@ -108,7 +111,7 @@ def test_spot_machines_of_one_type_and_zone_are_asked_for_once(ledger: Ledger) -
     note(ledger, aws, *[(one, SPOT) for one in attempts])
     assert aws.calls["spot_price_usd"] == 1
     for attempt in (ledger.attempt(one.id) for one in attempts):
-        assert (attempt.usd_per_hour, attempt.zone) == (17.0, "us-east-1b")
+        assert (attempt.billing.usd_per_hour, attempt.zone) == (17.0, "us-east-1b")
         assert datetime.fromisoformat(attempt.launched_at or "") == START
         price = ledger.get(attempt.run_ids[0]).price
         assert price is not None and price.purchase == "spot"
@@ -119,62 +122,36 @@ def test_a_spot_price_that_aws_does_not_tell_changes_nothing(ledger: Ledger) -> 
     aws.spot_usd = None
     attempt = placed(ledger, job(purchase="spot"))
     note(ledger, aws, (attempt, SPOT))
-    assert ledger.attempt(attempt.id).usd_per_hour == 64.0
+    assert ledger.attempt(attempt.id).billing.usd_per_hour == 64.0
 
 
 def test_a_job_that_waits_has_no_machine_and_says_what_it_waits_for(ledger: Ledger) -> None:
     aws, attempt = FakeAws(Clock()), placed(ledger, training_job(), training_job("fp32"))
-    waiting = Sight(has_ended=False, is_live=True, told="waiting for capacity")
+    waiting = AttemptStatus(has_ended=False, is_live=True, detail="waiting for capacity")
     note(ledger, aws, (attempt, waiting))
     assert {ledger.get(one).reason for one in attempt.run_ids} == {"waiting for capacity"}
     assert ledger.attempt(attempt.id).launched_at is None
-    note(ledger, aws, (attempt, replace(waiting, is_up=True, launched_at=START, told="training")))
+    note(ledger, aws, (attempt, replace(waiting, is_up=True, launched_at=START, detail="training")))
     assert {ledger.get(one).reason for one in attempt.run_ids} == {None}
     # What is known of a run that waits for no machine is not SageMaker's to say.
     ledger.explain(attempt.run_ids[0], "resumed")
-    note(ledger, aws, (attempt, Sight(has_ended=True, told="completed")))
+    note(ledger, aws, (attempt, AttemptStatus(has_ended=True, detail="completed")))
     assert ledger.get(attempt.run_ids[0]).reason == "resumed"
-
-
-def test_runs_follow_the_type_that_sagemaker_chose(ledger: Ledger) -> None:
-    aws, attempt = FakeAws(Clock()), placed(ledger, training_job(), training_job("fp32"))
-    chosen = Sight(
-        has_ended=False, is_live=True, is_spot=True, instance_type="p4d.24xlarge", launched_at=START
-    )
-    note(ledger, aws, (attempt, chosen))
-    stored = ledger.attempt(attempt.id)
-    # 25.251286 with a tenth off; no price of EC2's spot was asked for.
-    assert (stored.instance, stored.usd_per_hour) == ("p4d.24xlarge", pytest.approx(22.726, abs=1e-3))
-    assert aws.calls["spot_price_usd"] == 0
-    for run_id in attempt.run_ids:
-        run = ledger.get(run_id)
-        assert run.price is not None and (run.price.service, run.price.instance) == (
-            "sagemaker",
-            "p4d.24xlarge",
-        )
-        assert run.instance == "p4d.24xlarge" == JobSpec.from_json(run.spec or {}).instance
-
-
-def test_the_first_choice_keeps_its_price(ledger: Ledger) -> None:
-    attempt = placed(ledger, training_job())
-    chosen = Sight(has_ended=False, is_live=True, instance_type="p5.48xlarge", launched_at=START)
-    note(ledger, FakeAws(Clock()), (attempt, chosen))
-    assert ledger.attempt(attempt.id).usd_per_hour == 64.0
 
 
 def test_managed_spot_costs_the_share_that_was_billed() -> None:
     listed = list_price(training_site(), "spot", settings=SETTINGS, today=TODAY)
     on_ec2 = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
     assert listed is not None and on_ec2 is not None
-    sight = Sight(has_ended=True, is_spot=True, billable_s=300.0, training_s=1000.0)
-    price = managed_spot_price(listed, sight)
+    aws_status = AttemptStatus(has_ended=True, is_spot=True, billable_s=300.0, training_s=1000.0)
+    price = managed_spot_price(listed, aws_status)
     assert price is not None
     assert (price.usd_per_hour, price.purchase) == (pytest.approx(63.296 * 0.3), "spot")
     assert price.source.startswith("30.0% of 63.296")
     assert Price.from_json(price.to_json()) == price
     # Nothing off, nothing told, or nothing of SageMaker's.
-    assert managed_spot_price(listed, replace(sight, billable_s=1000.0)) is None
-    assert managed_spot_price(listed, replace(sight, training_s=None)) is None
-    assert managed_spot_price(listed, replace(sight, is_spot=False)) is None
-    assert managed_spot_price(on_ec2, sight) is None
-    assert managed_spot_price(price, sight) is None
+    assert managed_spot_price(listed, replace(aws_status, billable_s=1000.0)) is None
+    assert managed_spot_price(listed, replace(aws_status, training_s=None)) is None
+    assert managed_spot_price(listed, replace(aws_status, is_spot=False)) is None
+    assert managed_spot_price(on_ec2, aws_status) is None
+    assert managed_spot_price(price, aws_status) is None

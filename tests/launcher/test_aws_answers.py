@@ -7,7 +7,7 @@ import pytest
 from botocore.stub import ANY
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws.ec2 import MachineImage
+from fastlaunch.aws.types import MachineImage
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 
 THEN = datetime(2026, 11, 21, tzinfo=UTC)

@@ -4,10 +4,6 @@ from datetime import UTC, datetime
 
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws.iam import role
-from fastlaunch.aws.network import group_rules, placement_group
-from fastlaunch.aws.reservations import reservation
-
 
 def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> None:
     itself = [{"GroupId": "sg-1"}]
@@ -22,7 +18,7 @@ def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> N
     stubbed_aws.stub("ec2").add_response(
         "describe_security_groups", {"SecurityGroups": [told]}, {"GroupIds": ["sg-1"]}
     )
-    rules = group_rules(stubbed_aws.aws, "us-east-1", ("sg-1",))["sg-1"]
+    rules = stubbed_aws.aws.group_rules("us-east-1", ("sg-1",))["sg-1"]
     assert (rules.lets_in, rules.lets_out) == (frozenset({"sg-1"}), frozenset())
 
 
@@ -34,9 +30,9 @@ def test_a_placement_group_that_is_not_there_is_none(stubbed_aws: StubbedAws) ->
         {"GroupNames": ["close"]},
     )
     stub.add_client_error("describe_placement_groups", "InvalidPlacementGroup.Unknown", "no", 400)
-    found = placement_group(stubbed_aws.aws, "us-east-1", "close")
+    found = stubbed_aws.aws.placement_group("us-east-1", "close")
     assert found is not None and (found.strategy, found.state) == ("cluster", "available")
-    assert placement_group(stubbed_aws.aws, "us-east-1", "other") is None
+    assert stubbed_aws.aws.placement_group("us-east-1", "other") is None
 
 
 def test_a_reservation_is_asked_for_by_id(stubbed_aws: StubbedAws) -> None:
@@ -59,12 +55,12 @@ def test_a_reservation_is_asked_for_by_id(stubbed_aws: StubbedAws) -> None:
     stub.add_client_error(
         "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", "no", 400
     )
-    found = reservation(stubbed_aws.aws, "us-east-1", "cr-1")
+    found = stubbed_aws.aws.reservation("us-east-1", "cr-1")
     assert found is not None
     assert (found.kind, found.zone, found.num_free, found.ends_at) == (
         *("capacity-block", "us-east-1b", 1, None),
     )
-    assert reservation(stubbed_aws.aws, "us-east-1", "cr-2") is None
+    assert stubbed_aws.aws.reservation("us-east-1", "cr-2") is None
 
 
 def test_a_role_of_another_path_or_account_is_none(stubbed_aws: StubbedAws) -> None:
@@ -79,6 +75,6 @@ def test_a_role_of_another_path_or_account_is_none(stubbed_aws: StubbedAws) -> N
     }
     for _ in range(2):
         stubbed_aws.stub("iam").add_response("get_role", {"Role": told}, {"RoleName": "training"})
-    found = role(stubbed_aws.aws, "us-east-1", arn)
+    found = stubbed_aws.aws.role("us-east-1", arn)
     assert found is not None and found.trusts == frozenset()
-    assert role(stubbed_aws.aws, "us-east-1", arn.replace("/jobs", "")) is None
+    assert stubbed_aws.aws.role("us-east-1", arn.replace("/jobs", "")) is None

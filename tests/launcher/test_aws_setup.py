@@ -1,4 +1,4 @@
-"""docs/aws-setup.md: the policies that it shows are those of the data, and its config file is one."""
+"""docs/setup.md: the policies that it shows are those of the data, and its config file is one."""
 
 import json
 import re
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from fastlaunch.account.policies import POLICIES, documents, policy
-from fastlaunch.account_statements import names_by_hand
+from fastlaunch.account.policies import documents, names_by_hand, statements
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import load_settings
 
-TEXT = shipped("docs/aws-setup.md").read_text(encoding="utf-8")
+TEXT = shipped("docs/setup.md").read_text(encoding="utf-8")
 NAMES = names_by_hand(account="ACCOUNT", bucket="BUCKET")
 DOCUMENTS = documents(NAMES)
 
@@ -36,20 +35,7 @@ def test_the_text_shows_nothing_else_and_says_what_every_statement_is_for() -> N
     rows = dict(
         re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT.partition("launcher-policy.json`:")[2], re.MULTILINE)
     )
-    assert rows == {statement.sid: statement.why for statement in POLICIES["launcher"](NAMES)}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_no_larger_than_iam_takes(name: str) -> None:
-    # IAM does not count white space. docs.aws.amazon.com/IAM, "IAM and AWS STS quotas".
-    names = names_by_hand(
-        account="123456789012",
-        bucket="b" * 63,
-        prefix="p" * 40,
-        kms_key="arn:aws-us-gov:kms:us-gov-east-1:123456789012:key/" + "0" * 36,
-        partition="aws-us-gov",
-    )
-    assert len(re.sub(r"\s", "", json.dumps(policy(name, names)))) < 6144
+    assert rows == {one["Sid"]: one["Why"] for one in statements("launcher", NAMES)}
 
 
 def test_the_config_file_of_the_text_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

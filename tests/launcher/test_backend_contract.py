@@ -19,11 +19,12 @@ from moto_server import MotoServer
 from moto_training_jobs import TrainingJobs
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import Backend, Plan, RunState
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.outcome import read_records
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -36,23 +37,35 @@ FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
 class Subject:
     """A backend, a job for it, and how to wait for `seconds` of its time."""
 
-    backend: Backend
+    backend: Any
     job: JobSpec
     wait: Callable[[float], None]
     hangs: Callable[[Plan], Plan]
 
     def plan(self) -> Plan:
-        return self.backend.plan({RUN_ID: self.job})
+        plan: Plan = self.backend.plan({RUN_ID: self.job})
+        return plan
 
     def start_hanging(self) -> Any:
-        """The handle of a job that runs until it is stopped."""
+        """The handle of a job that runs until it is stopped, once it has written something."""
         handle = self.backend.execute(self.hangs(self.plan()))
-        self._until(lambda: bool(self.backend.collect(handle)))
+        self._until(lambda: bool(self.records(handle)))
         return handle
 
-    def end_of(self, handle: Any) -> RunState:
-        self._until(lambda: self.backend.state(handle) is not RunState.RUNNING)
-        return self.backend.state(handle)
+    def wait_for_end(self, handle: Any) -> None:
+        self._until(lambda: self.has_ended(handle))
+
+    def has_ended(self, handle: Any) -> bool:
+        if isinstance(self.backend, CloudBackend):
+            return self.backend.describe([handle])[0].has_ended
+        return bool(self.backend.state(handle) is not RunState.RUNNING)
+
+    def records(self, handle: Any) -> tuple[Path, ...]:
+        """The job's record files, brought here."""
+        if isinstance(self.backend, CloudBackend):
+            files = self.backend.sync(handle).files
+            return tuple(path for path in files if path.name.startswith("rank-") and path.is_file())
+        return tuple(self.backend.collect(handle))
 
     def _until(self, holds: Callable[[], bool]) -> None:
         for _ in range(600):
@@ -138,7 +151,10 @@ def sagemaker(tmp_path: Path, server: MotoServer) -> Subject:
     return Subject(backend.at(place, 120), training_job(num_gpus=1), clock.sleep, hangs)
 
 
-@pytest.fixture(params=["local", "ec2", "sagemaker"])
+CLOUD = [pytest.param(name, marks=pytest.mark.cloud) for name in ("ec2", "sagemaker")]
+
+
+@pytest.fixture(params=["local", *CLOUD])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     if request.param == "local":
         return local(tmp_path)
@@ -160,46 +176,37 @@ def test_a_job_is_found_by_its_plan_only_once_it_was_started(subject: Subject) -
     handle = subject.backend.execute(plan)
     assert json.loads(json.dumps(handle)) == handle
     found = subject.backend.find(plan)
-    assert found is not None
+    assert found is not None and not subject.has_ended(found)
     # Another process, which has the ledger's text alone, gets to the same end.
-    assert subject.end_of(found) is RunState.COMPLETED
-    assert subject.backend.state(handle) is RunState.COMPLETED
-
-
-def test_a_job_runs_until_it_has_ended(subject: Subject) -> None:
-    handle = subject.backend.execute(subject.plan())
-    assert subject.backend.state(handle) is RunState.RUNNING
-    assert subject.backend.states([handle]) == [RunState.RUNNING]
-    assert subject.end_of(handle) is RunState.COMPLETED
-    assert subject.backend.states([handle, handle]) == [RunState.COMPLETED] * 2
-    assert subject.backend.states([]) == []
+    subject.wait_for_end(found)
+    assert subject.has_ended(handle)
 
 
 def test_collecting_brings_the_records_of_every_rank_and_is_repeatable(subject: Subject) -> None:
     handle = subject.backend.execute(subject.plan())
-    subject.end_of(handle)
-    paths = subject.backend.collect(handle)
+    subject.wait_for_end(handle)
+    paths = subject.records(handle)
     records, problems = read_records(paths)
     assert problems == []
     assert len(records) == subject.job.num_gpus
     before = [path.read_bytes() for path in paths]
-    assert subject.backend.collect(handle) == paths
+    assert subject.records(handle) == paths
     assert [path.read_bytes() for path in paths] == before
 
 
 def test_a_stopped_job_writes_its_end(subject: Subject) -> None:
     handle = subject.start_hanging()
     subject.backend.stop(handle)
-    assert subject.end_of(handle) is RunState.INTERRUPTED
-    records, _ = read_records(subject.backend.collect(handle))
+    subject.wait_for_end(handle)
+    records, _ = read_records(subject.records(handle))
     assert {record.end.status for record in records if record.end} == {"interrupted"}
     # It has ended already, which is no error.
     subject.backend.stop(handle)
     subject.backend.kill(handle)
-    assert subject.backend.state(handle) is RunState.INTERRUPTED
+    assert subject.has_ended(handle)
 
 
 def test_a_killed_job_is_gone(subject: Subject) -> None:
     handle = subject.start_hanging()
     subject.backend.kill(handle)
-    assert subject.end_of(handle).is_final
+    subject.wait_for_end(handle)

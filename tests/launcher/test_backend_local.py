@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from fake_train.processes import wait_until
 
-from fastlaunch.backends import Plan, RunState
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.machine import Machine, visible_devices
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -104,11 +104,6 @@ def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:
     assert plan == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def test_planning_writes_nothing(backend: LocalBackend, tmp_path: Path) -> None:
-    assert backend.plan({"r1": JOB}) == backend.plan({"r1": JOB})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_completed_job_leaves_a_record_of_every_rank_and_a_log(backend: LocalBackend) -> None:
     handle = backend.execute(backend.plan({"r1": replace(JOB, num_gpus=2)}))
     assert finish(backend, handle) is RunState.COMPLETED
@@ -162,13 +157,6 @@ def test_what_a_job_leaves_behind_does_not_keep_it_running(tmp_path: Path) -> No
     finally:
         left = int((Path(handle["directory"]) / LOG).read_text().split()[0])
         os.kill(left, signal.SIGKILL)
-
-
-def test_job_has_a_session_of_its_own(backend: LocalBackend) -> None:
-    # Ctrl-C in the terminal would otherwise reach it beside the launcher, and stop it twice.
-    handle = backend.execute(behave(backend.plan({"r1": replace(JOB, steps=100_000)}), FAKE_STEP_S="0.01"))
-    assert os.getsid(handle["pid"]) == handle["pid"] != os.getsid(0)
-    backend.stop(handle)
 
 
 def test_deaf_job_is_killed(backend: LocalBackend) -> None:

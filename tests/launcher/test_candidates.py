@@ -4,14 +4,13 @@ from pathlib import Path
 
 from ec2_builders import catalogue
 
-from fastlaunch.candidates import (
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.placement.resolve import (
     UNKNOWN_SUBNET,
     Candidate,
     candidates,
-    training_candidates,
     unresolved,
 )
-from fastlaunch.core.settings import RegionSettings, Settings
 
 SETTINGS = Settings(
     home=Path("home"),
@@ -59,27 +58,3 @@ def test_several_interfaces_need_a_subnet_that_is_named() -> None:
     assert [one.subnet for one in unresolved(bare, num_nodes=2, reservation=None)] == [UNKNOWN_SUBNET, None]
     assert unresolved(bare, num_nodes=1, reservation=None) == bare
     assert unresolved(found("p5.48xlarge"), num_nodes=2, reservation=None) == found("p5.48xlarge")
-
-
-def grouped(*instances: str, purchase: str = "on-demand") -> list[str]:
-    types = [catalogue().instance(name) for name in instances]
-    groups = training_candidates(types, ("us-east-1", "us-east-2"), purchase=purchase)
-    return [f"{'+'.join(one.name for one in group.instances)} {group.region}" for group in groups]
-
-
-def test_sagemaker_chooses_among_types_with_as_many_gpus() -> None:
-    assert grouped("p5.48xlarge", "g5.xlarge", "p4d.24xlarge") == [
-        *("p5.48xlarge+p4d.24xlarge us-east-1", "p5.48xlarge+p4d.24xlarge us-east-2"),
-        *("g5.xlarge us-east-1", "g5.xlarge us-east-2"),
-    ]
-
-
-def test_managed_spot_excludes_that_choice() -> None:
-    assert [name.split()[0] for name in grouped("p5.48xlarge", "p4d.24xlarge", purchase="spot")[::2]] == [
-        *("p5.48xlarge", "p4d.24xlarge"),
-    ]
-
-
-def test_of_more_than_five_types_the_sixth_is_another_job() -> None:
-    types = ("p5.48xlarge", "p5en.48xlarge", "p4d.24xlarge", "p4de.24xlarge", "g5.48xlarge", "g6.48xlarge")
-    assert grouped(*types)[2] == "g6.48xlarge us-east-1"

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from fastlaunch.cli import run
-from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, RecipeError, choices_of, resolve_recipe
-from fastlaunch_train.workloads import WORKLOADS
+from fastlaunch.cli.main import run
+from fastlaunch_train.recipes.recipe import CHOICES, RecipeError
+from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
+from fastlaunch_train.workloads.registry import WORKLOADS
 
 
 def test_every_recipe_is_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +58,9 @@ def test_a_recipe_is_told_field_by_field_with_what_it_may_be(capsys: pytest.Capt
     assert told.err == "next: fastlaunch submit --local --recipe te-fp8\n"
 
 
-@pytest.mark.parametrize("field", [name for name in OVERRIDABLE if choices_of(name)])
+@pytest.mark.parametrize("field", [name for name in OVERRIDABLE if name in CHOICES])
 def test_what_a_field_may_be_is_what_set_takes(field: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for value in choices_of(field):
+    for value in CHOICES[field]:
         try:
             resolve_recipe("bf16", [f"{field}={value}"])
         except RecipeError as error:
@@ -126,7 +127,7 @@ def test_a_workload_is_told_field_by_field(name: str, capsys: pytest.CaptureFixt
 
 def test_listings_import_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys; from fastlaunch.cli import run; run(['recipes']); run(['workloads']);"
+        "import sys; from fastlaunch.cli.main import run; run(['recipes']); run(['workloads']);"
         "run(['experiments']); run(['runs']);"
         "sys.exit([name for name in ('torch', 'boto3', 'numpy') if name in sys.modules] or 0)"
     )

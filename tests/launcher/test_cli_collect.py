@@ -85,7 +85,7 @@ def test_what_comes_after_the_end_is_measured(
     with open_ledger(load_settings()) as ledger:
         summary = ledger.get(run_id).summary
     assert summary is not None and summary.num_steps == 20
-    assert (summary.boot_s, summary.pull_s) == (40.0, 20.0)
+    assert (summary.startup.boot_s, summary.startup.pull_s) == (40.0, 20.0)
 
 
 def test_a_bucket_that_refuses_is_named(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,25 +3,18 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 from fake_records import write_run
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed
 
-from fastlaunch.catalog.prices import load_catalogue
-from fastlaunch.cli import COMMANDS, run
-from fastlaunch.cli.demo import compared_measurements, demo, of_one_gpu, read_summaries
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.cli.demo import compared_measurements, of_one_gpu, read_summaries
+from fastlaunch.cli.main import run
 from fastlaunch.core.errors import BadFile
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
-
-
-def test_the_line_of_help_is_that_of_the_group() -> None:
-    assert isinstance(demo, click.Command)
-    assert demo.get_short_help_str(200) == COMMANDS["demo"][1]
 
 
 def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolated: Path) -> None:
@@ -40,7 +33,7 @@ def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolate
 
 def test_it_needs_nothing_heavy() -> None:
     code = (
-        "import sys; from fastlaunch.cli import run; code = run(['demo']);"
+        "import sys; from fastlaunch.cli.main import run; code = run(['demo']);"
         " print(*sorted({name.partition('.')[0] for name in sys.modules})); sys.exit(code)"
     )
     done = subprocess.run(
@@ -70,12 +63,12 @@ def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
     comparison = compared_measurements(read_summaries(file), load_catalogue())
     for row in comparison.rows:
         assert row.price is not None and row.price.hypothetical == "1/8 of p5en.48xlarge"
-    assert comparison.rows[1].speed_ratio_to_baseline is not None
-    assert comparison.rows[1].speed_ratio_to_baseline.value == pytest.approx(14 / 9)
+    assert comparison.rows[1].verdict.speed_ratio is not None
+    assert comparison.rows[1].verdict.speed_ratio.value == pytest.approx(14 / 9)
     # A record that turned out unfit is left out, and not compared as if nothing were wrong.
     good, bad = summaries
-    unfit = {good: summaries[good], bad: replace(summaries[bad], problems=("ended as failed",))}
-    assert [row.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
+    unfit = {good: summaries[good], bad: changed(summaries[bad], problems=("ended as failed",))}
+    assert [row.setup.recipe for row in compared_measurements(unfit, load_catalogue()).rows] == ["bf16"]
 
 
 def test_what_cannot_be_used_is_not_left_out_silently(
@@ -92,16 +85,12 @@ def test_what_cannot_be_used_is_not_left_out_silently(
 def test_only_the_experiments_workload_on_one_gpu_is_shown() -> None:
     """Two GPUs cost two eighths, and other workloads would make the demo long."""
     others = {
-        "two": replace(PLAIN, num_gpus=2),
-        "h100": replace(PLAIN, device_name="NVIDIA H100 80GB HBM3"),
+        "two": changed(PLAIN, num_gpus=2),
+        "h100": changed(PLAIN, device_name="NVIDIA H100 80GB HBM3"),
         "one": PLAIN,
-        "gelu": replace(PLAIN, workload="gelu", sample_unit="tensors"),
+        "gelu": changed(PLAIN, workload="gelu", sample_unit="tensors"),
     }
     assert of_one_gpu(others) == {"one": PLAIN}
-
-
-def test_no_measurements_are_no_error(tmp_path: Path) -> None:
-    assert read_summaries(tmp_path / "summaries.json") == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": 1}', '{"run": {"kind": "records", "x": 1}}'])

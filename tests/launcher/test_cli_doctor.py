@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_train.launcher import surroundings
+from fake_train.launcher import app_context
 from moto_gaps import image_digest
 from moto_nodes import Block
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.cli import run
+from fastlaunch.aws.client import Aws
+from fastlaunch.cli.main import run
 from fastlaunch.core.settings import RegionSettings
 
 TYPE = ("--instance", "p5.48xlarge")
@@ -64,7 +64,7 @@ def scheduler_role() -> str:
 def doctor(*argv: str, aws: Aws = AWS) -> int:
     """Exit code of `fastlaunch doctor ARGV` on 2026-11-21."""
     now = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    return run(["doctor", *argv], replace(surroundings("doctor", *argv), aws=aws, now=lambda: now))
+    return run(["doctor", *argv], replace(app_context("doctor", *argv), connect=lambda: aws, now=lambda: now))
 
 
 def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_the_next_command_is_for_what_was_checked(
     assert err.startswith(f"next: fastlaunch submit {' '.join(argv)} --recipe bf16 ")
     # It is one that can be typed.
     typed = err.removeprefix("next: fastlaunch ").split()
-    assert run(typed, surroundings(*typed)) == 0
+    assert run(typed, app_context(*typed)) == 0
 
 
 def test_it_changes_nothing_but_one_object(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,5 +326,5 @@ def test_what_an_account_needs_is_printed_without_asking_anything(
     aws_server: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor("--setup") == 0
-    assert capsys.readouterr().out == Path(__file__).parents[2].joinpath("docs/aws-setup.md").read_text()
+    assert capsys.readouterr().out == Path(__file__).parents[2].joinpath("docs/setup.md").read_text()
     assert not aws_server.sent()

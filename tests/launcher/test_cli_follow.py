@@ -8,7 +8,10 @@ import pytest
 from fake_train.launcher import fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
-from fastlaunch.backends import RunState
+from fastlaunch.core.plan import RunState
+
+#: Real processes, waited for.
+pytestmark = pytest.mark.slow
 
 LONG = ("submit", "--local", "--steps", "100000", "--repeats", "2")
 
@@ -27,14 +30,6 @@ def kill_launcher_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
         wait_until(is_training)
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def test_before_the_first_run_there_is_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = told(capsys, "status")
-    assert out == "No runs yet.\n"
-    assert err == "next: fastlaunch submit --local\n"
-    assert fastlaunch("logs") == 2
-    assert "no run was started here yet" in capsys.readouterr().err
 
 
 def test_status_of_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,16 +87,6 @@ def test_run_that_ended_without_its_launcher_is_collected_by_the_next_command(
     assert [run.state for run in runs()] == [state, RunState.LOST, RunState.COMPLETED]
 
 
-def test_compare_collects_a_run_that_ended_without_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_launcher_while_training(monkeypatch)
-    (run, _) = runs()
-    assert run.directory is not None
-    os.kill(int((run.directory / "lock").read_text()), signal.SIGTERM)
-    # It has too few steps to be compared; that it ended is noted all the same.
-    wait_until(lambda: fastlaunch("compare", run.id) == 2 and runs()[0].state is not RunState.RUNNING)
-    assert runs()[0].state is RunState.INTERRUPTED
-
-
 def test_logs_show_what_the_last_run_printed(capsys: pytest.CaptureFixture[str]) -> None:
     fastlaunch("submit", "--local", "--steps", "5", "--recipe", "fp32,bf16")
     out, err = told(capsys, "logs")
@@ -140,12 +125,3 @@ def test_run_cancelled_from_another_terminal_ends_and_the_next_one_starts() -> N
         (RunState.CANCELLED, "cancelled before it started"),
         (RunState.INTERRUPTED, "stopped by fastlaunch cancel"),
     ]
-
-
-def test_cancel_of_an_ended_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    fastlaunch("submit", "--local", "--steps", "5")
-    (run,) = runs()
-    out, _ = told(capsys, "cancel", run.id)
-    assert out == f"{run.id} was completed already\n"
-    assert runs()[0].state is RunState.COMPLETED
-    assert fastlaunch("cancel") == 2

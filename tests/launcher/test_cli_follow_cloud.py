@@ -99,19 +99,6 @@ def test_logs_are_the_nodes_until_the_run_has_its_own(
     assert told(capsys, "logs") == "step 1\nstep 2\n"
 
 
-def test_logs_name_those_of_other_nodes(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
-    run = started(aws_server)
-    own = run.run_ids[0]
-    for node in (0, 1):
-        run.upload(f"node-{node}/{own}/log.txt.000000000000", f"on node {node}\n".encode())
-    assert cloud("logs") == 0
-    out, err = capsys.readouterr()
-    assert out == "on node 0\n"
-    (line,) = [line for line in err.splitlines() if "other nodes" in line]
-    path = load_settings().home / "runs" / own / "log-node-1.txt"
-    assert str(path) in line and path.read_text() == "on node 1\n"
-
-
 def test_logs_are_followed_until_the_run_ends(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,14 +141,6 @@ def test_cancel_says_that_all_runs_of_the_machine_stop(
     ] * 2
 
 
-def test_cancel_of_both_runs_of_a_machine_stops_it_once(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server, "bf16", "fp32")
-    out = told(capsys, "cancel", *run.run_ids)
-    assert out == f"{run.run_ids[0]} is cancelled\n{run.run_ids[1]} was cancelled already\n"
-
-
 def test_status_goes_on_where_aws_does_not_answer(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,23 +150,3 @@ def test_status_goes_on_where_aws_does_not_answer(
     out, err = capsys.readouterr()
     assert "1 run: 1 running." in out
     assert "shown as they were" in err
-
-
-def test_status_leads_to_compare_only_where_something_was_measured(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    assert cloud("cancel", run.run_ids[0]) == 0
-    assert cloud("status") == 0
-    assert capsys.readouterr().err.endswith(f"next: fastlaunch runs show {run.run_ids[0]}\n")
-
-
-def test_status_is_told_though_the_disk_is_full(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    run.say("boot.json")
-    (load_settings().home / "runs").write_text("")
-    assert cloud("status") == 0
-    out, err = capsys.readouterr()
-    assert "1 run: 1 running." in out and "cannot be written" in err

@@ -13,8 +13,8 @@ from cloud_commands import aws, cloud
 from fake_records import write_run
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.backends import RunState
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
@@ -122,19 +122,6 @@ def test_status_tells_what_a_job_waits_for_what_it_does_and_what_it_cost(
     assert found["attempts"][0]["job_name"] == run.name
 
 
-def test_logs_are_the_containers_until_the_run_has_its_own(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    assert cloud("logs") == 2
-    assert "has no log yet" in capsys.readouterr().err
-    run.jobs.move(run.name, "Downloading", "Training")
-    run.jobs.write_log(run.name, "bash: /fastlaunch/run_sagemaker.sh: no such file")
-    assert told(capsys, "logs") == "bash: /fastlaunch/run_sagemaker.sh: no such file\n"
-    run.upload(f"node-0/{run.run_ids[0]}/log.txt.000000000000", b"step 1\n")
-    assert told(capsys, "logs", run.run_ids[0]) == "step 1\n"
-
-
 def test_logs_are_followed_until_the_job_ends(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,34 +145,3 @@ def test_logs_are_followed_until_the_job_ends(
     assert out == "starting\nstep 1\ndone\n"
     assert "nothing is printed yet: waiting for capacity" in err
     assert steps == [] and err.endswith("next: fastlaunch compare\n")
-
-
-def test_cancel_stops_the_job_with_all_its_runs(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server, "bf16", "fp32")
-    first, second = run.run_ids
-    assert cloud("cancel", first) == 0
-    out, err = capsys.readouterr()
-    assert f"stopped as well: {second}" in err
-    assert out == f"{first} is cancelled\n"
-    assert run.jobs.live() == [] and run.jobs.job(run.name).status == "Stopped"
-
-
-def test_collect_brings_it_home_and_names_the_job(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    (run_id,) = run.run_ids
-    run.jobs.move(run.name, "Downloading", "Training")
-    run.say("boot.json")
-    run.record(run_id)
-    run.upload(f"node-0/{run_id}/log.txt.000000000000", b"step 1\n")
-    checkpoint = f"fastlaunch/runs/{run_id}/{run_id}/checkpoints/step-00000010.pt"
-    aws().put_object("us-east-1", BUCKET, checkpoint, b"weights")
-    run.end()
-    out = told(capsys, "collect")
-    assert f"p5.48xlarge {run.name} in us-east-1" in out and "1 of 1 run complete" in out
-    (found,) = json.loads(told(capsys, "collect", run_id, "--output", "json"))["runs"]
-    assert found["missing"] == [] and found["checkpoints"]["newest"] == f"s3://{BUCKET}/{checkpoint}"
-    assert cloud("compare", run_id) == 0

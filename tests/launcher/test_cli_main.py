@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from fastlaunch import __version__
-from fastlaunch.cli import COMMANDS, LazyGroup, fastlaunch, run
+from fastlaunch.cli.main import COMMANDS, LazyGroup, fastlaunch, run
 from fastlaunch.core.errors import BadFile, CloudRefused, JobFailed, UserError
 
 #: Heavy, or of no use to someone who only asks for help.
@@ -88,43 +87,11 @@ def test_anything_else_is_a_bug_with_its_traceback(
     assert told.endswith("this is a bug in fastlaunch: please report it with the traceback above\n")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"]])
-def test_help_and_version_go_to_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(argv) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert __version__ in captured.out if argv == ["--version"] else "Usage: fastlaunch" in captured.out
-
-
-def test_a_wrong_option_is_told_with_the_usage_of_its_command(
-    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing.append(click.BadParameter("is odd"))
-    assert run(["failing"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("Usage: fastlaunch failing")
-    assert told.endswith("Error: Invalid value: is odd\n")
-
-
-@pytest.mark.parametrize("argv", [[], ["--nope"]])
-def test_a_wrong_call_is_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(argv) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "Usage: fastlaunch" in captured.err
-
-
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submti", "--local"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: unknown command 'submti'\n  did you mean submit")
     assert all(name in told for name in COMMANDS)
-
-
-def test_help_lists_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    assert all(f"{name} {line}" in words for name, (_, line) in COMMANDS.items())
 
 
 @pytest.mark.parametrize("name", PRESENT)
@@ -138,30 +105,13 @@ def test_the_line_of_a_command_is_its_own(name: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from fastlaunch.cli import run; code = run(['--help']);"
+        "import sys; from fastlaunch.cli.main import run; code = run(['--help']);"
         " print(*sorted({name.partition('.')[0] for name in sys.modules})); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = done.stdout.splitlines()[-1].split()
     assert "click" in modules
     assert not set(NOT_FOR_HELP) & set(modules)
-
-
-@pytest.mark.parametrize("argv", [["--help"], ["--version"]])
-def test_a_reader_that_stopped_reading_is_no_error(argv: list[str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "fastlaunch", *argv],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -184,7 +134,8 @@ def test_unflushed_output_meets_the_closed_pipe_in_time(tmp_path: Path) -> None:
         "import sys, click\n@click.command()\ndef talking():\n    sys.stdout.write('a line\\n')\n"
     )
     code = (
-        f"import sys; sys.path.append({str(tmp_path)!r}); import talking; from fastlaunch import cli;"
+        f"import sys; sys.path.append({str(tmp_path)!r}); import talking;"
+        " from fastlaunch.cli import main as cli;"
         " sys.modules['fastlaunch.cli.talking'] = talking; cli.COMMANDS['talking'] = ('talking', '');"
         " sys.argv[1:] = ['talking']; cli.main()"
     )
@@ -209,7 +160,8 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "import time, click\n@click.command()\ndef waiting():\n    click.echo('here')\n    time.sleep(60)\n"
     )
     code = (
-        f"import sys; sys.path.append({str(tmp_path)!r}); import waiting; from fastlaunch import cli;"
+        f"import sys; sys.path.append({str(tmp_path)!r}); import waiting;"
+        " from fastlaunch.cli import main as cli;"
         " sys.modules['fastlaunch.cli.waiting'] = waiting; cli.COMMANDS['waiting'] = ('waiting', '');"
         " sys.argv[1:] = ['waiting']; cli.main()"
     )

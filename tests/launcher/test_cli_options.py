@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.cli.listing import fitted, table
 from fastlaunch.cli.options import (
     COUNT,
     DATE,
@@ -20,6 +19,7 @@ from fastlaunch.cli.options import (
     recipe_named,
     workload_named,
 )
+from fastlaunch.cli.render import fitted, table
 from fastlaunch.core.errors import UserError
 
 

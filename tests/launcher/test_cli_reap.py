@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cloud_commands import aws, cloud
 
-from fastlaunch.aws.sagemaker import create_training_job
-from fastlaunch.aws.scheduler import create_schedule, schedules
-from fastlaunch.backends import RunState
 from fastlaunch.core import locks
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.runs.deadline_schedule import schedule_request
-from fastlaunch.submission import launcher_lock
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -68,13 +65,6 @@ def reaped(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> Any
     return json.loads(capsys.readouterr().out)
 
 
-def test_without_an_instance_nothing_is_done(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cloud("reap") == 0
-    assert capsys.readouterr().out == "No instance of fastlaunch lives in us-east-1.\n"
-
-
 def test_what_is_over_its_time_goes_and_the_rest_is_left(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,33 +111,12 @@ def test_nothing_is_terminated_unasked(aws_server: "MotoServer", capsys: pytest.
     assert states(aws_server) == {old: "running"}
 
 
-def test_a_region_that_refuses_is_named_and_the_others_are_looked_at(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = start(hours_ago=3, region="us-east-2", server=aws_server)
-    aws_server.refuse(
-        "DescribeInstances", "UnauthorizedOperation", where=lambda request: request.region == "us-west-2"
-    )
-    told = reaped(capsys, "--region", "us-west-2", "--region", "us-east-2", "--yes", code=3)
-    assert [region["region"] for region in told["refused_regions"]] == ["us-west-2"]
-    assert states(aws_server) == {old: "shutting-down"}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_all_regions_are_looked_at(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     old = start(hours_ago=3, region="us-east-2", server=aws_server)
     assert len(reaped(capsys, "--all-regions", "--yes")["regions"]) > 10
     assert states(aws_server) == {old: "shutting-down"}
-
-
-def test_one_region_is_looked_at_if_named(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    start(hours_ago=3, region="us-east-2", server=aws_server)
-    assert reaped(capsys)["instances"] == []
-    assert len(reaped(capsys, "--region", "us-east-2", "--dry-run")["instances"]) == 1
-    assert cloud("reap", "--region", "us-east-2", "--all-regions") == 2
 
 
 def test_what_cannot_be_terminated_is_told(
@@ -159,13 +128,6 @@ def test_what_cannot_be_terminated_is_told(
     told = reaped(capsys, "--yes", code=3)
     assert [one["done"] for one in told["instances"]] == ["refused", "terminated"]
     assert states(aws_server) == {first: "running", second: "shutting-down"}
-
-
-def test_a_lost_limit_is_told(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
-    odd = start(hours_ago=2.5, max_minutes=None, server=aws_server)
-    (told,) = reaped(capsys, "--yes")["instances"]
-    assert told["warning"] == "without a time limit in its tags; 120 minutes are assumed"
-    assert states(aws_server) == {odd: "shutting-down"}
 
 
 def submitted(
@@ -238,19 +200,6 @@ def test_what_was_reaped_is_explained_in_the_ledger(
     assert ended.ended_at is not None and "fastlaunch reap" in (ended.reason or "")
 
 
-def test_a_damaged_row_does_not_keep_machines_alive(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    with open_ledger(load_settings()) as ledger:
-        run_id, attempt = submitted(ledger)
-        with ledger.transaction():
-            ledger._file.write("UPDATE attempts SET state = 'no state' WHERE id = ?", (attempt,))
-    old = start(run_id, hours_ago=3, server=aws_server)
-    assert cloud("reap", "--yes") == 0
-    assert "the ledger is damaged" in capsys.readouterr().err
-    assert states(aws_server) == {old: "shutting-down"}
-
-
 def test_a_machine_whose_launcher_lives_is_left_to_it(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,7 +207,7 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
         run_id, attempt = submitted(ledger)
         # Between the end of its attempt's row and that of its machine.
         ledger.end_attempt(attempt, RunState.FAILED, reason="it failed")
-        lock = launcher_lock(ledger, ledger.get(run_id).submission_id)
+        lock = ledger.launcher_lock(ledger.get(run_id).submission_id)
         lock.parent.mkdir(parents=True)
         kept = start(run_id, server=aws_server)
         with locks.held(lock):
@@ -266,16 +215,6 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
         assert told["why"].startswith("followed by its launcher; within its time until ")
         assert states(aws_server) == {kept: "running"}
         assert reaped(capsys, "--yes")["instances"][0]["done"] == "terminated"
-
-
-def test_where_nothing_could_be_looked_at_nothing_is_said_to_be_gone(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
-    assert cloud("reap") == 3
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "No region could be looked at: whether an instance of fastlaunch lives is not known."
-    )
 
 
 def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
@@ -297,12 +236,18 @@ def start_job(
     *,
     hours_ago: float,
     tags: dict[str, str] | None = None,
-    plan_name: str = "sagemaker-2-p5.48xlarge-on-demand",
+    keep_alive_s: int = 0,
 ) -> None:
-    """A training job on two machines, as `submit` starts it, created so long ago and running since."""
-    plan = json.loads((PLANS / f"{plan_name}.json").read_text())
-    source = plan["request"]["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"]
-    aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
+    """A training job on two machines, as `submit` starts it, created so long ago and running since.
+
+    keep_alive_s: of a warm pool after it, as earlier releases asked for.
+    """
+    plan = json.loads((PLANS / "sagemaker-2-p5.48xlarge-on-demand.json").read_text())
+    if keep_alive_s:
+        plan["request"]["ResourceConfig"]["KeepAlivePeriodInSeconds"] = keep_alive_s
+    for channel in plan["request"]["InputDataConfig"]:
+        source = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
     given = {"fastlaunch:run": name.rpartition("-a")[0], "fastlaunch:max-minutes": "60"}
     given = given if tags is None else tags
     asked = {
@@ -310,7 +255,7 @@ def start_job(
         "RoleArn": server.training_jobs.role(),
         "Tags": [{"Key": key, "Value": value} for key, value in given.items()],
     }
-    create_training_job(aws(), "us-east-1", {**plan["request"], **asked})
+    aws().create_training_job("us-east-1", {**plan["request"], **asked})
     server.training_jobs.move(name, "Training")
     job = server.training_jobs.job(name)
     job.created_at = job.started_at = datetime.now(UTC) - timedelta(hours=hours_ago)
@@ -342,7 +287,7 @@ def test_machines_kept_after_a_job_go_unless_it_completed(
     aws_server.set_up_region("us-east-1", bucket="acme-training")
     ended = {"20261121-090000-aaaa-a1": "Completed", "20261121-090000-bbbb-a1": "Stopped"}
     for name, status in ended.items():
-        start_job(aws_server, name, hours_ago=0.5, plan_name="sagemaker-warm-pool")
+        start_job(aws_server, name, hours_ago=0.5, keep_alive_s=1800)
         aws_server.training_jobs.end(name, status)
     completed, stopped = ended
     told = {one["pool"]: one for one in reaped(capsys, "--yes")["pools"]}
@@ -351,16 +296,6 @@ def test_machines_kept_after_a_job_go_unless_it_completed(
     assert told[stopped]["why"] == "kept after a job that is stopped"
     assert aws_server.training_jobs.job(stopped).pool_s is not None
     assert aws_server.training_jobs.job(completed).pool_s is None
-
-
-def test_no_machines_are_kept_for_a_job_that_is_reaped(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    aws_server.set_up_region("us-east-1", bucket="acme-training")
-    name = "20261121-060000-aaaa-a1"
-    start_job(aws_server, name, hours_ago=9, plan_name="sagemaker-warm-pool")
-    assert [one["done"] for one in reaped(capsys, "--yes")["jobs"]] == ["stopped"]
-    assert aws_server.training_jobs.job(name).pool_s is not None
 
 
 def test_schedules_go_with_their_machines(
@@ -377,24 +312,24 @@ def test_schedules_go_with_their_machines(
         request = schedule_request(
             f"fastlaunch-{token}", instance, role=role, at=datetime(2026, 11, 22, tzinfo=UTC)
         )
-        create_schedule(aws(), "us-east-1", request)
+        aws().create_schedule("us-east-1", request)
     later = datetime.now(UTC) + timedelta(minutes=20)
 
     capsys.readouterr()
     assert cloud("reap", "--dry-run", now=lambda: later) == 0
     out = capsys.readouterr().out
     assert "3 schedules in us-east-1: 2 to delete, 1 left." in out
-    assert len(schedules(aws(), "us-east-1")) == 3
+    assert len(aws().list_schedules("us-east-1")) == 3
 
     # Before the machine that it would end was terminated, its schedule is not deleted.
     aws_server.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     assert cloud("reap", "--yes", now=lambda: later) == 3
-    assert [one.name for one in schedules(aws(), "us-east-1")] == [
+    assert [one.name for one in aws().list_schedules("us-east-1")] == [
         "fastlaunch-20261121-060000-aaaa-a1",
         "fastlaunch-20261121-090000-bbbb-a1",
     ]
     assert cloud("reap", "--yes", now=lambda: later) == 0
-    assert [one.name for one in schedules(aws(), "us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
+    assert [one.name for one in aws().list_schedules("us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
 
 
 def test_what_may_not_be_looked_at_hides_nothing_else(
@@ -412,11 +347,11 @@ def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
-    create_schedule(aws(), "us-east-1", schedule_request("fastlaunch-any-a1", "i-0123", role=role, at=at))
+    aws().create_schedule("us-east-1", schedule_request("fastlaunch-any-a1", "i-0123", role=role, at=at))
     aws_server.refuse("DescribeInstances", "UnauthorizedOperation", times=1)
     later = datetime.now(UTC) + timedelta(minutes=20)
     assert cloud("reap", "--yes", now=lambda: later) == 3
     assert "whether its machine lives is not known" in capsys.readouterr().out
-    assert len(schedules(aws(), "us-east-1")) == 1
+    assert len(aws().list_schedules("us-east-1")) == 1
     assert cloud("reap", "--yes", now=lambda: later) == 0
-    assert schedules(aws(), "us-east-1") == []
+    assert aws().list_schedules("us-east-1") == []

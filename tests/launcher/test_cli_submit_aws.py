@@ -15,19 +15,18 @@ from typing import Any
 import pytest
 import yaml
 from ec2_builders import catalogue
-from fake_train.launcher import surroundings
+from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends.validate import request_problems
 from fastlaunch.catalog.container_images import training_base
-from fastlaunch.cli import run
-from fastlaunch.cloud_request import build_cloud_request
+from fastlaunch.cli.main import run
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.build import Request
-from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.jobs.build import build_cloud_request
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.placement.prepare import prepare, upload_code
 
@@ -59,7 +58,7 @@ def region(aws_server: MotoServer, isolated: Path) -> MotoServer:
 
 def fastlaunch(*argv: str, aws: Aws = AWS) -> int:
     """Exit code of the command in this process."""
-    return run(list(argv), replace(surroundings(*argv), aws=aws))
+    return run(list(argv), replace(app_context(*argv), connect=lambda: aws))
 
 
 def changes(server: MotoServer) -> list[str]:
@@ -80,7 +79,7 @@ def test_a_machine_is_started_by_exactly_the_plan(
 ) -> None:
     assert fastlaunch(*SUBMIT, "--recipe", "bf16,te-bf16", "--repeats", "2", "--yes") == 0
     out, err = capsys.readouterr()
-    assert changes(region) == ["RunInstances"]
+    assert changes(region) == ["PutObject", "PutObject", "RunInstances"]
     (sent,) = region.sent("RunInstances")
     stored = runs()
     assert [run.recipe for run in stored] == ["bf16", "te-bf16", "te-bf16", "bf16"]
@@ -94,13 +93,14 @@ def test_a_machine_is_started_by_exactly_the_plan(
     # What went over the wire is the plan that was noted before: nothing was added to it or lost.
     assert plan is not None
     assert sent.user_data() == plan.request["UserData"]
-    assert plan.placeholders == () and broken_rules(plan, root_device="/dev/sda1") == []
+    assert plan.placeholders == () and request_problems(plan) == []
     assert {str(value) for value in leaves({**plan.request, "UserData": ""})} - {""} <= {
         *flat(sent.parameters).values()
     }
     assert sent.tags("volume")["fastlaunch:max-minutes"] == "120"
-    # What the ids begin with is written once.
-    assert [run.id.rpartition("-")[2] in sent.user_data() for run in stored] == [True] * 4
+    (run_list,) = [one for one in plan.objects if one.text is not None]
+    assert run_list.uri in sent.user_data()
+    assert [run.id in str(run_list.text) for run in stored] == [True] * 4
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.18 of instance time: (2 h + 10 min) x $1.006/h, g5.xlarge; price as of" in err
     assert "--detach: nobody will follow it; only its own timer ends what hangs" in err
@@ -151,7 +151,7 @@ def test_a_terminal_is_asked_after_the_ceiling_was_shown(region: MotoServer, ans
     os.close(theirs)
     assert process.returncode == code, err
     assert err.index("at most $2.18") < err.index("Start it? [y/N]")
-    assert changes(region) == (["RunInstances"] if code == 0 else [])
+    assert changes(region) == (["PutObject", "PutObject", "RunInstances"] if code == 0 else [])
     assert len(runs()) == (1 if code == 0 else 0)
 
 
@@ -219,7 +219,7 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
     digest = "sha256:" + "5" * 64
     region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
     request = build_cloud_request(
-        Request(), CloudTerms(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
+        SubmitOptions(), CloudOptions(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
     )
     prepared = prepare(
         request,
@@ -231,10 +231,10 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
         pins=(),
     )
     assert changes(region) == []
-    assert len(prepared.sites) == 2 and prepared.bundle is not None
+    assert len(prepared.placements) == 2 and prepared.bundle is not None
     upload_code(prepared, AWS)
     (stored,) = [sent for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]]
-    (site, *_) = prepared.sites
+    (site, *_) = prepared.placements
     assert site.code is not None
     assert stored.parameters["Key"] == site.code.key == f"fastlaunch/code/{prepared.bundle.sha256}.tar.gz"
     body = backend("s3", "aws").get_object(site.bucket, site.code.key).value

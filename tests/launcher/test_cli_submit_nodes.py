@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_train.launcher import surroundings
+from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_nodes import Block
 from moto_server import MotoServer, backend
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import RunState
-from fastlaunch.cli import run
+from fastlaunch.aws.client import Aws
+from fastlaunch.cli.main import run
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
@@ -36,12 +36,12 @@ def account(aws_server: MotoServer, isolated: Path) -> Iterator[MotoServer]:
     group = ec2.create_security_group("nodes", "speak to each other", vpc.id)
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
     for action in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
-        AWS.ask("ec2", "us-east-1", action, GroupId=group.id, IpPermissions=[itself])
+        AWS.call("ec2", "us-east-1", action, GroupId=group.id, IpPermissions=[itself])
     (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
     subnets = dict(list(region.subnets.items())[:2])
     nat = ec2.create_nat_gateway(next(iter(subnets.values())), None, connectivity_type="private")
     ec2.create_route(main.id, "0.0.0.0/0", nat_gateway_id=nat.id)
-    AWS.ask("ec2", "us-east-1", "CreatePlacementGroup", GroupName="close", Strategy="cluster")
+    AWS.call("ec2", "us-east-1", "CreatePlacementGroup", GroupName="close", Strategy="cluster")
     aws_server.quotas["us-east-1", "L-417A185B"] = 384
     aws_server.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
     config = {
@@ -58,7 +58,7 @@ def account(aws_server: MotoServer, isolated: Path) -> Iterator[MotoServer]:
 
 def fastlaunch(*argv: str) -> int:
     """Exit code of the command in this process."""
-    return run(list(argv), replace(surroundings(*argv), aws=AWS))
+    return run(list(argv), replace(app_context(*argv), connect=lambda: AWS))
 
 
 def interfaces(parameters: dict[str, Any]) -> list[str]:
@@ -173,24 +173,23 @@ def test_the_budget_is_held_against_what_the_block_costs_effectively(
 
 
 def test_a_training_job_is_one_request(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = (*SUBMIT, "--instance", "ml.p5.48xlarge", "--num-nodes", "2", "--keep-alive", "30")
-    pool = ("us-east-1", "ml.p5.48xlarge for training warm pool usage")
-    account.default_quotas[pool] = 0
+    argv = (*SUBMIT, "--instance", "ml.p5.48xlarge", "--num-nodes", "2")
+    quota = ("us-east-1", "ml.p5.48xlarge for training job usage")
+    account.quotas[quota] = 0
     assert fastlaunch(*argv) == 3
-    assert "not enough quota: needs 2 instances of 0, AWS's default" in capsys.readouterr().err
+    assert "not enough quota: needs 2 instances of 0" in capsys.readouterr().err
     assert account.training_jobs.live() == []
-    account.quotas[pool] = 2
+    account.quotas[quota] = 2
     assert fastlaunch(*argv) == 0
     err = capsys.readouterr().err
     (job,) = account.training_jobs.live()
     assert job.request["ResourceConfig"]["InstanceCount"] == 2
-    assert job.request["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
     (stored,) = runs()
     assert (stored.backend, stored.state, stored.instance) == ("sagemaker", RunState.RUNNING, "p5.48xlarge")
     assert job.name == f"{stored.id}-a1"
-    # Known answer: 2 x (120 + 10 + 30) min at $63.296.
-    assert "on 2 x ml.p5.48xlarge (8 x H100 each) of SageMaker in us-east-1, on-demand, kept for 30" in err
-    assert "at most $337.58 of SageMaker instance time: 2 x (2 h + 10 min + 30 min kept alive)" in err
+    # Known answer: 2 x (120 + 10) min at $63.296.
+    assert "on 2 x ml.p5.48xlarge (8 x H100 each) of SageMaker in us-east-1, on-demand" in err
+    assert "at most $274.28 of SageMaker instance time: 2 x (2 h + 10 min)" in err
     # Nothing of EC2's was asked for, and nothing started there.
     assert {one.service for one in account.sent()} <= {
         "sts",
@@ -282,5 +281,5 @@ def test_a_dry_run_needs_no_aws_and_names_what_is_missing(
     assert "<block-end>" in out
     assert fastlaunch("submit", "--dry-run", "--instance", "ml.p4d.24xlarge,ml.p5.48xlarge") == 0
     out = capsys.readouterr().out
-    assert "on one ml.p4d.24xlarge (8 x A100 40GB), else ml.p5.48xlarge, of SageMaker in us-east-1" in out
+    assert "on one ml.p4d.24xlarge (8 x A100 40GB) of SageMaker in us-east-1" in out
     assert "To be given: <bucket>, <role>, by --bucket and --role" in out

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from cloud_world import P5EN, WEST, A, B, World, make_world
-from ec2_builders import job, site
+from ec2_builders import job
 from fake_cloud import BOOT_S, FakeNode
 
-from fastlaunch.backends import RunState
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -19,6 +18,7 @@ from fastlaunch.core.errors import (
     Throttled,
     Unreachable,
 )
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger
 
@@ -31,13 +31,14 @@ def world(tmp_path: Path) -> World:
 def test_a_plain_run(world: World) -> None:
     (run,) = world.submit()
     assert (run.state, run.reason, run.instance) == (RunState.COMPLETED, None, "p5.48xlarge")
-    assert run.summary is not None and run.summary.num_gpus == 8
+    assert run.summary is not None and run.summary.setup.num_gpus == 8
     assert run.price is not None and run.price.usd_per_hour == A.usd_per_hour
     assert run.price.purchase == "on-demand"
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert (attempt.state, attempt.zone, attempt.billing) == (RunState.COMPLETED, "us-east-1a", "times")
+    assert (attempt.state, attempt.zone) == (RunState.COMPLETED, "us-east-1a")
+    assert attempt.billing.source == "times"
     # One run: booted after 60 s, done at 120, told and turned off at 180.
-    assert attempt.billed_seconds == BOOT_S + 120
+    assert attempt.billing.billed_s == BOOT_S + 120
     cost = attempt_cost(attempt, world.clock.now())
     assert cost.is_final and cost.usd == pytest.approx(180 / 3600 * A.usd_per_hour)
     assert world.aws.live() == []
@@ -119,7 +120,7 @@ def test_no_capacity_leads_to_the_next_zone_region_and_type(world: World) -> Non
     assert run.spec is not None and run.spec["instance"] == "p5en.48xlarge"
     assert run.price is not None and run.price.instance == "p5en.48xlarge"
     refused = world.ledger.attempts_of(run.id)[:3]
-    assert [(one.state, one.reason, one.billed_seconds) for one in refused] == [
+    assert [(one.state, one.reason, one.billing.billed_s) for one in refused] == [
         (RunState.FAILED, "none in a", None),
         (RunState.FAILED, "none in b", None),
         (RunState.FAILED, "none in the west", None),
@@ -127,28 +128,11 @@ def test_no_capacity_leads_to_the_next_zone_region_and_type(world: World) -> Non
     assert attempt_cost(refused[0], world.clock.now()).usd == 0
 
 
-def test_no_capacity_anywhere(world: World) -> None:
-    world.aws.answers = [NoCapacity("none in a"), NoCapacity("none in b")]
-    with pytest.raises(NoCapacity, match=r"none of 2 places took it: .*us-east-1a: none in a; .*none in b"):
-        world.submit(A, B)
-    (run,) = world.runs()
-    assert run.state is RunState.FAILED and "none in b" in (run.reason or "")
-    assert world.ledger.unfinished_attempts("ec2") == []
-
-
 def test_a_quota_is_not_asked_in_another_zone(world: World) -> None:
     world.aws.answers = [QuotaExceeded("no vCPUs")]
     (run,) = world.submit(A, B, P5EN, WEST)
     assert [region for region, _ in world.tokens()] == ["us-east-1", "us-west-2"]
     assert run.state is RunState.COMPLETED
-
-
-def test_a_smaller_machine_may_fit_the_quota(world: World) -> None:
-    small = site("p5.4xlarge", zone="us-east-1b", subnet="subnet-b")
-    world.aws.answers = [QuotaExceeded("no vCPUs")]
-    world.aws.node = lambda node: node.train(how=lambda run_id: {"world_size": 8})
-    world.submit(A, small)
-    assert [request["InstanceType"] for _, request in world.aws.requests] == ["p5.48xlarge", "p5.4xlarge"]
 
 
 @pytest.mark.parametrize("error", [NotAuthorised("denied"), BadConfiguration("no such profile")])
@@ -172,15 +156,6 @@ def test_too_many_requests_are_waited_out_with_the_same_request(world: World) ->
     (run,) = world.submit(A, B)
     assert world.tokens() == [("us-east-1", f"{run.id}-a1")] * 3
     assert run.state is RunState.COMPLETED
-
-
-def test_too_many_requests_for_ever_are_told(world: World) -> None:
-    world.aws.answers = [Throttled("slow down")] * 200
-    with pytest.raises(Throttled):
-        world.submit(A, B)
-    assert len(world.aws.requests) < 30
-    assert world.runs()[0].state is RunState.FAILED
-    assert world.aws.instances == {}
 
 
 # No answer
@@ -248,4 +223,4 @@ def test_a_token_whose_machine_has_ended_is_not_tried_elsewhere(world: World) ->
     assert len(world.aws.requests) == 1
     assert run.state is RunState.LOST
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.handle is not None and attempt.billed_seconds == 60.0
+    assert attempt.handle is not None and attempt.billing.billed_s == 60.0

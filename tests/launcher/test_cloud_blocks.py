@@ -7,7 +7,7 @@ from cloud_world import World, make_world
 from ec2_builders import BLOCK, block_site, job
 from fake_cloud import FakeNode
 
-from fastlaunch.backends import RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import attempt_cost, total_cost
 
 IN_BLOCK = job(purchase="capacity-block", reservation=BLOCK.reservation)
@@ -30,7 +30,7 @@ def test_what_a_block_costs_is_sunk_and_what_the_run_took_of_it_effective(world:
     cost = attempt_cost(attempt, world.clock.now())
     # $3,840 for four machines and a day, of which one took 180 s.
     assert (cost.usd, cost.sunk_usd) == (pytest.approx(2.0), 3840.0)
-    assert cost.told == "$2.00 of the $3,840.00 paid before for the capacity block"
+    assert cost.text == "$2.00 of the $3,840.00 paid before for the capacity block"
     plan = world.ledger.plan_of(attempt.id)
     assert plan is not None and plan.sunk_usd == 3840.0 and (plan.max_cost_usd or 0) > 0
 

@@ -8,10 +8,9 @@ import pytest
 from fake_cloud import FakeNode
 from unfollowed_world import AFTER_FORGETTING_S, World, opened_world
 
-from fastlaunch.backends import RunState
 from fastlaunch.core import locks
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
-from fastlaunch.submission import launcher_lock
+from fastlaunch.core.plan import RunState
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def test_cancel_stops_the_machine_with_all_its_runs(world: World, capsys: pytest
     assert world.state(other) == (RunState.CANCELLED, "stopped by fastlaunch cancel before it started")
     assert world.aws.live() == [] and world.aws.calls["terminate"] == 0
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.ended_at is not None and attempt.billed_seconds
+    assert attempt.ended_at is not None and attempt.billing.billed_s
     assert world.aws.instances["i-0001"].state == "terminated"
 
 
@@ -86,7 +85,7 @@ def test_cancel_while_the_launcher_starts_it_waits_for_the_launcher(world: World
     plan = world.ledger.plan_of(attempt.id)
     assert plan is not None
     world.clock.at(30, lambda: world.ledger.set_handle(attempt.id, world.backend.find(plan) or {}))
-    lock = launcher_lock(world.ledger, run.submission_id)
+    lock = world.ledger.launcher_lock(run.submission_id)
     lock.parent.mkdir()
     before = world.clock.now()
     with locks.held(lock):
@@ -119,7 +118,7 @@ def test_cancel_between_two_places_ends_the_run_at_once(world: World) -> None:
     run = world.add(sent=False)
     (attempt,) = world.ledger.attempts_of(run.id)
     world.ledger.end_attempt(attempt.id, RunState.FAILED, reason="no capacity")
-    lock = launcher_lock(world.ledger, run.submission_id)
+    lock = world.ledger.launcher_lock(run.submission_id)
     lock.parent.mkdir()
     before = world.clock.now()
     with locks.held(lock):

@@ -7,34 +7,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from attempt_builders import attempt_with
 from ec2_builders import job
 from fake_records import write_run
 
-from fastlaunch.backends import Plan, RunState
-from fastlaunch.backends.protocol import Billed, CloudBackend, Sight
-from fastlaunch.backends.s3_sync import Synced, run_folder
+from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
+from fastlaunch.backends.s3_sync import SyncResult, run_folder
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs.finish import End, Finished, finish_attempt, how_it_ended
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.finish import AttemptResult, finish_attempt, how_it_ended
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
-GONE = Sight(has_ended=True)
-TAKEN = Sight(has_ended=True, is_spot=True, is_taken=True)
-ATTEMPT = Attempt(
-    id=1,
-    token="run-a-a1",
-    n=1,
-    backend="sagemaker",
-    region="us-east-1",
-    handle={"launched_at": START.isoformat()},
-    state=RunState.RUNNING,
-    started_at=START.isoformat(),
-    ended_at=None,
-    billed_seconds=None,
-    run_ids=("run-a",),
-    max_minutes=60,
-)
+GONE = AttemptStatus(has_ended=True)
+TAKEN = AttemptStatus(has_ended=True, is_spot=True, is_taken=True)
+ATTEMPT = attempt_with(backend="sagemaker", handle={"launched_at": START.isoformat()})
 
 
 def refused(kind: type[CloudRefused], message: str, code: str) -> CloudRefused:
@@ -48,33 +36,38 @@ CRASHED = refused(CloudRefused, "training job x failed: AlgorithmError: exit cod
 WAITED = refused(NoCapacity, "there were no spot machines for long enough", "MaxWaitTimeExceeded")
 
 
-def end(sight: Sight = GONE, *, service: str = "SageMaker", begun: bool = True, **said: Any) -> End:
+def end(
+    aws_status: AttemptStatus = GONE, *, service: str = "SageMaker", begun: bool = True, **said: Any
+) -> AttemptResult:
     """The attempt's end; said: of the nodes' last word, none without."""
     attempt = replace(ATTEMPT, reason=said.pop("noted", None))
     why = said.pop("why", None)
-    return how_it_ended(attempt, sight, said or None, service=service, why=why, has_begun=begun)
+    return how_it_ended(attempt, aws_status, said or None, service=service, why=why, has_begun=begun)
 
 
 def test_what_the_nodes_said_comes_before_what_aws_says() -> None:
-    assert end(replace(GONE, problem=CRASHED), outcome="completed") == End(state=RunState.COMPLETED)
+    assert end(replace(GONE, problem=CRASHED), outcome="completed") == AttemptResult(state=RunState.COMPLETED)
     assert end(replace(GONE, problem=CRASHED), outcome="failed", reason="no space").reason == "no space"
     assert end(GONE, outcome="completed", noted="stopped by Ctrl-C").state is RunState.COMPLETED
 
 
 def test_whoever_stopped_it_comes_before_what_ended_it() -> None:
     stopped = end(
-        replace(GONE, told="Stopped: someone asked it to stop"), noted="stopped by fastlaunch cancel"
+        replace(GONE, detail="Stopped: someone asked it to stop"), noted="stopped by fastlaunch cancel"
     )
-    assert stopped == End(state=RunState.INTERRUPTED, reason="stopped by fastlaunch cancel")
+    assert stopped == AttemptResult(state=RunState.INTERRUPTED, reason="stopped by fastlaunch cancel")
     # Another note is none of a stop.
     assert (
-        end(replace(GONE, told="Stopped: x"), noted="on its way").reason == "someone stopped it at SageMaker"
+        end(replace(GONE, detail="Stopped: x"), noted="on its way").reason
+        == "someone stopped it at SageMaker"
     )
 
 
 @pytest.mark.parametrize("service", ["EC2", "SageMaker"])
 def test_spot_names_the_service_that_took_it(service: str) -> None:
-    told = End(state=RunState.INTERRUPTED, reason=f"{service} took the spot instance back", can_go_on=True)
+    told = AttemptResult(
+        state=RunState.INTERRUPTED, reason=f"{service} took the spot instance back", can_go_on=True
+    )
     assert end(TAKEN, service=service) == told
     assert end(GONE, service=service, outcome="interrupted", reason="spot") == told
 
@@ -83,11 +76,6 @@ def test_of_several_nodes_one_was_taken() -> None:
     cluster = replace(ATTEMPT, num_nodes=2)
     told = how_it_ended(cluster, TAKEN, {"outcome": "failed", "reason": "peer"}, service="EC2")
     assert (told.reason, told.can_go_on) == ("EC2 took a spot instance back", True)
-
-
-def test_the_end_of_a_block_is_told() -> None:
-    told = end(GONE, service="EC2", outcome="interrupted", reason="block")
-    assert told == End(state=RunState.INTERRUPTED, reason="the capacity block is about to end")
 
 
 def test_a_missing_fabric_says_what_to_do() -> None:
@@ -100,23 +88,18 @@ def test_a_missing_fabric_says_what_to_do() -> None:
     assert end(GONE, outcome="configuration", reason="no GPU").reason == "no GPU"
 
 
-def test_being_asked_to_stop_is_told_by_its_way() -> None:
-    assert end(service="EC2", outcome="interrupted", reason="stop").reason == (
-        "it was asked to stop through its bucket"
-    )
-    assert end(outcome="interrupted", reason="stop").reason == "it was asked to stop"
-
-
 def test_a_job_without_capacity_may_be_tried_elsewhere_before_it_has_begun() -> None:
-    sight = replace(GONE, problem=NO_CAPACITY, told="failed")
-    told = end(sight, begun=False)
-    assert told == End(state=RunState.FAILED, reason=NO_CAPACITY.message, try_next=True)
-    assert not end(sight, begun=True).try_next
-    assert end(replace(GONE, problem=WAITED, told="MaxWaitTimeExceeded: x"), begun=False).try_next
+    aws_status = replace(GONE, problem=NO_CAPACITY, detail="failed")
+    told = end(aws_status, begun=False)
+    assert told == AttemptResult(state=RunState.FAILED, reason=NO_CAPACITY.message, try_next=True)
+    assert not end(aws_status, begun=True).try_next
+    assert end(replace(GONE, problem=WAITED, detail="MaxWaitTimeExceeded: x"), begun=False).try_next
     # SageMaker calls one that waited too long for machines stopped, as if somebody had done it.
     pending = refused(NoCapacity, "no machines for 30 minutes", "MaxPendingTimeExceeded")
-    stopped = replace(GONE, problem=pending, told="Stopped: someone asked it to stop")
-    assert end(stopped, begun=False) == End(state=RunState.FAILED, reason=pending.message, try_next=True)
+    stopped = replace(GONE, problem=pending, detail="Stopped: someone asked it to stop")
+    assert end(stopped, begun=False) == AttemptResult(
+        state=RunState.FAILED, reason=pending.message, try_next=True
+    )
     on_ec2 = refused(NoCapacity, "was not started", "Server.InsufficientInstanceCapacity")
     assert end(replace(GONE, problem=on_ec2), begun=False, service="EC2").try_next
     # A host that failed says nothing of another one's capacity.
@@ -127,23 +110,17 @@ def test_a_job_without_capacity_may_be_tried_elsewhere_before_it_has_begun() -> 
 
 
 def test_time_that_was_up_is_an_interruption() -> None:
-    told = end(replace(GONE, told="MaxRuntimeExceeded: the time limit was reached"))
-    assert told == End(state=RunState.INTERRUPTED, reason="its 60 minutes were up")
+    told = end(replace(GONE, detail="MaxRuntimeExceeded: the time limit was reached"))
+    assert told == AttemptResult(state=RunState.INTERRUPTED, reason="its 60 minutes were up")
     # Its container was told to stop by the same.
-    late = replace(GONE, told="MaxRuntimeExceeded: the time limit was reached")
+    late = replace(GONE, detail="MaxRuntimeExceeded: the time limit was reached")
     assert end(late, outcome="interrupted", reason="stop").reason == "its 60 minutes were up"
     assert end(GONE, outcome="interrupted", reason="watchdog").reason == "its 60 minutes were up"
 
 
 def test_spot_that_did_not_come_back_can_go_on() -> None:
-    told = end(replace(GONE, problem=WAITED, told="MaxWaitTimeExceeded: x"))
+    told = end(replace(GONE, problem=WAITED, detail="MaxWaitTimeExceeded: x"))
     assert (told.state, told.can_go_on) == (RunState.INTERRUPTED, True)
-
-
-def test_a_program_that_failed_without_a_word_is_told_by_sagemaker() -> None:
-    assert end(replace(GONE, problem=CRASHED)) == End(state=RunState.FAILED, reason=CRASHED.message)
-    # What the launcher ended it for comes first.
-    assert end(replace(GONE, problem=CRASHED), why="it hung").reason == "it hung"
 
 
 def test_aws_knows_more_of_a_silent_node_than_the_others_do() -> None:
@@ -151,11 +128,6 @@ def test_aws_knows_more_of_a_silent_node_than_the_others_do() -> None:
     silent = {"outcome": "failed", "reason": "node 1 ended without a last word", "missing": [1]}
     assert end(replace(GONE, problem=host), **silent).reason == host.message
     assert end(GONE, **silent).reason == "node 1 ended without a last word"
-
-
-def test_an_end_that_nobody_explains_is_told_as_such() -> None:
-    told = end(replace(GONE, told="Client.Strange: x"))
-    assert told.state is RunState.LOST and "Client.Strange" in (told.reason or "")
 
 
 # Runs
@@ -167,11 +139,11 @@ class FakeBackend:
 
     home: Path
     service: str = "SageMaker"
-    synced: Synced | BadConfiguration = field(
-        default_factory=lambda: Synced(boot=None, status=None, is_complete=False)
+    synced: SyncResult | BadConfiguration = field(
+        default_factory=lambda: SyncResult(boot=None, status=None, is_complete=False)
     )
 
-    def sync(self, handle: Mapping[str, Any]) -> Synced:
+    def sync(self, handle: Mapping[str, Any]) -> SyncResult:
         if isinstance(self.synced, BadConfiguration):
             raise self.synced
         return self.synced
@@ -196,12 +168,12 @@ class Scene:
 
     def upload(self, *paths: Path, status: Mapping[str, Any] | None = None, **changes: Any) -> None:
         """Say that these files are the attempt's."""
-        synced = Synced(boot={}, status=status, is_complete=True, files=paths, num_booted=1)
+        synced = SyncResult(boot={}, status=status, is_complete=True, files=paths, num_booted=1)
         self.backend.synced = replace(synced, **changes)
 
-    def finish(self, sight: Sight = GONE, **how: Any) -> Finished:
+    def finish(self, aws_status: AttemptStatus = GONE, **how: Any) -> AttemptResult:
         backend = cast(CloudBackend, self.backend)
-        return finish_attempt(self.attempt, sight, backend=backend, ledger=self.ledger, **how)
+        return finish_attempt(self.attempt, aws_status, backend=backend, ledger=self.ledger, **how)
 
     def ended(self, number: int = 0) -> tuple[RunState, str | None]:
         run = self.ledger.get(self.attempt.run_ids[number])
@@ -267,22 +239,17 @@ def test_without_a_bucket_records_are_told_by_their_number(scene: Scene) -> None
 def test_what_a_job_is_billed_is_stored(scene: Scene) -> None:
     scene.finish()
     attempt = scene.ledger.attempt(scene.attempt.id)
-    assert (attempt.lived_s, attempt.billed_seconds, attempt.billing) == (1000.0, 300.0, "times")
+    billing = attempt.billing
+    assert (billing.lived_s, billing.billed_s, billing.source) == (1000.0, 300.0, "times")
 
 
 def test_runs_of_a_job_without_capacity_wait_for_another_place(scene: Scene) -> None:
-    sight = replace(GONE, problem=NO_CAPACITY)
-    scene.backend.synced = Synced(boot=None, status=None, is_complete=False)
-    found = scene.finish(sight, go_on=True)
-    assert found.left == scene.attempt.run_ids and found.end.try_next
+    aws_status = replace(GONE, problem=NO_CAPACITY)
+    scene.backend.synced = SyncResult(boot=None, status=None, is_complete=False)
+    found = scene.finish(aws_status, go_on=True)
+    assert found.left == scene.attempt.run_ids and found.try_next
     assert scene.ended() == (RunState.RUNNING, "training job x got no machines; to be tried elsewhere")
     assert scene.ledger.attempt(scene.attempt.id).state is RunState.FAILED
-
-
-def test_runs_of_a_job_without_capacity_fail_if_nothing_else_is_tried(scene: Scene) -> None:
-    scene.backend.synced = Synced(boot=None, status=None, is_complete=False)
-    assert scene.finish(replace(GONE, problem=NO_CAPACITY)).left == ()
-    assert scene.ended() == (RunState.FAILED, NO_CAPACITY.message)
 
 
 def test_a_run_without_its_fabric_is_told_by_the_sentence(scene: Scene) -> None:
@@ -310,6 +277,6 @@ def test_nodes_that_are_gone_are_told_by_those_that_spoke(scene: Scene) -> None:
 
 def test_machines_that_shut_down_end_the_runs_and_not_the_attempt(scene: Scene) -> None:
     scene.upload(status={"outcome": "failed", "reason": "no space", "runs": []})
-    scene.finish(Sight(has_ended=False, launched_at=START + timedelta(minutes=1)))
+    scene.finish(AttemptStatus(has_ended=False, launched_at=START + timedelta(minutes=1)))
     assert scene.ended()[0] is RunState.FAILED
     assert scene.ledger.attempt(scene.attempt.id).ended_at is None

@@ -8,8 +8,8 @@ from cloud_world import World, make_world
 from ec2_builders import job, site
 from fake_cloud import BOOT_S, FakeNode
 
-from fastlaunch.backends import RunState
 from fastlaunch.core.errors import NoCapacity, Unreachable, UserError
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
@@ -37,10 +37,10 @@ def train(node: FakeNode) -> None:
 def test_two_machines_are_one_attempt(world: World) -> None:
     (run,) = world.submit(A, jobs=(pair(),))
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
-    assert run.summary is not None and (run.summary.num_gpus, run.summary.num_nodes) == (16, 2)
+    assert run.summary is not None and (run.summary.setup.num_gpus, run.summary.setup.num_nodes) == (16, 2)
     assert len(world.aws.requests) == 1 and len(world.aws.instances) == 2
     (attempt,) = world.ledger.attempts_of(run.id)
-    assert (attempt.num_nodes, attempt.billed_seconds) == (2, 180.0)
+    assert (attempt.num_nodes, attempt.billing.billed_s) == (2, 180.0)
     assert attempt.handle is not None and attempt.handle["instance_ids"] == ["i-0001", "i-0002"]
     # Both are billed.
     usd = attempt_cost(attempt, world.clock.now()).usd
@@ -60,7 +60,7 @@ def test_all_are_ended_where_not_all_boot(world: World, num_booted: int) -> None
     assert run.state is RunState.FAILED
     assert f"only {num_booted} of its 2 nodes booted within 12 minutes" in (run.reason or "")
     assert world.aws.live() == []
-    assert 12 * 60 <= (world.ledger.attempts_of(run.id)[0].lived_s or 0) <= 15 * 60
+    assert 12 * 60 <= (world.ledger.attempts_of(run.id)[0].billing.lived_s or 0) <= 15 * 60
 
 
 @pytest.mark.parametrize("at_s", [30, BOOT_S + 30])
@@ -76,7 +76,7 @@ def test_those_that_are_left_of_a_pair_before_it_trains_are_ended_soon(world: Wo
     assert run.state is RunState.FAILED and "1 of its 2 nodes" in (run.reason or ""), run.reason
     assert world.aws.live() == []
     # Long before those that wait for it would give up.
-    assert (world.ledger.attempts_of(run.id)[0].lived_s or 0) <= at_s + 240
+    assert (world.ledger.attempts_of(run.id)[0].billing.lived_s or 0) <= at_s + 240
 
 
 def test_what_the_other_one_saves_is_waited_for(world: World) -> None:

@@ -1,6 +1,5 @@
 """A request for AWS: the jobs it makes, and everything that is refused before AWS is asked."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,14 @@ from typing import Any
 import pytest
 from ec2_builders import IMAGE, catalogue
 
-from fastlaunch.base_image_file import shipped_base_images
-from fastlaunch.cloud_arms import check_base
-from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.build import Request
-from fastlaunch.jobs.options import CloudTerms, backend_of
+from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions, backend_of
+from fastlaunch.jobs.variants import check_base
 from fastlaunch_train.recipes.recipes import RECIPES
 
-TERMS = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
+TERMS = CloudOptions(instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
 H100 = catalogue().accelerators["H100"]
 TEXT: dict[str, Any] = {"workload": "gpt2-xsmall"}
@@ -28,7 +26,9 @@ BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": "cr-0a1b2c
 
 
 def build(terms: dict[str, Any] | None = None, **request: Any) -> CloudRequest:
-    return build_cloud_request(Request(**request), replace(TERMS, **(terms or {})), catalogue=catalogue())
+    return build_cloud_request(
+        SubmitOptions(**request), replace(TERMS, **(terms or {})), catalogue=catalogue()
+    )
 
 
 def test_defaults_are_those_of_a_gpu() -> None:
@@ -104,13 +104,6 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({**TRAINED, **BLOCK}, {}, "SageMaker does not take EC2's capacity blocks", "--training-plan ARN"),
         ({**TRAINED, "reservation": "cr-0a1b2c3d"}, {}, "--reservation is for", "leave it out"),
         ({**TRAINED, "max_price_usd": 9.0}, {}, "--max-price is for EC2", "--max-cost"),
-        ({**TRAINED, "keep_alive_minutes": 361}, {}, "--keep-alive is 361 min", "1 to 360"),
-        (
-            {**TRAINED, "keep_alive_minutes": 9, "purchase": "spot"},
-            {"checkpoint_every": 1},
-            "keeps no warm pool of spot instances",
-            "leave out --keep-alive",
-        ),
         ({**TRAINED, "max_minutes": 40_321}, {}, "ends every job after 28 days", "28d"),
         ({**TRAINED, "training_plan": "march"}, {}, "'march' is not an ARN", "list-training-plans"),
         (
@@ -131,7 +124,6 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
             "is of us-east-1",
             "--region us-",
         ),
-        ({"keep_alive_minutes": 9}, {}, "--keep-alive is for SageMaker's warm pools", "--backend sagemaker"),
         ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
         ({"instances": ("ml.p5.48xlarge",)}, {}, "unknown instance 'ml.p5.48xlarge'", "p5.48xlarge"),
         (
@@ -205,24 +197,24 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({}, {**TEXT, "model": "launcher"}, "--model 'launcher' is a folder", "Hugging Face hub"),
         ({}, {**TEXT, "tokenizer": "/models/t"}, "--tokenizer '/models/t' is a folder", "--image"),
         ({}, {"workload": "hf-clm:/models/gpt2"}, "hf-clm: '/models/gpt2' is a folder", "hub"),
-        ({}, TEXT, "gpt2-xsmall needs Transformers, which AWS's images lack", "--with transformers"),
+        ({}, TEXT, "gpt2-xsmall needs transformers, which AWS's images lack", "--with transformers"),
         ({}, {"recipes": ("ao-fp8",)}, "recipe ao-fp8 needs torchao, which AWS's", "--with torchao"),
-        ({}, {"recipes": ("ort",)}, "recipe ort needs ORTModule, which AWS's", "fastlaunch build --ort"),
+        ({}, {"recipes": ("ort",)}, "recipe ort needs torch_ort", "fastlaunch build --ort"),
         (
             {},
             {**TEXT, "recipes": ("bf16", "lightning")},
-            "gpt2-xsmall needs Transformers, which AWS's",
+            "gpt2-xsmall needs transformers, which AWS's",
             "fastlaunch build --with transformers --with lightning --push",
         ),
-        ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8, and H100 of p5.48xlarge has none", "p6-b300; or"),
-        ({}, {"recipes": ("te-mxfp8",)}, "needs MXFP8", "or recipe te-fp8-current"),
+        ({}, {"recipes": ("te-mxfp8",)}, "MXFP8 needs compute capability 10.0", "p6-b300; or"),
+        ({}, {"recipes": ("te-mxfp8",)}, "H100 has 9.0", "or give recipe te-fp8-block"),
         (
             {"instances": ("g6e.12xlarge",)},
             {"recipes": ("te-fp8-block",)},
-            "needs FP8 with a scale for each block, and L40S",
-            "or recipe te-fp8-current",
+            "L40S has 8.9",
+            "or give recipe te-fp8",
         ),
-        ({}, {"data": "real"}, "unknown data arm", "loader"),
+        ({}, {"data": "real"}, "unknown data source", "loader"),
         (
             {},
             {"workload": "gelu", "recipes": ("te-fp8",)},
@@ -281,33 +273,34 @@ def test_several_nodes_have_a_rank_for_each_gpu_of_all() -> None:
     assert (large.num_nodes, large.num_gpus, large.allow_tcp) == (4, 32, True)
     assert (small.num_nodes, small.num_gpus) == (4, 4)
     # One node has nobody to talk to, over whatever.
-    assert not build({"allow_tcp": True}).allow_tcp
+    alone = build({"allow_tcp": True})
+    assert not jobs_at(alone, alone.instances[0], "us-east-1")[0].allow_tcp
 
 
 def test_a_job_knows_its_block() -> None:
     request = build({**BLOCK, "block_fee_usd": 944.0})
     (job,) = jobs_at(request, request.instances[0], "us-east-1")
     assert (job.purchase, job.reservation, job.backend) == ("capacity-block", BLOCK["reservation"], "ec2")
-    assert request.block_fee_usd == 944.0
+    assert request.cloud.block_fee_usd == 944.0
 
 
-def test_a_training_job_knows_its_plan_and_its_warm_pool() -> None:
-    terms = {**TRAINED, "instances": ("ml.p5.48xlarge",), "training_plan": PLAN, "keep_alive_minutes": 30}
+def test_a_training_job_knows_its_plan() -> None:
+    terms = {**TRAINED, "instances": ("ml.p5.48xlarge",), "training_plan": PLAN}
     request = build(terms)
     (job,) = jobs_at(request, request.instances[0], "us-east-1")
     # EC2's name: the hardware is the same, and so are prices' names.
     assert (job.backend, job.instance, job.num_gpus) == ("sagemaker", "p5.48xlarge", 8)
-    assert (job.training_plan, job.keep_alive_minutes) == (PLAN, 30)
+    assert job.training_plan == PLAN
     # What EC2 sells only as spot SageMaker may have: its own price decides.
     assert build({**TRAINED, "instances": ("p5e.48xlarge",)}).instances[0].name == "p5e.48xlarge"
 
 
 @pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge"])
 def test_fp8_on_a_gpu_without_it_names_those_that_have_it(instance: str) -> None:
-    with pytest.raises(UserError, match=f"needs FP8, and A10.* of {instance} has none") as caught:
+    with pytest.raises(UserError, match=f"cannot run on {instance}: FP8 needs") as caught:
         build({"instances": ("p5.48xlarge", instance)}, recipes=("bf16", "te-fp8"))
     assert caught.value.hint == (
-        "instance types with FP8: p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e; or recipe te-bf16"
+        "it runs on p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e; or give recipe te-bf16"
     )
     assert build({"instances": (instance,)}, recipes=("te-bf16",)).instances[0].name == instance
 
@@ -340,7 +333,7 @@ def test_the_users_own_workload_travels(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_an_image_by_its_digest_is_taken(image: str) -> None:
-    assert build({"image": image}).image == image
+    assert build({"image": image}).cloud.image == image
 
 
 def test_text_reaches_the_job_with_an_image_of_ones_own() -> None:
@@ -361,7 +354,7 @@ def test_every_recipe_runs_on_the_newest_gpu_that_takes_it_with_an_image_of_ones
         instance = "p6-b200.48xlarge" if name == "te-mxfp8" else "p5.48xlarge"
         workload = None if RECIPES[name].pointwise == "written" else "gelu"
         terms = {"image": IMAGE, "instances": (instance,)}
-        assert len(build(terms, recipes=(name,), workload=workload).arms) == 1
+        assert len(build(terms, recipes=(name,), workload=workload).variants) == 1
 
 
 def test_other_workloads_pass() -> None:
@@ -369,7 +362,7 @@ def test_other_workloads_pass() -> None:
         request = build(workload=name)
         assert jobs_at(request, request.instances[0], "us-east-1")[0].workload == name
     hub = build({"image": IMAGE}, workload="hf-clm:EleutherAI/gpt-neo-2.7B")
-    assert hub.arms[0].workload.batch_size == 4
+    assert hub.variants[0].workload.batch_size == 4
 
 
 @pytest.mark.parametrize(
@@ -378,14 +371,14 @@ def test_other_workloads_pass() -> None:
         (
             "te-fp8-current",
             "2.6",
-            "Transformer Engine 2.2, and pytorch-training:2.6",
+            "transformer_engine 2.2",
             "--base-image 2.13.0 or",
         ),
-        ("te-bf16", "2.1", "Transformer Engine 2.0, and", "--base-image 2.13.0 or"),
+        ("te-bf16", "2.1", "torch 2.4", "--base-image 2.13.0 or"),
         (
             "zero2",
             "2.10",
-            "DeepSpeed, which pytorch-training:2.10",
+            "needs deepspeed",
             "--base-image 2.13.0 or 2.12.1 or 2.11.0",
         ),
     ],
@@ -395,8 +388,8 @@ def test_a_base_image_without_what_a_recipe_needs_is_refused(
 ) -> None:
     images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
     old = next(one for one in images if one.torch.startswith(f"{base}."))
-    with pytest.raises(UserError, match=re.escape(f"recipe {recipe} needs {problem}")) as caught:
-        check_base(build({"image": IMAGE}, recipes=("bf16", recipe)).arms, old, images, [H100])
+    with pytest.raises(UserError, match=f"recipe {recipe} cannot run in .*{problem}") as caught:
+        check_base(build({"image": IMAGE}, recipes=("bf16", recipe)).variants, old, images, [H100])
     assert hint in str(caught.value.hint)
 
 
@@ -405,14 +398,13 @@ def test_a_base_image_without_what_a_recipe_needs_is_refused(
     [
         ("H100", "2.9", None),
         ("H100", "2.8", None),
-        ("H100", "2.7", "CUDA 12.9, and pytorch-training:2.7.1-gpu-py312-cu128-ubuntu22.04-ec2 holds 12.8.0"),
+        ("H100", "2.7", "CUDA 12.9"),
         ("B200", "2.9", None),
         (
             *("B200", "2.8"),
-            "Transformer Engine 2.9 on B200, and"
-            " pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-ec2 holds 2.5",
+            "Blackwell needs transformer_engine 2.9, and 2.5",
         ),
-        ("RTX PRO 6000", "2.7", "Transformer Engine 2.9 on RTX PRO 6000, and"),
+        ("RTX PRO 6000", "2.7", "CUDA 12.9"),
     ],
 )
 def test_what_fp8_in_blocks_needs_of_an_image_depends_on_the_gpu(
@@ -420,12 +412,12 @@ def test_what_fp8_in_blocks_needs_of_an_image_depends_on_the_gpu(
 ) -> None:
     images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
     old = next(one for one in images if one.torch.startswith(f"{base}."))
-    arms = build({"image": IMAGE}, recipes=("te-fp8-block",)).arms
-    asked = arms, old, images, [H100, catalogue().accelerators[gpu]]
+    variants = build({"image": IMAGE}, recipes=("te-fp8-block",)).variants
+    asked = variants, old, images, [H100, catalogue().accelerators[gpu]]
     if problem is None:
         check_base(*asked)
         return
-    with pytest.raises(UserError, match=re.escape(f"recipe te-fp8-block needs {problem}")) as caught:
+    with pytest.raises(UserError, match=f"recipe te-fp8-block cannot run in .*{problem}") as caught:
         check_base(*asked)
     assert caught.value.hint == "give --base-image 2.13.0 or 2.12.1 or 2.11.0"
 
@@ -434,5 +426,5 @@ def test_the_newest_base_image_holds_what_every_recipe_needs_of_it() -> None:
     images = [one for one in shipped_base_images().images if one.flavour == "ec2"]
     newest = next(one for one in images if one.uncertain is None)
     check_base(
-        build({"image": IMAGE}, recipes=("te-fp8", "te-fp8-block", "zero3")).arms, newest, images, [H100]
+        build({"image": IMAGE}, recipes=("te-fp8", "te-fp8-block", "zero3")).variants, newest, images, [H100]
     )

@@ -1,7 +1,7 @@
 """`fastlaunch resume`: what can go on, from where, for how long and how much; and the run that goes on."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,19 +11,18 @@ import pytest
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 
-from fastlaunch.backends import RunState
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.cli import run as run_command
-from fastlaunch.cli.context import Surroundings
+from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.main import run as run_command
 from fastlaunch.core import locks
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.submission import launcher_lock
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
@@ -58,19 +57,16 @@ class World:
                     self.aws.objects[checkpoint(run_id, step)] = b"weights"
 
         self.aws.node = stop
-        launcher = CloudLauncher(
+        launcher = Launcher(
             backends={"ec2": self.backend},
-            aws=self.aws,
             ledger=self.ledger,
-            home=self.home,
             settings=Settings(home=self.home),
             display=PlainLines(clock=lambda: 0.0),
             stop=StopRequest(),
-            now=self.clock.now,
-            tell=lambda line: None,
+            report=lambda line: None,
         )
-        submission = CloudSubmission(
-            sites=(A, B, WEST),
+        submission = Submission(
+            placements=(A, B, WEST),
             jobs_at=lambda at: (job(checkpoint_every=40, max_minutes=max_minutes, region=at.region),),
             max_minutes=max_minutes,
         )
@@ -82,19 +78,19 @@ class World:
     def type(self, *arguments: str) -> int:
         settings = Settings(home=self.home)
         local = LocalBackend(LocalSettings(home=self.home, working_directory=self.home))
-        around = Surroundings(
+        context = AppContext(
             settings=settings,
-            machine=Machine(devices=(), num_cores=2, modules=frozenset()),
+            find_machine=lambda: Machine(devices=(), num_cores=2, modules=frozenset()),
             backends={
                 "local": local,
                 "ec2": self.backend,
             },
             argv=arguments,
             sleep=self.clock.sleep,
-            aws=self.aws,
+            connect=lambda: self.aws,
             now=self.clock.now,
         )
-        return run_command(list(arguments), obj=around)
+        return run_command(list(arguments), obj=context)
 
 
 def checkpoint(run_id: str, step: int) -> tuple[str, str]:
@@ -208,24 +204,18 @@ def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:
     from fastlaunch.runs.resume import resumable
 
     run = world.interrupted()
-    found = resumable(
-        run, backends={"ec2": world.backend}, aws=world.aws, ledger=world.ledger, now=world.clock.now()
-    )
-    assert sites(found.sites) == [("us-east-1", "us-east-1a"), ("us-east-1", "us-east-1b")]
-    assert found.jobs_at(B)[run.id] == replace(
+    plan = resumable(run, backends={"ec2": world.backend}, ledger=world.ledger)
+    assert [each.zone for each in plan.placements] == ["us-east-1a", "us-east-1b"]
+    assert plan.jobs_at(B)[run.id] == replace(
         job(checkpoint_every=40, max_minutes=120), image=B.image, region="us-east-1"
     )
-
-
-def sites(found: Sequence[Any]) -> list[tuple[str, str | None]]:
-    return [(one.region, one.zone) for one in found]
 
 
 def test_a_run_of_a_submission_that_is_followed_is_not_waited_for(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = world.interrupted()
-    with locks.held(launcher_lock(world.ledger, run.submission_id)):
+    with locks.held(world.ledger.launcher_lock(run.submission_id)):
         assert world.type("resume", run.id, "--yes") == 2
     assert "another fastlaunch follows" in capsys.readouterr().err
     assert len(world.aws.requests) == 1

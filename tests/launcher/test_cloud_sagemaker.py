@@ -12,24 +12,23 @@ from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
 from moto_training_jobs import SPOT_SHARE
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.backends import RunState
+from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.core.errors import BadConfiguration, NoCapacity, QuotaExceeded, Unreachable
+from fastlaunch.core.errors import BadConfiguration, QuotaExceeded, Unreachable
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
-from fastlaunch.runs.resume import resumable
+from fastlaunch.runs.launcher import Launcher, Submission
+from fastlaunch.runs.reconcile import reconcile
 from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.submission import cancel, reconcile
 
 EAST = training_site()
 WEST = training_site(region="us-west-2", bucket="acme-west")
-EITHER = training_site("p5.48xlarge", "p5en.48xlarge")
 
 
 @dataclass
@@ -51,35 +50,31 @@ class World:
     def settings(self) -> Settings:
         return Settings(home=self.home)
 
-    def launcher(self) -> CloudLauncher:
-        return CloudLauncher(
+    def launcher(self) -> Launcher:
+        return Launcher(
             backends=self.backends,
-            aws=self.aws,
             ledger=self.ledger,
-            home=self.home,
             settings=self.settings,
             display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
             stop=self.stop,
-            now=self.clock.now,
-            tell=self.told.append,
+            report=self.told.append,
         )
 
     def submit(
-        self, *sites: TrainingSite, jobs: tuple[JobSpec, ...] = (training_job(),), **how: Any
+        self, *sites: SageMakerPlacement, jobs: tuple[JobSpec, ...] = (training_job(),), **how: Any
     ) -> list[Run]:
-        submission = CloudSubmission(
-            sites=sites or (EAST,),
+        submission = Submission(
+            placements=sites or (EAST,),
             jobs_at=lambda at: tuple(
                 replace(one, instance=at.instance.name, region=at.region) for one in jobs
             ),
             max_minutes=120,
-            num_nodes=jobs[0].num_nodes,
             **how,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 
     def reconcile(self) -> None:
-        reconcile(self.ledger, dict(self.backends), settings=self.settings)  # type: ignore[arg-type]
+        reconcile(self.ledger, dict(self.backends))  # type: ignore[arg-type]
 
     def names(self) -> list[tuple[str, str]]:
         return [(region, request["TrainingJobName"]) for region, request in self.aws.requests]
@@ -110,19 +105,10 @@ def test_a_plain_run(world: World) -> None:
     assert (attempt.backend, attempt.instance, attempt.num_nodes) == ("sagemaker", "p5.48xlarge", 1)
     assert attempt.output == f"s3://acme-training/fastlaunch/runs/{run.id}/{attempt.token}"
     # It had machines from 120 s on, and ended 460 s after it was asked for: waiting is not billed.
-    assert (attempt.billed_seconds, attempt.billing) == (340.0, "times")
+    assert (attempt.billing.billed_s, attempt.billing.source) == (340.0, "times")
     cost = attempt_cost(attempt, world.clock.now())
     assert cost.usd == pytest.approx(340 / 3600 * EAST.usd_per_hour)
     assert world.aws.running() == []
-
-
-def test_sagemakers_own_words_are_shown(world: World) -> None:
-    world.submit()
-    shown = world.shown.getvalue()
-    assert "p5.48xlarge in us-east-1: waiting for capacity" in shown
-    assert "p5.48xlarge in us-east-1: downloading the image" in shown
-    assert f"training job {world.names()[0][1]} in us-east-1: booting" in shown
-    assert shown.rstrip().endswith("bf16: completed")
 
 
 def test_what_it_waits_for_is_noted_for_other_commands(world: World) -> None:
@@ -136,17 +122,6 @@ def test_what_it_waits_for_is_noted_for_other_commands(world: World) -> None:
     world.aws.job = look
     world.submit()
     assert seen == ["waiting for capacity", "downloading the image and the code", None]
-
-
-def test_waiting_for_hours_ends_nothing(world: World) -> None:
-    def wait_long(job: FakeJob) -> None:
-        job.move(30, "Pending")
-        world.clock.at(4 * 3600, job.train)
-
-    world.aws.job = wait_long
-    (run,) = world.submit()
-    assert run.state is RunState.COMPLETED
-    assert world.aws.calls["StopTrainingJob"] == 0
 
 
 # Asking
@@ -166,7 +141,7 @@ def test_a_name_that_another_request_has_used_is_a_definite_error(world: World) 
         (attempt,) = world.ledger.unfinished_attempts("sagemaker")
         plan = world.ledger.plan_of(attempt.id)
         assert plan is not None
-        others = {**plan.request, "HyperParameters": {"run-001": "somebody else's"}}
+        others = {**plan.request, "Environment": {"FASTLAUNCH_TOKEN": "somebody else's"}}
         other = world.aws.job
         world.aws.job = lambda job: None
         world.aws._answer(_asked("us-east-1"), others)
@@ -184,36 +159,17 @@ def test_a_name_that_another_request_has_used_is_a_definite_error(world: World) 
 
 
 def _asked(region: str) -> Any:
-    from fastlaunch.aws.errors import Asked
+    from fastlaunch.aws.errors import ApiCall
 
-    return Asked(service="sagemaker", action="CreateTrainingJob", region=region)
-
-
-def test_what_stays_unknown_is_told_by_the_jobs_name(world: World) -> None:
-    world.aws.answers = [Unreachable("no answer")] * 200
-    with pytest.raises(Unreachable) as raised:
-        world.submit(EAST, WEST)
-    (run,) = world.ledger.select()
-    assert "no answer to CreateTrainingJob" in raised.value.message
-    assert f"with name {run.id}-a1" in raised.value.message
-    assert run.state is RunState.RUNNING
-    assert {name for _, name in world.names()} == {f"{run.id}-a1"}
+    return ApiCall(service="sagemaker", action="CreateTrainingJob", region=region)
 
 
 def test_a_quota_leads_to_the_next_region(world: World) -> None:
     world.aws.answers = [QuotaExceeded("ResourceLimitExceeded: ml.p5.48xlarge for training job usage: 0")]
-    same = replace(EAST, others=EITHER.others)
-    (run,) = world.submit(EAST, same, WEST)
+    (run,) = world.submit(EAST, EAST, WEST)
     # The quota is the type's in the region, whatever else might be taken instead.
     assert [region for region, _ in world.names()] == ["us-east-1", "us-west-2"]
     assert run.state is RunState.COMPLETED
-
-
-def test_a_quota_of_one_type_says_nothing_against_another_of_its_family(world: World) -> None:
-    world.aws.answers = [QuotaExceeded("ResourceLimitExceeded")]
-    world.submit(EAST, training_site("p5en.48xlarge"))
-    types = [request["ResourceConfig"]["InstanceType"] for _, request in world.aws.requests]
-    assert types == ["ml.p5.48xlarge", "ml.p5en.48xlarge"]
 
 
 def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) -> None:
@@ -228,7 +184,7 @@ def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) 
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
     assert world.names() == [("us-east-1", f"{run.id}-a1"), ("us-west-2", f"{run.id}-a2")]
     one, two = world.ledger.attempts_of(run.id)
-    assert (one.state, one.billed_seconds, one.lived_s) == (RunState.FAILED, 0.0, 0.0)
+    assert (one.state, one.billing.billed_s, one.billing.lived_s) == (RunState.FAILED, 0.0, 0.0)
     # Waiting for capacity cost nothing, neither money nor minutes.
     assert minutes_used([one], world.clock.now()) == 0 and two.max_minutes == 120
     assert run.spec is not None and run.spec["region"] == "us-west-2"
@@ -236,35 +192,6 @@ def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) 
     # Both write under one folder, so that the second would find what the first had saved.
     folders = [request["CheckpointConfig"]["S3Uri"] for _, request in world.aws.requests]
     assert [uri.rpartition("/")[2] for uri in folders] == [run.id, run.id]
-
-
-def test_no_capacity_in_any_region_fails_it(world: World) -> None:
-    world.aws.job = FakeJob.find_no_capacity
-    with pytest.raises(NoCapacity, match="none of 2 places took it"):
-        world.submit(EAST, WEST)
-    (run,) = world.ledger.select()
-    assert run.state is RunState.FAILED and "none of 2 places" in (run.reason or "")
-    assert world.ledger.unfinished_attempts("sagemaker") == [] and world.aws.running() == []
-
-
-# Which type it got
-
-
-def test_the_type_that_it_got_is_noted_and_paid_for(world: World) -> None:
-    def get_second(job: FakeJob) -> None:
-        world.aws.jobs.select(job.token, "ml.p5en.48xlarge")
-        job.train(how=lambda run_id: {"instance": "p5en.48xlarge"})
-
-    world.aws.job = get_second
-    (run,) = world.submit(EITHER)
-    (attempt,) = world.ledger.attempts_of(run.id)
-    dearer = training_site("p5en.48xlarge").usd_per_hour
-    assert run.state is RunState.COMPLETED, run.reason
-    assert (run.instance, attempt.instance) == ("p5en.48xlarge", "p5en.48xlarge")
-    assert run.spec is not None and (run.spec["instance"], run.spec["num_gpus"]) == ("p5en.48xlarge", 8)
-    assert run.price is not None
-    assert (run.price.instance, run.price.usd_per_hour) == ("p5en.48xlarge", dearer)
-    assert attempt.usd_per_hour == dearer
 
 
 # Stopping
@@ -293,7 +220,7 @@ def test_ctrl_c_while_it_waits_for_capacity_ends_it(world: World) -> None:
     (run,) = world.submit(EAST, WEST)
     assert (run.state, run.reason) == (RunState.CANCELLED, "stopped by Ctrl-C before it started")
     assert world.aws.running() == [] and len(world.aws.requests) == 1
-    assert world.ledger.attempts_of(run.id)[0].billed_seconds == 0
+    assert world.ledger.attempts_of(run.id)[0].billing.billed_s == 0
 
 
 def test_a_second_ctrl_c_leaves_the_end_to_sagemaker(world: World) -> None:
@@ -338,9 +265,8 @@ def test_detached_it_needs_no_timer_in_the_account(world: World) -> None:
 
 
 def test_a_detached_job_is_seen_and_then_ended(world: World) -> None:
-    (run,) = world.submit(EITHER, detach=True)
+    (run,) = world.submit(EAST, detach=True)
     (attempt,) = world.ledger.attempts_of(run.id)
-    # The first choice, until it is known which it got.
     assert (attempt.instance, attempt.launched_at) == ("p5.48xlarge", None)
     world.clock.sleep(60)
     world.reconcile()
@@ -371,25 +297,16 @@ def test_cancel_stops_the_job_with_all_its_runs(world: World) -> None:
     first, second = world.submit(jobs=(training_job(), training_job("fp32")), detach=True)
     world.clock.sleep(TRAINING_S + 90)
     (backend,) = world.backends.values()
-    state = cancel(first, backend=backend, ledger=world.ledger, settings=world.settings)  # type: ignore[arg-type]
+    state = cancel(first, backend=backend, ledger=world.ledger)  # type: ignore[arg-type]
     assert state is RunState.CANCELLED
     assert world.ledger.get(second.id).state is RunState.CANCELLED
     assert world.aws.running() == []
 
 
-def test_a_detached_job_that_found_no_capacity_has_failed(world: World) -> None:
-    world.aws.job = FakeJob.find_no_capacity
-    (run,) = world.submit(EAST, WEST, detach=True)
-    world.clock.sleep(4000)
-    world.reconcile()
-    found = world.ledger.get(run.id)
-    assert found.state is RunState.FAILED and "CapacityError" in (found.reason or "")
-
-
 # Going on
 
 
-def interrupted(world: World, *sites: TrainingSite, got: str | None = None) -> Run:
+def interrupted(world: World, *sites: SageMakerPlacement, got: str | None = None) -> Run:
     """The second run of a job that failed, with a checkpoint at step 80."""
 
     def fail(job: FakeJob) -> None:
@@ -433,16 +350,6 @@ def test_resume_goes_on_under_the_first_attempts_folder(world: World) -> None:
     assert attempt.max_minutes == 120 - round((TRAINING_S + 1800 - 120) / 60)
 
 
-def test_resume_takes_only_the_type_that_it_got(world: World) -> None:
-    run = interrupted(world, EITHER, WEST, got="p5en.48xlarge")
-    found = resumable(run, backends=world.backends, aws=world.aws, ledger=world.ledger, now=world.clock.now())
-    (site,) = found.sites
-    assert isinstance(site, TrainingSite)
-    assert (site.instance.name, site.others, site.region) == ("p5en.48xlarge", (), "us-east-1")
-    assert found.jobs_at(site)[run.id].instance == "p5en.48xlarge"
-    assert found.checkpoint == "step-00000080.pt"
-
-
 # Several nodes
 
 
@@ -455,10 +362,10 @@ def test_two_hosts_are_one_job(world: World) -> None:
     world.aws.job = train_both
     (run,) = world.submit(jobs=(training_job(num_nodes=2, num_gpus=16),))
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
-    assert run.summary is not None and (run.summary.num_gpus, run.summary.num_nodes) == (16, 2)
+    assert run.summary is not None and (run.summary.setup.num_gpus, run.summary.setup.num_nodes) == (16, 2)
     (attempt,) = world.ledger.attempts_of(run.id)
     assert attempt.num_nodes == 2 and len(world.aws.requests) == 1
-    seconds = attempt.billed_seconds
+    seconds = attempt.billing.billed_s
     assert seconds is not None
     usd = attempt_cost(attempt, world.clock.now()).usd
     assert usd == pytest.approx(2 * seconds / 3600 * EAST.usd_per_hour)
@@ -488,7 +395,7 @@ def test_a_job_that_sagemaker_starts_again_is_followed_on(world: World) -> None:
     # One attempt of ours, whatever SageMaker made of it; at the on-demand price, for fewer seconds.
     (attempt,) = world.ledger.attempts_of(run.id)
     assert len(world.aws.requests) == 1
-    assert attempt.usd_per_hour == EAST.usd_per_hour
-    assert attempt.billed_seconds is not None and attempt.lived_s is not None
-    assert attempt.billed_seconds == pytest.approx(SPOT_SHARE * attempt.lived_s, abs=1)
+    assert attempt.billing.usd_per_hour == EAST.usd_per_hour
+    assert attempt.billing.billed_s is not None and attempt.billing.lived_s is not None
+    assert attempt.billing.billed_s == pytest.approx(SPOT_SHARE * attempt.billing.lived_s, abs=1)
     assert "step 200/200" in world.shown.getvalue()

@@ -10,10 +10,8 @@ from cloud_world import P5EN, WEST, A, B, World, make_world
 from ec2_builders import job
 from fake_cloud import FakeNode
 
-from fastlaunch.backends import RunState
-from fastlaunch.core.errors import (
-    NoCapacity,
-)
+from fastlaunch.core.errors import NoCapacity
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
@@ -49,13 +47,13 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
     assert run.summary is not None and run.summary.num_steps == 200
     one, two = world.ledger.attempts_of(run.id)
     assert (one.state, one.reason) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
-    assert (one.billing, one.billed_seconds, one.lived_s) == ("free", 0.0, 3000.0)
+    assert (one.billing.source, one.billing.billed_s, one.billing.lived_s) == ("free", 0.0, 3000.0)
     assert attempt_cost(one, world.clock.now()).usd == 0
     # Candidates from the start, and only the minutes that remain.
     assert (two.token, two.max_minutes) == (f"{run.id}-a2", 70)
     assert [request["SubnetId"] for _, request in world.aws.requests] == ["subnet-a", "subnet-a"]
     assert run.price is not None and (run.price.purchase, run.price.usd_per_hour) == ("spot", 17.0)
-    assert two.usd_per_hour == 17.0
+    assert two.billing.usd_per_hour == 17.0
     states = [event.state for event in world.ledger.history(run.id)]
     assert states == ["planned", "running", "completed"]
     log = (world.home / "runs" / run.id / "log.txt").read_text()
@@ -66,7 +64,7 @@ def test_after_its_first_hour_an_interrupted_machine_is_billed(world: World) -> 
     world.aws.node = taken_once(world, after_s=61 * 60)
     (run,) = world.submit(jobs=(spot(),))
     one = world.ledger.attempts_of(run.id)[0]
-    assert (one.billing, one.billed_seconds) == ("times", 3660.0)
+    assert (one.billing.source, one.billing.billed_s) == ("times", 3660.0)
     assert attempt_cost(one, world.clock.now()).usd == pytest.approx(17.0 * 3660 / 3600)
 
 
@@ -131,7 +129,7 @@ def test_a_discount_is_taken_off_the_list_price(world: World) -> None:
     world.discount = 0.25
     (run,) = world.submit()
     assert run.price is not None and run.price.usd_per_hour == A.usd_per_hour
-    assert world.ledger.attempts_of(run.id)[0].usd_per_hour == pytest.approx(0.75 * A.usd_per_hour)
+    assert world.ledger.attempts_of(run.id)[0].billing.usd_per_hour == pytest.approx(0.75 * A.usd_per_hour)
 
 
 def test_what_cannot_go_on_ends_though_its_machine_takes_long_to_shut_down(world: World) -> None:

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 from cloud_world import A, B, World, make_world
 from ec2_builders import job
-from fake_cloud import Clock, FakeNode
+from fake_cloud import FakeNode
 
-from fastlaunch.backends import RunState
-from fastlaunch.core.errors import (
-    NoCapacity,
-    NotAuthorised,
-)
-from fastlaunch.runs.launcher import CloudSubmission
+from fastlaunch.core.errors import NoCapacity, NotAuthorised
+from fastlaunch.core.plan import RunState
+from fastlaunch.runs.launcher import Submission
 
 
 @pytest.fixture
@@ -51,7 +48,7 @@ def test_a_node_that_does_not_stop_is_ended(world: World) -> None:
     other = world.runs()[1]
     assert (other.state, other.reason) == (RunState.CANCELLED, "stopped by Ctrl-C before it started")
     assert world.aws.live() == [] and world.aws.calls["terminate"] >= 1
-    lived_s = world.ledger.attempts_of(run.id)[0].lived_s or 0
+    lived_s = world.ledger.attempts_of(run.id)[0].billing.lived_s or 0
     assert 150 + 240 <= lived_s <= 150 + 270
 
 
@@ -61,15 +58,15 @@ def test_ctrl_c_during_provisioning_ends_what_was_started(world: World) -> None:
     assert (run.state, run.reason) == (RunState.CANCELLED, "stopped by Ctrl-C before it started")
     assert world.aws.live() == []
     # It had not booted: there was nothing to wait for.
-    assert (world.ledger.attempts_of(run.id)[0].lived_s or 0) < 60
+    assert (world.ledger.attempts_of(run.id)[0].billing.lived_s or 0) < 60
 
 
 def test_ctrl_c_between_two_places_starts_nothing_more(world: World) -> None:
     world.aws.answers = [NoCapacity("none")]
     launcher = world.launcher()
     tell = lambda line: setattr(world.stop, "by", "SIGTERM")  # noqa: E731
-    submission = CloudSubmission(sites=(A, B), jobs_at=lambda at: (job(),), max_minutes=120)
-    (run,) = replace(launcher, tell=tell).submit(submission, command="x")
+    submission = Submission(placements=(A, B), jobs_at=lambda at: (job(),), max_minutes=120)
+    (run,) = replace(launcher, report=tell).submit(submission, command="x")
     assert len(world.aws.requests) == 1
     assert (run.state, run.reason) == (RunState.CANCELLED, "stopped by SIGTERM")
 
@@ -128,16 +125,6 @@ def test_a_machine_that_cannot_be_ended_is_told_with_the_command(world: World) -
 # Detached
 
 
-def test_detached_it_returns_when_a_machine_was_started(world: World) -> None:
-    (run,) = world.submit(detach=True)
-    assert run.state is RunState.RUNNING
-    (line,) = world.told
-    assert "only the node's own timer protects" in line and "within 120 min" in line
-    assert f"fastlaunch logs -f {run.id}" in line and f"fastlaunch cancel {run.id}" in line
-    assert world.clock.now() == Clock().now()
-    assert world.aws.live() == ["i-0001"]
-
-
 def test_ctrl_c_after_a_cancel_that_did_not_stop_it_stops_it(world: World) -> None:
     def cancel_in_vain(node: FakeNode) -> None:
         node.train(upto=0)
@@ -160,10 +147,10 @@ def test_what_was_cancelled_while_it_was_placed_is_not_started(world: World, num
         for run in world.runs()[:num_cancelled]:
             world.ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
 
-    submission = CloudSubmission(
-        sites=(A, B), jobs_at=lambda at: (job(), job("fp32")), max_minutes=120, detach=True
+    submission = Submission(
+        placements=(A, B), jobs_at=lambda at: (job(), job("fp32")), max_minutes=120, detach=True
     )
-    runs = replace(world.launcher(), tell=cancel_meanwhile).submit(submission, command="x")
+    runs = replace(world.launcher(), report=cancel_meanwhile).submit(submission, command="x")
     states = [RunState.CANCELLED] * num_cancelled + [RunState.RUNNING] * (2 - num_cancelled)
     assert [run.state for run in runs] == states
     assert len(world.aws.requests) == 3 - num_cancelled

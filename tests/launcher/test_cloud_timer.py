@@ -9,10 +9,10 @@ from cloud_world import A, World, make_world
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 
-from fastlaunch.backends import RunState
-from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable
+from fastlaunch.core.errors import BadConfiguration
+from fastlaunch.core.plan import RunState
+from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.provision import NO_SCHEDULE
-from fastlaunch.submission import cancel
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
 
@@ -28,7 +28,7 @@ class TimedAws(FakeAws):
         self.schedules: dict[str, str] = {}
         self.when_asked: Callable[[], None] = lambda: None
 
-    def ask(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+    def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
         assert service == "scheduler", action
         self._called(action)
         if action == "CreateSchedule":
@@ -75,26 +75,6 @@ def test_every_node_gets_one(world: World) -> None:
     ]
 
 
-def test_what_is_followed_gets_none(world: World) -> None:
-    world.submit()
-    assert world.aws.calls["CreateSchedule"] == 0
-
-
-def test_without_a_role_it_is_said_what_protects(world: World) -> None:
-    world.scheduler_role = None
-    (run,) = world.submit(detach=True)
-    assert "only the node's own timer protects" in world.told[0] and "scheduler_role" in world.told[0]
-    assert run.state is RunState.RUNNING and world.aws.calls["CreateSchedule"] == 0
-
-
-def test_where_it_is_refused_it_is_said_what_protects(world: World) -> None:
-    world.aws.refuse("CreateSchedule", NotAuthorised("scheduler:CreateSchedule is denied"))
-    (run,) = world.submit(detach=True)
-    assert "refused (scheduler:CreateSchedule is denied)" in world.told[0]
-    assert "only the node's own timer protects" in world.told[0]
-    assert run.state is RunState.RUNNING and world.aws.live() == ["i-0001"]
-
-
 def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
     (run,) = world.submit(detach=True)
     world.clock.sleep(60)
@@ -106,22 +86,11 @@ def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
     assert schedules(world) == {} and world.ledger.scheduled_attempts() == []
 
 
-def test_one_that_could_not_be_deleted_goes_the_next_time(world: World) -> None:
-    world.submit(detach=True)
-    world.clock.sleep(600)
-    world.aws.refuse("DeleteSchedule", Unreachable("no answer"))
-    world.reconcile()
-    assert len(schedules(world)) == 1 and world.ledger.unfinished_attempts("ec2") == []
-    # Nothing is under way any more, and it is looked after all the same.
-    world.reconcile()
-    assert schedules(world) == {} and world.ledger.scheduled_attempts() == []
-
-
 def test_cancel_takes_it_away(world: World) -> None:
     world.aws.node = lambda node: node.train(upto=0)
     (run,) = world.submit(detach=True)
     world.clock.sleep(120)
-    cancel(run, backend=world.backend, ledger=world.ledger, settings=world.settings)
+    cancel(run, backend=world.backend, ledger=world.ledger)
     assert world.aws.live() == [] and schedules(world) == {}
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempt_builders import attempt_with
 from fake_records import write_run
+from fake_summaries import PLAIN
 
-from fastlaunch.aws.ec2 import Aws, StoredObject
-from fastlaunch.backends import RunState
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.cloud_view import ceiling_usd, cloud_as_json, cloud_note, doing
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.run_attempts import Attempt
-from fastlaunch.runs.collect import as_json, checkpoints, collected, occupancy
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.collect import as_json, checkpoints, collected, occupancy, with_start
+from fastlaunch.runs.describe import ceiling_usd, cloud_as_json, cloud_note, doing
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -42,25 +45,18 @@ def run(run_id: str = FIRST, state: RunState = RunState.RUNNING, **changes: Any)
 
 
 def attempt(n: int = 1, **changes: Any) -> Attempt:
-    usual = Attempt(
-        id=n,
-        token=f"{FIRST}-a{n}",
-        n=n,
-        backend="ec2",
-        region="us-east-1",
-        handle={"region": "us-east-1", "instance_id": f"i-{n}"},
-        state=RunState.RUNNING,
-        started_at="2026-11-21T09:00:00+00:00",
-        ended_at=None,
-        billed_seconds=None,
-        run_ids=(FIRST, SECOND),
-        zone="us-east-1a",
-        output=f"s3://acme/fastlaunch/runs/{FIRST}/attempt-{n}",
-        max_minutes=60,
-        usd_per_hour=48.0,
-        launched_at=(NOW - timedelta(minutes=30)).isoformat(),
-    )
-    return replace(usual, **changes)
+    usual = {
+        "id": n,
+        "token": f"{FIRST}-a{n}",
+        "n": n,
+        "handle": {"region": "us-east-1", "instance_id": f"i-{n}"},
+        "run_ids": (FIRST, SECOND),
+        "zone": "us-east-1a",
+        "output": f"s3://acme/fastlaunch/runs/{FIRST}/attempt-{n}",
+        "usd_per_hour": 48.0,
+        "launched_at": (NOW - timedelta(minutes=30)).isoformat(),
+    }
+    return attempt_with(**{**usual, **changes})
 
 
 def ended(n: int = 1, **changes: Any) -> Attempt:
@@ -69,8 +65,8 @@ def ended(n: int = 1, **changes: Any) -> Attempt:
         **{
             "state": RunState.COMPLETED,
             "ended_at": NOW.isoformat(),
-            "billed_seconds": 1800.0,
-            "billing": "node",
+            "billed_s": 1800.0,
+            "source": "node",
             **changes,
         },
     )
@@ -106,7 +102,7 @@ def test_what_is_missing_while_a_run_is_under_way(tmp_path: Path) -> None:
 def test_what_is_missing_in_the_end_and_why(tmp_path: Path) -> None:
     failed = run(state=RunState.FAILED)
     assert missing(tmp_path, failed) == "no machine was ever asked for"
-    refused = ended(handle=None, billed_seconds=None, reason="no capacity")
+    refused = ended(handle=None, billed_s=None, reason="no capacity")
     assert missing(tmp_path, failed, refused) == "no machine was started: no capacity"
     assert missing(tmp_path, failed, ended()) == "the node never said that it booted"
     say(tmp_path, "boot")
@@ -118,13 +114,6 @@ def test_what_is_missing_in_the_end_and_why(tmp_path: Path) -> None:
     record(tmp_path)
     (tmp_path / "runs" / FIRST / "log.txt").touch()
     assert missing(tmp_path, run(state=RunState.COMPLETED), ended()) == ""
-
-
-def test_a_node_that_never_booted_points_at_its_console(tmp_path: Path) -> None:
-    console = tmp_path / "runs" / FIRST / "console-a1.log"
-    console.parent.mkdir(parents=True)
-    console.touch()
-    assert missing(tmp_path, run(state=RunState.FAILED), ended()).endswith(f"; see {console}")
 
 
 def test_a_run_whose_turn_did_not_come_says_so(tmp_path: Path) -> None:
@@ -155,14 +144,15 @@ def test_seconds_are_shared_by_occupancy(tmp_path: Path) -> None:
             {"run_id": SECOND, "started_s": 500, "ended_s": 860},
         ],
     )
-    first = occupancy(run(), ended(billed_seconds=1000.0), tmp_path)
+    first = occupancy(run(), ended(billed_s=1000.0), tmp_path)
     assert (first.own_s, first.shared_s) == (300, 340)
-    second = occupancy(run(SECOND), ended(billed_seconds=None), tmp_path)
+    second = occupancy(run(SECOND), ended(billed_s=None), tmp_path)
     assert (second.own_s, second.shared_s) == (360, 240)
 
 
-class Bucket:
+class Bucket(Aws):
     def __init__(self, **keys: int) -> None:
+        super().__init__()
         self.objects = [StoredObject(key=key, size=size) for key, size in sorted(keys.items())]
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
@@ -175,22 +165,22 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step() -> None:
     bucket = Bucket(
         **{f"{folder}/step-00000020.pt": 2, f"{folder}/step-00000100.pt": 7, f"{folder}/notes.txt": 1}
     )
-    layouts = {"ec2": Ec2Backend(aws=Aws(), home=Path())}
-    found = checkpoints(bucket, run(SECOND), [attempt(handle=None, output=None), attempt(2)], layouts)
+    backends = {"ec2": Ec2Backend(aws=bucket, home=Path())}
+    found = checkpoints(run(SECOND), [attempt(handle=None, output=None), attempt(2)], backends)
     assert found is not None
     assert (found.step, found.num_bytes) == (100, 7)
     assert found.newest == f"s3://acme/{folder}/step-00000100.pt"
-    none = checkpoints(Bucket(), run(), [attempt()], layouts)
+    none = checkpoints(run(), [attempt()], {"ec2": Ec2Backend(aws=Bucket(), home=Path())})
     assert none is not None and (none.newest, none.step) == (None, 0)
     assert none.uri == f"s3://acme/fastlaunch/runs/{FIRST}/checkpoints/"
-    assert checkpoints(bucket, run(), [], layouts) is None
+    assert checkpoints(run(), [], backends) is None
 
 
 def test_attempts_on_sagemaker_share_a_folder_of_checkpoints() -> None:
     key = f"fastlaunch/runs/{FIRST}/{SECOND}/checkpoints/step-00000040.pt"
     at = attempt(2, backend="sagemaker", output=f"s3://acme/fastlaunch/runs/{FIRST}/{FIRST}-a2")
-    layouts = {"sagemaker": SageMakerBackend(aws=Aws(), home=Path())}
-    found = checkpoints(Bucket(**{key: 3}), run(SECOND), [at], layouts)
+    backends = {"sagemaker": SageMakerBackend(aws=Bucket(**{key: 3}), home=Path())}
+    found = checkpoints(run(SECOND), [at], backends)
     assert found is not None and found.newest == f"s3://acme/{key}"
 
 
@@ -238,13 +228,6 @@ def test_the_note_tells_place_cost_and_ceiling(tmp_path: Path) -> None:
     assert cloud_note(run(reason="why"), [], home=tmp_path, now=NOW) == "why"
 
 
-def test_without_a_price_there_is_no_ceiling() -> None:
-    assert ceiling_usd([attempt(usd_per_hour=None)]) is None
-    assert ceiling_usd([attempt(max_minutes=None)]) is None
-    assert ceiling_usd([ended(usd_per_hour=None)]) is None
-    assert ceiling_usd([ended(billed_seconds=None, usd_per_hour=None)]) == 0
-
-
 def test_status_as_data(tmp_path: Path) -> None:
     told = cloud_as_json(run(), [attempt()], home=tmp_path, now=NOW)
     assert (told["doing"], told["cost_usd"], told["max_cost_usd"], told["cost_is_final"]) == (
@@ -280,7 +263,7 @@ def test_nodes_that_did_not_speak_are_named(tmp_path: Path) -> None:
 
 def test_the_first_nodes_times_are_told_though_the_other_never_spoke(tmp_path: Path) -> None:
     say(tmp_path, "status", uptime_s=900.0, runs=[{"run_id": FIRST, "started_s": 200, "ended_s": 500}])
-    over = both(ended_at=NOW.isoformat(), billed_seconds=1000.0)
+    over = both(ended_at=NOW.isoformat(), billed_s=1000.0)
     assert occupancy(run(), over, tmp_path).own_s == 300
     assert occupancy(run(), both(), tmp_path).own_s is None
 
@@ -292,7 +275,7 @@ def test_seconds_that_are_not_billed_are_nobodys(tmp_path: Path) -> None:
         {"run_id": SECOND, "started_s": 500, "ended_s": 800},
     ]
     say(tmp_path, "status", uptime_s=900.0, runs=runs)
-    over = ended(backend="sagemaker", billed_seconds=300.0, lived_s=1000.0)
+    over = ended(backend="sagemaker", billed_s=300.0, lived_s=1000.0)
     first, second = (occupancy(run(one), over, tmp_path) for one in (FIRST, SECOND))
     assert (first.own_s, second.own_s) == (pytest.approx(150), pytest.approx(90))
     assert first.shared_s == second.shared_s == pytest.approx(60)
@@ -306,13 +289,6 @@ def test_logs_of_every_node_and_tracebacks_are_found(tmp_path: Path) -> None:
         (folder / name).touch()
     found = collected(run(state=RunState.FAILED), [both(ended_at=NOW.isoformat())], tmp_path)
     assert [path.name for path in (*found.node_logs, *found.tracebacks)] == names
-
-
-def test_machines_of_both_kinds_are_told_as_data(tmp_path: Path) -> None:
-    found = collected(run(), [both(), trained()], tmp_path)
-    told = as_json(found, home=tmp_path, now=NOW, discount=0.0, stored=None, refused={})["attempts"]
-    assert told[0]["instance_ids"] == ["i-10", "i-11"] and told[0]["num_nodes"] == 2
-    assert (told[1]["job_name"], told[1]["instance_ids"]) == (f"{FIRST}-a1", [])
 
 
 def trained(**changes: Any) -> Attempt:
@@ -341,43 +317,41 @@ def test_a_job_that_sagemaker_started_again_shows_its_newest_record(tmp_path: Pa
     assert doing(run(), [trained(n=2, token=f"{FIRST}-a1")], tmp_path).startswith("step ")
 
 
-def test_some_nodes_boot_before_others(tmp_path: Path) -> None:
-    say(tmp_path, "boot")
-    assert doing(run(), [both()], tmp_path) == "waiting for the machines to boot, 1 of 2 have"
-    say(tmp_path, "boot-node-1")
-    assert doing(run(), [both()], tmp_path) == "pulling the image and starting"
-
-
-def test_in_a_training_plan_the_cost_is_told_as_what_it_would_be_on_demand(tmp_path: Path) -> None:
-    planned = run(backend="sagemaker", state=RunState.COMPLETED, spec={"training_plan": "arn:x"})
-    told = "$24.00 at the on-demand price; its training plan was paid for before"
-    assert cloud_note(planned, [ended()], home=tmp_path, now=NOW) == told
-    (found,) = cloud_as_json(planned, [ended()], home=tmp_path, now=NOW)["attempts"]
-    assert (found["cost"], found["cost_usd"]) == (told, 24.0)
-
-
 def test_ceilings_count_nodes_and_warm_pools() -> None:
     # 60 minutes and 10 more of two machines at $48.
     assert ceiling_usd([both()]) == pytest.approx(112.0)
     assert ceiling_usd([both(idle_minutes=20)]) == pytest.approx(144.0)
-    over = both(ended_at=NOW.isoformat(), billed_seconds=1800.0)
-    assert ceiling_usd([over]) == pytest.approx(48.0)
-    assert ceiling_usd([replace(over, idle_minutes=20)]) == pytest.approx(80.0)
+    end = NOW.isoformat()
+    assert ceiling_usd([both(ended_at=end, billed_s=1800.0)]) == pytest.approx(48.0)
+    assert ceiling_usd([both(ended_at=end, billed_s=1800.0, idle_minutes=20)]) == pytest.approx(80.0)
     # Machines that it never had are not kept.
-    assert ceiling_usd([replace(over, idle_minutes=20, billed_seconds=0.0)]) == 0
+    assert ceiling_usd([both(ended_at=end, billed_s=0.0, idle_minutes=20)]) == 0
 
 
-def test_spot_on_sagemaker_is_told_before_its_discount(tmp_path: Path) -> None:
-    spot = run(backend="sagemaker", spec={"purchase": "spot"})
-    told = cloud_note(
-        spot, [trained(launched_at=(NOW - timedelta(minutes=30)).isoformat())], home=tmp_path, now=NOW
-    )
-    assert told is not None and "$24.00 so far before spot's discount, at most $56.00" in told
+# What a machine took to start
 
 
-def test_a_block_is_told_two_ways(tmp_path: Path) -> None:
-    in_block = attempt(sunk_usd=3840.0, usd_per_hour=40.0)
-    told = cloud_as_json(run(), [in_block], home=tmp_path, now=NOW)
-    assert (told["cost_usd"], told["sunk_usd"]) == (20.0, 3840.0)
-    note = cloud_note(run(), [in_block], home=tmp_path, now=NOW)
-    assert note is not None and "$20.00 so far of the $3,840.00 paid before for the capacity block" in note
+def test_the_pull_is_what_came_after_the_boot(tmp_path: Path) -> None:
+    say(tmp_path, "status", boot_s=40.5, pull_s=100, outcome="completed", runs=[])
+    found = with_start(PLAIN, [attempt()], tmp_path)
+    assert (found.startup.boot_s, found.startup.pull_s) == (40.5, 59.5)
+
+
+def test_the_newest_attempt_that_tells_counts(tmp_path: Path) -> None:
+    for n, boot_s in ((1, 40), (2, 50)):
+        say(tmp_path, "status", n, boot_s=boot_s, pull_s=90, outcome="completed", runs=[])
+    attempts = [attempt(1), attempt(2), attempt(3)]
+    assert with_start(PLAIN, attempts, tmp_path).startup.boot_s == 50
+
+
+@pytest.mark.parametrize("pull_s", [None, 10, "90", True])
+def test_a_machine_that_pulled_nothing_has_no_pull(tmp_path: Path, pull_s: object) -> None:
+    say(tmp_path, "status", boot_s=40, pull_s=pull_s, outcome="failed", runs=[])
+    found = with_start(PLAIN, [attempt()], tmp_path)
+    assert (found.startup.boot_s, found.startup.pull_s) == (40, None)
+
+
+def test_without_a_word_nothing_is_known(tmp_path: Path) -> None:
+    assert with_start(PLAIN, [attempt()], tmp_path) == PLAIN
+    assert with_start(PLAIN, [], tmp_path) == PLAIN
+    assert "boot_s" not in json.dumps(PLAIN.to_json())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
-from fastlaunch.cli import run
+from fastlaunch.cli.main import run
 
 SHARE = ["--price-as", "p5en.48xlarge", "--price-share", "1/8"]
 

@@ -11,16 +11,15 @@ import pytest
 from fake_records import write_run
 from fake_summaries import evaluated
 
-from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-from fastlaunch.backends import RunState
-from fastlaunch.catalog.prices import Price, load_catalogue
-from fastlaunch.cli import run
-from fastlaunch.core.errors import BadFile
+from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Price
+from fastlaunch.cli.main import run
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.runs.importer import find_runs
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
 
@@ -111,11 +110,6 @@ def test_imported_records_are_priced_by_whose_machine_it_was(
     assert ("--service sagemaker" in err) == (service == "sagemaker")
 
 
-def test_what_is_on_no_instance_is_rented_of_nobody(tmp_path: Path) -> None:
-    files = write_run(tmp_path, header=OF_SAGEMAKER)
-    assert summarize([read_record(file) for file in files]).service is None
-
-
 @pytest.mark.parametrize(
     ("backend", "purchase", "region", "usd_per_hour"),
     [
@@ -155,26 +149,6 @@ def test_what_was_billed_comes_with_an_export(
     assert after == before
 
 
-def test_an_export_without_a_price_says_whose_machine_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    collected(tmp_path / "run", backend="sagemaker", region="us-east-1", purchase="on-demand")
-    assert run(["runs", "export", OWN, "--to", str(tmp_path / "out")]) == 0
-    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path / "other home"))
-    assert run(["runs", "import", str(tmp_path / "out")]) == 0
-    assert place(row(capsys)[0]) == ("sagemaker", "us-east-1", "on-demand", listed("sagemaker"))
-
-
-@pytest.mark.parametrize("changes", [{"usd_per_hour": -1}, {"region": 5}, {"as_of": None}, {"service": "x"}])
-def test_a_price_that_is_none_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    price = {**BILLED.to_json(), **changes}
-    told = {"schema": "fastlaunch-run/1", "id": OWN, "spec": None, "summary": None, "price": price}
-    file.write_text(json.dumps(told))
-    with pytest.raises(BadFile, match=r"run\.json"):
-        find_runs([tmp_path])
-
-
 @pytest.mark.parametrize(
     ("place", "changes", "options"),
     [
@@ -184,7 +158,7 @@ def test_a_price_that_is_none_is_refused(changes: dict[str, Any], tmp_path: Path
         ({"purchase": "spot"}, {}, "--purchase spot --checkpoint-every 25 "),
         (
             {"purchase": "spot", "region": "us-west-2"},
-            {"num_checkpoints": 3, "last_checkpoint_step": 90},
+            {"number": 3, "last_step": 90},
             "--region us-west-2 --purchase spot --checkpoint-every 30 ",
         ),
         ({"purchase": "capacity-block"}, {}, "--purchase capacity-block --reservation cr-... "),
@@ -203,7 +177,7 @@ def test_a_proposed_command_rents_the_same_once_more(
     """Where that is not what `submit` does without being told: in the user's own region, on demand."""
     rented = {"instance": "p5.48xlarge", "num_steps": 100, **changes}
     runs = [
-        Candidate(
+        MeasuredRun(
             run_id=f"{recipe}-{seed}",
             summary=evaluated(recipe, seed, 2.0 + 0.1 * seed, **rented),
             **{"region": "eu-west-1", **place},
@@ -213,7 +187,7 @@ def test_a_proposed_command_rents_the_same_once_more(
     ]
     prices = PriceRequest(today=datetime.date(2026, 11, 21), region="eu-west-1")
     found = compare(runs, catalogue=load_catalogue(), prices=prices).rows[1]
-    told = "; ".join(found.reasons)
+    told = "; ".join(found.verdict.reasons)
     command = re.search(r"run (fastlaunch submit --instance (ml\.)?p5\.48xlarge (.*?)--workload)", told)
     assert command is not None, told
     assert command[3] == options

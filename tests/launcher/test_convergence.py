@@ -3,15 +3,13 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_summaries import BEFORE, PLAIN, evaluated
+from fake_summaries import BEFORE, PLAIN, changed, evaluated
 
-from fastlaunch.analysis.convergence import Convergence, converges
-from fastlaunch.analysis.held_out import held_out
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.analysis.convergence import converges, held_out
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.records.records import Eval
 
 SEEDS = range(5)
@@ -43,7 +41,7 @@ def test_the_pairing_takes_out_what_the_seeds_share() -> None:
     found = converges(ours, reference)
     assert found.verdict == "within"
     assert found.end is not None and found.end.relative(found.end.mean) == pytest.approx(0.002 / 2.2)
-    shuffled = [replace(run, seed=(run.seed or 0) * 2 % 5) for run in ours]
+    shuffled = [changed(run, seed=(run.seed or 0) * 2 % 5) for run in ours]
     assert converges(shuffled, reference).verdict == "unknown"
 
 
@@ -72,9 +70,9 @@ def test_checkpoints_are_nearest_to_the_quarters() -> None:
     assert [checkpoint.step for checkpoint in found.checkpoints] == [26, 52, 73]
     assert {checkpoint.num_pairs for checkpoint in found.checkpoints} == {5}
     # Only evaluations that all runs of all pairs have: here the reference lacks that after step 52.
-    without = [replace(run, evals=tuple(e for e in run.evals if e.step != 52)) for run in REFERENCE]
+    without = [changed(run, evals=tuple(e for e in run.quality.evals if e.step != 52)) for run in REFERENCE]
     assert [checkpoint.step for checkpoint in converges(runs([2.0] * 5), without).checkpoints] == [26, 73]
-    ends_alone = [replace(run, evals=run.evals[-1:]) for run in REFERENCE]
+    ends_alone = [changed(run, evals=run.quality.evals[-1:]) for run in REFERENCE]
     alone = converges(runs([2.0] * 5), ends_alone)
     assert (alone.checkpoints, alone.verdict) == ((), "within")
 
@@ -87,15 +85,6 @@ def test_worse_on_the_way_takes_a_within_back() -> None:
     # On the way alone makes nothing worse, and does not excuse what is.
     assert converges(runs([2.1] * 5, on_the_way=0.9), REFERENCE).verdict == "worse"
     assert converges(runs([2.0] * 5, on_the_way=0.9), REFERENCE).verdict == "within"
-
-
-def test_seeds_without_a_partner_are_named() -> None:
-    found = converges(runs([2.0] * 5), [run for run in REFERENCE if run.seed not in (1, 4)])
-    assert (found.verdict, found.seeds) == ("within", (0, 2, 3))
-    assert found.missing == ("seeds 1 and 4 have no bf16 run",)
-    found = converges(runs([2.0] * 3), [run for run in REFERENCE if run.seed != 1])
-    assert (found.verdict, found.missing) == ("unknown", ("seed 1 has no bf16 run",))
-    assert found.more_pairs == 3
 
 
 @pytest.mark.parametrize(
@@ -136,18 +125,9 @@ def test_runs_on_two_files_make_no_pair_and_older_records_pair_as_they_did() -> 
         ("ab", None, "no bf16 run trained on the same data (file ab)"),
         (None, "cd", "no bf16 run trained on the same data (file not identified)"),
     ):
-        found = converges(on(ours, same), [replace(run, recipe="bf16") for run in on(theirs, same)])
+        found = converges(on(ours, same), [changed(run, recipe="bf16") for run in on(theirs, same)])
         assert found.verdict == ("unknown" if missing else "within")
         assert found.missing == ((f"seeds 0, 1 and 2 have {missing}",) if missing else ())
-
-
-def test_a_reference_that_stopped_early_or_was_not_evaluated() -> None:
-    ours = runs([2.0] * 5)
-    for changes in ({"status": "interrupted"}, {"evals": ()}):
-        reference = [replace(run, **changes) if run.seed == 3 else run for run in REFERENCE]
-        found = converges(ours, reference)
-        assert (found.verdict, found.num_pairs) == ("within", 4)
-        assert found.missing == ("seed 3 has a bf16 run, but no held-out loss at its end",)
 
 
 def test_repeats_of_a_seed_are_one_pair() -> None:
@@ -158,18 +138,9 @@ def test_repeats_of_a_seed_are_one_pair() -> None:
     assert found.end is not None and found.end.mean == pytest.approx(0.1)
 
 
-def test_rows_of_two_lengths_are_not_mixed() -> None:
-    longer = [evaluated("te-fp8", seed, 1.0, end=200) for seed in (5, 6)]
-    reference = [*REFERENCE, *(evaluated("bf16", seed, 1.0, end=200) for seed in (5, 6))]
-    found = converges([*runs([2.0] * 5), *longer], reference)
-    assert found.seeds == (0, 1, 2, 3, 4)
-    assert found.end is not None and found.end.reference_loss == pytest.approx(2.0)
-    assert found.missing == ("seeds 5 and 6 have no pair that ends at step 100",)
-
-
 def test_a_reference_without_a_finite_loss_is_told() -> None:
-    for lost in ({"status": "nan_loss"}, {"evals": evaluated("bf16", 2, None).evals}):
-        reference = [replace(run, **lost) if run.seed == 2 else run for run in REFERENCE]
+    for lost in ({"status": "nan_loss"}, {"evals": evaluated("bf16", 2, None).quality.evals}):
+        reference = [changed(run, **lost) if run.seed == 2 else run for run in REFERENCE]
         found = converges(runs([2.0] * 5), reference)
         assert (found.verdict, found.seeds) == ("within", (0, 1, 3, 4))
         assert found.caveats == ("the loss of bf16 itself is no number at seed 2",)
@@ -180,7 +151,7 @@ def test_a_loss_that_is_no_number_where_the_references_is() -> None:
     found = converges(runs([2.0, None, 2.0, 2.0, 2.0]), REFERENCE)
     assert (found.verdict, found.diverged) == ("worse", (1,))
     # Against a reference that does not always train either, it says nothing.
-    reference = [replace(run, status="nan_loss") if run.seed == 4 else run for run in REFERENCE]
+    reference = [changed(run, status="nan_loss") if run.seed == 4 else run for run in REFERENCE]
     found = converges(runs([2.0, None, 2.0, 2.0, 2.0]), reference)
     assert (found.verdict, found.diverged) == ("unknown", (1,))
     assert found.caveats[:2] == (
@@ -192,23 +163,6 @@ def test_a_loss_that_is_no_number_where_the_references_is() -> None:
     # Two seeds are too few for either.
     assert converges(runs([None, 2.0]), REFERENCE).verdict == "unknown"
     assert converges(runs([None, None, None]), REFERENCE).verdict == "worse"
-
-
-def test_versions_that_differ_are_told() -> None:
-    reference = [replace(run, recipe_schema=1, record_schema=2) for run in REFERENCE]
-    found = converges(runs([2.0] * 5, recipe_schema=2, record_schema=2), reference)
-    assert found.caveats == ("recipe schema 2 is paired with 1 of bf16",)
-
-
-def test_without_evaluations_or_a_reference() -> None:
-    assert converges(runs([2.0] * 3, evals=()), REFERENCE) == Convergence(
-        verdict="unknown", missing=("no held-out loss was recorded at the end",)
-    )
-    assert converges(runs([2.0] * 3), []).verdict == "unknown"
-    # 1% of a loss that is not above 0 is no margin.
-    found = converges(runs([-1.0] * 5), [evaluated("bf16", seed, -1.0) for seed in SEEDS])
-    assert found.verdict == "unknown"
-    assert found.caveats == ("the reference's loss is not above 0, so 1% of it is no margin",)
 
 
 def test_how_many_more_pairs() -> None:
@@ -266,7 +220,7 @@ def simulated(num_pairs: int, worse_by: float, spread: float, *, num_trials: int
             )
             for step, more in {**BEFORE, 100: 1.0}.items()
         )
-        return replace(PLAIN, recipe=recipe, seed=seed, evals=evals)
+        return changed(PLAIN, recipe=recipe, seed=seed, evals=evals)
 
     for _ in range(num_trials):
         seeds = [(seed, 2.0 * (1 + noise.gauss(0, 0.03))) for seed in range(num_pairs)]

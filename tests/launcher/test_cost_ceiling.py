@@ -6,10 +6,10 @@ from datetime import date
 import pytest
 from ec2_builders import IMAGE, catalogue, site
 
-from fastlaunch.backends.placements import CapacityBlock
-from fastlaunch.backends.sagemaker_site import TrainingSite
+from fastlaunch.backends.placements import CapacityBlock, SageMakerPlacement
+from fastlaunch.catalog.rates import dearest_rate, max_cost_usd
 from fastlaunch.core.errors import UserError
-from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling, dearest_rate, max_cost_usd
+from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
 
 TODAY = date(2026, 11, 21)
 
@@ -17,7 +17,7 @@ TODAY = date(2026, 11, 21)
 def rate(instance: str, **terms: object) -> tuple[float, str]:
     options = {"purchase": "on-demand", "max_price_usd": None, "region": "us-east-1", **terms}
     found = dearest_rate(catalogue().instance(instance), catalogue=catalogue(), today=TODAY, **options)  # type: ignore[arg-type]
-    return found.usd_per_hour, found.as_of
+    return found.usd_per_hour, found.as_of.isoformat()
 
 
 def test_the_on_demand_price_bounds_spot_too_unless_a_limit_is_given() -> None:
@@ -92,9 +92,8 @@ def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
     assert caught.value.hint == "give --max-cost 120"
 
 
-TRAINING = TrainingSite(
+TRAINING = SageMakerPlacement(
     instance=catalogue().instance("p5.48xlarge"),
-    others=(catalogue().instance("p4d.24xlarge"),),
     region="us-east-1",
     role="arn:aws:iam::123456789012:role/training",
     bucket="acme",
@@ -104,30 +103,27 @@ TRAINING = TrainingSite(
     usd_per_hour=63.296,
     price_as_of="2026-09-01",
     volume_gib=200,
-    keep_alive_minutes=30,
 )
 BLOCK = CapacityBlock(
     reservation="cr-1", ends_at="2026-11-22T11:30:00+00:00", fee_usd=1887.84, hours=24.0, num_instances=2
 )
 
 
-def test_machines_that_are_kept_are_billed() -> None:
-    # Known answer: 2 nodes, (120 + 10 + 30) min at $63.296.
-    assert max_cost_usd(num_nodes=2, max_minutes=120, usd_per_hour=63.296, idle_minutes=30) == pytest.approx(
-        337.578667
-    )
+def test_a_training_job_has_prices_of_its_own() -> None:
+    # Known answer: 2 nodes, (120 + 10) min at $63.296.
+    assert max_cost_usd(num_nodes=2, max_minutes=120, usd_per_hour=63.296) == pytest.approx(274.282667)
     ceiling = cost_ceiling([TRAINING], num_nodes=2, max_minutes=120)
     assert str(ceiling) == (
-        "at most $337.58 of SageMaker instance time: 2 x (2 h + 10 min + 30 min kept alive) x $63.296/h, "
-        "the dearest of ml.p5.48xlarge, ml.p4d.24xlarge; price as of 2026-09-01"
+        "at most $274.28 of SageMaker instance time: 2 x (2 h + 10 min) x $63.296/h, "
+        "ml.p5.48xlarge; price as of 2026-09-01"
     )
     planned = cost_ceiling([replace(TRAINING, training_plan="arn:x")], num_nodes=2, max_minutes=120)
     told = "; on-demand price as of 2026-09-01, though the training plan was paid for before"
     assert str(planned).endswith(told)
-    # Known answer: $300 buy 142.19 min of two nodes, 40 of which are not the job's.
+    # Known answer: $200 buy 94.79 min of two nodes, 10 of which are not the job's.
     with pytest.raises(UserError) as caught:
-        check_budget(ceiling, 300)
-    assert caught.value.hint == "give --max-cost 338, or --max-hours 102min"
+        check_budget(ceiling, 200)
+    assert caught.value.hint == "give --max-cost 275, or --max-hours 84min"
 
 
 def test_a_block_costs_two_ways_and_never_nothing() -> None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.aws.scheduler import create_schedule, delete_schedule, schedules
+from fastlaunch.aws.client import Aws
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
-from fastlaunch.run_attempts import Attempt
+from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.deadline_schedule import arm, deadline, disarm, names, schedule_request, token_of
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def test_an_attempt_gets_a_schedule_for_each_machine_and_loses_them(
     assert (noted["state"], noted["name"]) == ("created", f"fastlaunch-{attempt.token}")
     # Once more, as after a launcher that was killed: no second one, and no error.
     assert arm(ledger, aws, attempt, role=ROLE, ids=["i-0a", "i-0b"], now=NOW) == told
-    assert [one.name for one in schedules(aws, "us-east-1")] == names(attempt.token, 2)
+    assert [one.name for one in aws.list_schedules("us-east-1")] == names(attempt.token, 2)
 
     disarm(ledger, aws, attempt)
     assert not made(aws_server)
@@ -145,33 +144,11 @@ def test_what_cannot_be_deleted_stays_noted(ledger: Ledger, stubbed_aws: "Stubbe
     assert ledger.attempt(attempt.id).schedule is None
 
 
-def test_without_a_role_none_is_made_and_that_is_said(ledger: Ledger, stubbed_aws: "StubbedAws") -> None:
-    attempt = started(ledger)
-    told = arm(ledger, stubbed_aws.aws, attempt, role=None, ids=["i-0a"], now=NOW)
-    assert "only the node's own timer protects" in told and "`scheduler_role`" in told
-    assert ledger.attempt(attempt.id).schedule is None
-
-
 def test_a_deadline_that_is_over_becomes_one_soon(ledger: Ledger) -> None:
     attempt = started(ledger)
     assert deadline(attempt, NOW) == LAUNCHED + timedelta(minutes=135)
     late = LAUNCHED + timedelta(hours=9)
     assert deadline(attempt, late) == late + timedelta(minutes=5)
-
-
-def test_only_what_is_called_so_is_listed_and_none_is_no_error(aws: Aws, aws_server: "MotoServer") -> None:
-    for name in ("fastlaunch-one-a1", "fastlaunch-two-a1"):
-        create_schedule(aws, "us-east-1", schedule_request(name, "i-0a", role=ROLE, at=LAUNCHED))
-    aws.ask(
-        "scheduler",
-        "us-east-1",
-        "CreateSchedule",
-        **schedule_request("somebody-elses", "i-0a", role=ROLE, at=LAUNCHED),
-    )
-    assert [one.name for one in schedules(aws, "us-east-1")] == ["fastlaunch-one-a1", "fastlaunch-two-a1"]
-    delete_schedule(aws, "us-east-1", "fastlaunch-one-a1")
-    delete_schedule(aws, "us-east-1", "fastlaunch-one-a1")
-    assert [one.name for one in schedules(aws, "us-east-1")] == ["fastlaunch-two-a1"]
 
 
 def test_a_schedule_is_known_by_the_token_in_its_name() -> None:
@@ -181,10 +158,3 @@ def test_a_schedule_is_known_by_the_token_in_its_name() -> None:
             assert token_of(name, tokens) == token
     assert token_of("fastlaunch-20261121-090000-abcd-a1x", tokens) is None
     assert token_of("fastlaunch-20261121-090000-abcd-a3", tokens) is None
-
-
-def test_a_refusal_of_the_account_is_heard(ledger: Ledger, aws: Aws, aws_server: "MotoServer") -> None:
-    attempt = started(ledger)
-    aws_server.refuse("CreateSchedule", "AccessDeniedException", "may not", status=403)
-    assert "was refused" in arm(ledger, aws, attempt, role=ROLE, ids=["i-0a"], now=NOW)
-    assert [one.parameters["Name"] for one in aws_server.sent("CreateSchedule")] == names(attempt.token, 1)

@@ -6,14 +6,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ec2_builders import BLOCK, block_site, job, site
+from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
 
-from fastlaunch.backends import Plan, RunState, s3_sync
-from fastlaunch.backends.ec2.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.protocol import FORGOTTEN_AFTER
 from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable
+from fastlaunch.core.plan import Plan
 
 RUN_ID = "20261121-090312-k3f9"
 
@@ -62,18 +63,15 @@ def test_exactly_the_plans_request_is_sent(backend: Ec2Backend, cloud: MotoCloud
     assert json.loads(json.dumps(handle)) == handle
 
 
-def test_the_same_plan_starts_one_machine(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    assert backend.execute(plan(backend)) == backend.execute(plan(backend))
-    assert len(cloud.server.instances()) == 1
-
-
 def test_machines_are_seen_in_one_request(backend: Ec2Backend, cloud: MotoCloud) -> None:
     cloud.node = lambda node: None
     handles = [backend.execute(plan(backend, attempt=n)) for n in range(1, 4)]
     before = cloud.server.counts()["DescribeInstances"]
-    sights = backend.see([*handles, handles[0]])
-    assert [(sight.is_seen, sight.is_live, sight.has_ended) for sight in sights] == [(True, True, False)] * 4
-    assert sights[0].zone == "us-east-1a" and sights[0].instance_type == "p5.48xlarge"
+    aws_statuses = backend.describe([*handles, handles[0]])
+    assert [
+        (aws_status.is_seen, aws_status.is_live, aws_status.has_ended) for aws_status in aws_statuses
+    ] == [(True, True, False)] * 4
+    assert aws_statuses[0].zone == "us-east-1a" and aws_statuses[0].instance_type == "p5.48xlarge"
     assert cloud.server.counts()["DescribeInstances"] - before == 1
 
 
@@ -83,12 +81,10 @@ def test_a_forgotten_machine_has_ended_only_after_fifteen_minutes(
     cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     cloud.server.forget(handle["instance_id"])
-    (sight,) = backend.see([handle])
-    assert not sight.has_ended and not sight.is_seen
-    assert backend.state(handle) is RunState.RUNNING
+    (aws_status,) = backend.describe([handle])
+    assert not aws_status.has_ended and not aws_status.is_seen
     cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
-    assert backend.see([handle])[0].has_ended
-    assert backend.state(handle) is RunState.LOST
+    assert backend.describe([handle])[0].has_ended
 
 
 def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -96,8 +92,8 @@ def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, 
     handle = backend.execute(plan(backend))
     wrong = {**handle, "instance_id": "i-00000000000000000"}
     cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
-    (sight,) = backend.see([wrong])
-    assert sight.is_live and not sight.has_ended
+    (aws_status,) = backend.describe([wrong])
+    assert aws_status.is_live and not aws_status.has_ended
     backend.kill(wrong)
     assert not cloud.server.instances("pending", "running")
 
@@ -183,66 +179,12 @@ def test_a_machine_that_cannot_be_ended_is_told(backend: Ec2Backend, cloud: Moto
         backend.kill(handle)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "state"),
-    [
-        ("completed", RunState.COMPLETED),
-        ("failed", RunState.FAILED),
-        ("configuration", RunState.FAILED),
-        ("interrupted", RunState.INTERRUPTED),
-        ("something new", RunState.LOST),
-    ],
-)
-def test_the_nodes_last_word_is_the_state(
-    backend: Ec2Backend, cloud: MotoCloud, outcome: str, state: RunState
-) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(plan(backend))
-    said = {"token": handle["token"], "outcome": outcome}
-    key = f"fastlaunch/runs/{RUN_ID}/attempt-1/node-0/status.json"
-    cloud.aws.put_object(REGION, cloud.settings.bucket or "", key, json.dumps(said).encode())
-    assert backend.state(handle) is RunState.RUNNING
-    cloud.server.set_instance(handle["instance_id"], state="terminated")
-    assert backend.state(handle) is state
-
-
-def test_a_machine_that_ec2_took_back_is_interrupted(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(plan(backend))
-    cloud.server.set_instance(
-        handle["instance_id"],
-        state="terminated",
-        state_reason="Server.SpotInstanceTermination: Spot instance termination",
-    )
-    assert backend.state(handle) is RunState.INTERRUPTED
-
-
 def test_the_console_is_kept(backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path) -> None:
     handle = backend.execute(plan(backend))
     cloud.server.console[handle["instance_id"]] = "Kernel panic"
-    path = backend.diary(handle)
+    path = backend.console_log(handle)
     assert path == tmp_path / "runs" / RUN_ID / "console-a1.log"
     assert path.read_text() == "Kernel panic"
-
-
-def test_a_refusal_starts_nothing(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.server.refuse("RunInstances", "InsufficientInstanceCapacity")
-    with pytest.raises(NoCapacity):
-        backend.execute(plan(backend))
-    assert cloud.server.instances() == []
-    assert backend.find(plan(backend)) is None
-
-
-def test_only_records_of_its_own_runs_are_collected(
-    backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path
-) -> None:
-    other = s3_sync.run_folder(tmp_path, "20261121-090000-zzzz")
-    other.mkdir(parents=True)
-    (other / "rank-00000-attempt-1.jsonl").write_text("{}\n")
-    handle = backend.execute(plan(backend))
-    cloud.clock.sleep(300)
-    folders = {path.parent.name for path in backend.collect(handle)}
-    assert folders == {handle["token"].removesuffix("-a1")}
 
 
 # Several nodes
@@ -261,7 +203,7 @@ def test_a_handle_lists_every_instance_in_the_order_of_ranks(backend: Ec2Backend
     assert ranks == [0, 1, 2] and handle["num_nodes"] == 3
     assert len(set(handle["instance_ids"])) == 3
     assert handle["instance_id"] == handle["instance_ids"][0]
-    assert backend.told(handle).startswith(f"instances {handle['instance_id']}, ")
+    assert backend.resource_name(handle).startswith(f"instances {handle['instance_id']}, ")
     found = backend.find(cluster(backend))
     assert found == handle
 
@@ -270,11 +212,11 @@ def test_an_attempt_has_ended_when_all_its_machines_have(backend: Ec2Backend, cl
     cloud.node = lambda node: None
     handle = backend.execute(cluster(backend))
     for number, one in enumerate(handle["instance_ids"]):
-        (sight,) = backend.see([handle])
-        assert (sight.has_ended, sight.is_live) == (False, True), number
+        (aws_status,) = backend.describe([handle])
+        assert (aws_status.has_ended, aws_status.is_live) == (False, True), number
         cloud.server.set_instance(one, state="terminated")
-    (sight,) = backend.see([handle])
-    assert (sight.has_ended, sight.is_live, sight.is_up) == (True, False, False)
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.has_ended, aws_status.is_live, aws_status.is_up) == (True, False, False)
 
 
 def test_an_attempt_is_up_when_all_its_machines_run(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -283,11 +225,11 @@ def test_an_attempt_is_up_when_all_its_machines_run(backend: Ec2Backend, cloud: 
     first, second = handle["instance_ids"]
     cloud.server.set_instance(first, state="running")
     cloud.server.set_instance(second, state="pending")
-    (sight,) = backend.see([handle])
-    assert (sight.is_up, sight.told) == (False, "1 pending, 1 running")
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.is_up, aws_status.detail) == (False, "1 pending, 1 running")
     cloud.server.set_instance(second, state="running")
-    (sight,) = backend.see([handle])
-    assert (sight.is_up, sight.told) == (True, "running")
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.is_up, aws_status.detail) == (True, "running")
 
 
 def test_one_that_is_not_shown_yet_keeps_an_attempt_from_ending(
@@ -298,9 +240,9 @@ def test_one_that_is_not_shown_yet_keeps_an_attempt_from_ending(
     first, second = handle["instance_ids"]
     cloud.server.set_instance(first, state="terminated")
     cloud.server.forget(second)
-    assert not backend.see([handle])[0].has_ended
+    assert not backend.describe([handle])[0].has_ended
     cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
-    assert backend.see([handle])[0].has_ended
+    assert backend.describe([handle])[0].has_ended
 
 
 def test_one_taken_by_spot_is_told_of_all(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -311,8 +253,8 @@ def test_one_taken_by_spot_is_told_of_all(backend: Ec2Backend, cloud: MotoCloud)
         state="terminated",
         state_reason="Server.SpotInstanceTermination: Spot instance termination",
     )
-    (sight,) = backend.see([handle])
-    assert (sight.is_taken, sight.is_live, sight.has_ended) == (True, True, False)
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.is_taken, aws_status.is_live, aws_status.has_ended) == (True, True, False)
 
 
 @pytest.mark.parametrize("order", ["stop", "kill"])
@@ -335,11 +277,11 @@ def test_machines_that_were_shown_late_are_seen_though_the_handle_does_not_list_
     cloud.server.set_instance(first, state="running")
     cloud.server.set_instance(second, state="pending")
     partial = {**handle, "instance_ids": [first]}
-    assert backend.see([partial])[0].told == "1 pending, 1 running"
+    assert backend.describe([partial])[0].detail == "1 pending, 1 running"
     # As long as one is not shown at all it may be on its way.
     cloud.server.forget(second)
-    (sight,) = backend.see([partial])
-    assert (sight.is_up, sight.told) == (False, "running")
+    (aws_status,) = backend.describe([partial])
+    assert (aws_status.is_up, aws_status.detail) == (False, "running")
 
 
 def test_an_attempt_with_an_unlisted_machine_has_not_ended(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -347,8 +289,8 @@ def test_an_attempt_with_an_unlisted_machine_has_not_ended(backend: Ec2Backend, 
     handle = backend.execute(cluster(backend, 2))
     partial = {**handle, "instance_ids": handle["instance_ids"][:1]}
     cloud.server.set_instance(handle["instance_id"], state="terminated")
-    (sight,) = backend.see([partial])
-    assert sight.is_live and not sight.has_ended
+    (aws_status,) = backend.describe([partial])
+    assert aws_status.is_live and not aws_status.has_ended
 
 
 def test_fewer_machines_than_asked_for_are_ended_at_once(tmp_path: Path) -> None:
@@ -384,8 +326,6 @@ def test_all_nodes_are_asked_to_stop_if_one_has_booted(tmp_path: Path) -> None:
     assert aws.live() == []
     # One that stopped by itself, one that had to be ended.
     assert backend.sync(handle).statuses.keys() == {1}
-    clock.sleep(60)
-    assert backend.state(handle) is RunState.INTERRUPTED
 
 
 def test_the_consoles_of_all_nodes_are_kept(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -395,18 +335,9 @@ def test_the_consoles_of_all_nodes_are_kept(backend: Ec2Backend, cloud: MotoClou
         cloud.server.console[one] = f"booting {one}"
     first, second = handle["instance_ids"]
     assert (
-        backend.diary(handle).read_text() == f"== {first}\nbooting {first}\n== {second}\nbooting {second}\n"
+        backend.console_log(handle).read_text()
+        == f"== {first}\nbooting {first}\n== {second}\nbooting {second}\n"
     )
-
-
-def test_a_block_is_none_of_spot(tmp_path: Path) -> None:
-    clock = Clock()
-    aws = FakeAws(clock)
-    aws.node = lambda node: None
-    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(block_site(), 120)
-    in_block = job(purchase="capacity-block", reservation=BLOCK.reservation)
-    handle = backend.execute(backend.plan({RUN_ID: in_block}))
-    assert not backend.see([handle])[0].is_spot
 
 
 def test_checkpoints_lie_beside_the_attempts(backend: Ec2Backend) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from ec2_builders import catalogue
 
-from fastlaunch.backends.ec2_interfaces import interfaces_of
+from fastlaunch.backends.ec2.plan import interfaces_of
 
 
 def places(name: str) -> list[tuple[str, int, int]]:

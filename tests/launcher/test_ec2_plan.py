@@ -1,9 +1,10 @@
 """The RunInstances request: golden plans, valid for botocore's own model of EC2, and what stands in them.
 
-Golden plans hold the node's program instead of the script made of it. To write them anew after a change that
+Golden plans hold what the bootstrap is made of instead of the script. To write them anew after a change that
 is meant: python tests/launcher/test_ec2_plan.py
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -18,15 +19,15 @@ import ec2_builders
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import IMAGE, LANGUAGE, RUN_ID, catalogue, job, plan, program_as_text, program_of, site
+from ec2_builders import IMAGE, LANGUAGE, RUN_ID, bootstrap_as_text, catalogue, job, plan, program_of, site
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.backends import Plan
 from fastlaunch.backends.ec2.plan import has_nvswitch, plan_ec2, runs_uri
-from fastlaunch.backends.ec2.user_data import NodeProgram, render_user_data
-from fastlaunch.backends.ec2_rules import broken_rules
+from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
 GOLDEN = Path(__file__).parents[1] / "plans"
@@ -61,7 +62,7 @@ def nodes(instance: str, num_nodes: int, *, purchase: str = "on-demand", **chang
     return ec2_builders.plan(one, at=at, **{"max_minutes": 120, **changes})
 
 
-def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
+def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
     """The plans that are kept, by the name of their file: on demand and spot for every family, and more."""
     plan = partial(ec2_builders.plan, render=render)
     gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
@@ -102,7 +103,7 @@ def golden_plans(render: Callable[[NodeProgram], str]) -> dict[str, Plan]:
     }
 
 
-PLANS = golden_plans(program_as_text)
+PLANS = golden_plans(bootstrap_as_text)
 
 
 def written(plan: Plan) -> str:
@@ -154,8 +155,7 @@ def check(plan: Plan) -> None:
     assert sent["UserData"] == plan.request["UserData"]
     assert sent["BlockDeviceMapping.1.Ebs.Encrypted"] == "true"
     assert sent["TagSpecification.2.ResourceType"] == "volume"
-    instance = catalogue().instance(plan.request["InstanceType"])
-    assert broken_rules(plan, root_device="/dev/sda1", instance=instance) == []
+    assert request_problems(plan) == []
 
 
 @cache
@@ -292,12 +292,35 @@ def test_placeholders_are_those_that_the_request_holds() -> None:
     assert plan().placeholders == ()
     at = site(ami="<ami-id>", bucket="<bucket>", subnet="<subnet-id>", image="host.example/x@<image-digest>")
     open_plan = plan_ec2(
-        {"<run-id>": job(), "<run-id-2>": job()}, attempt=1, site=at, max_minutes=120, render=program_as_text
+        {"<run-id>": job(), "<run-id-2>": job()},
+        attempt=1,
+        site=at,
+        max_minutes=120,
+        render=bootstrap_as_text,
     )
-    assert open_plan.placeholders == ("ami-id", "bucket", "image-digest", "run-id", "run-id-2", "subnet-id")
+    assert open_plan.placeholders == (
+        *("ami-id", "bucket", "image-digest", "run-id", "run-id-2", "runs-sha256", "subnet-id"),
+    )
     assert plan(at=replace(at, placement_group="<group>")).placeholders == (
-        *("ami-id", "bucket", "image-digest", "subnet-id"),
+        *("ami-id", "bucket", "image-digest", "runs-sha256", "subnet-id"),
     )
+
+
+def test_the_nodes_fetch_what_stands_beside_the_request() -> None:
+    agent, run_list = plan(job(), job(recipe=FP8)).objects
+    assert agent.key == f"fastlaunch/code/agent-{ec2_builders.AGENT}.pyz"
+    assert run_list.key.startswith(f"fastlaunch/runs/{RUN_ID}/attempt-1/runs-")
+    assert hashlib.sha256(str(run_list.text).encode()).hexdigest() in run_list.key
+    real = plan(job(), job(recipe=FP8), render=render_user_data).request["UserData"]
+    assert all(one.uri in real and one.sha256 in real for one in (agent, run_list))
+
+
+def test_the_request_does_not_grow_with_its_runs() -> None:
+    def size(number: int) -> int:
+        jobs = {f"20261121-090312-{n:04d}": job() for n in range(number)}
+        return len(plan_ec2(jobs, attempt=1, site=site(), max_minutes=600).request["UserData"].encode())
+
+    assert size(1) == size(500) < 6000
 
 
 def test_several_nodes_are_one_request_for_exactly_so_many() -> None:
@@ -364,7 +387,9 @@ def test_a_block_without_a_subnet_says_its_zone() -> None:
 
 def test_what_is_not_known_of_a_block_is_a_placeholder() -> None:
     unknown = replace(ec2_builders.BLOCK, ends_at="<block-end>")
-    assert plan(job(**BLOCK), at=ec2_builders.block_site(block=unknown)).placeholders == ("block-end",)
+    assert plan(job(**BLOCK), at=ec2_builders.block_site(block=unknown)).placeholders == (
+        *("block-end", "runs-sha256"),
+    )
 
 
 TWO = {"num_nodes": 2, "num_gpus": 16}
@@ -404,7 +429,7 @@ def test_every_instance_type_sold_by_the_hour_has_a_valid_plan() -> None:
         assert name in names
         if "on-demand" not in instance.purchase_options or name.startswith("trn"):
             continue
-        assert broken_rules(plan(of(name), at=site(name)), root_device="/dev/sda1") == []
+        assert request_problems(plan(of(name), at=site(name))) == []
 
 
 if __name__ == "__main__":

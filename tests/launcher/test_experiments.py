@@ -10,29 +10,28 @@ from ec2_builders import IMAGE, catalogue
 from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import runs
 
-from fastlaunch.ability import module_of
 from fastlaunch.catalog.experiments import EXPERIMENTS
-from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.build import Jobs, Request, build_jobs
+from fastlaunch.jobs.build import CloudRequest, Jobs, build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.workloads import workload_info
+from fastlaunch_train.recipes.requirements import needed_packages
+from fastlaunch_train.workloads.registry import workload_info
 
-ALL_SOFTWARE = frozenset(module for recipe in RECIPES.values() for module, _, _ in module_of(recipe))
+ALL_SOFTWARE = frozenset(package for recipe in RECIPES.values() for package in needed_packages(recipe))
 LAPTOP = Machine(devices=(), num_cores=2, modules=ALL_SOFTWARE)
 ONE_H200 = Machine(devices=("NVIDIA H200",), num_cores=16, modules=ALL_SOFTWARE)
 
 
 def here(name: str, machine: Machine = LAPTOP, **options: Any) -> Jobs:
-    return build_jobs(Request(experiment=name, **options), machine=machine, catalogue=catalogue())
+    return build_jobs(SubmitOptions(experiment=name, **options), machine=machine, catalogue=catalogue())
 
 
 def there(name: str, terms: dict[str, Any] | None = None, **options: Any) -> CloudRequest:
-    usual = CloudTerms(instances=("p5.48xlarge",), regions=("us-east-1",))
+    usual = CloudOptions(instances=("p5.48xlarge",), regions=("us-east-1",))
     return build_cloud_request(
-        Request(experiment=name, **options), replace(usual, **(terms or {})), catalogue=catalogue()
+        SubmitOptions(experiment=name, **options), replace(usual, **(terms or {})), catalogue=catalogue()
     )
 
 
@@ -41,18 +40,23 @@ def test_every_arm_exists_and_no_two_are_the_same(name: str) -> None:
     experiment = EXPERIMENTS[name]
     assert name == experiment.name and (experiment.steps is None) != (experiment.epochs is None)
     made = {
-        (arm.workload, resolve_recipe(arm.recipe, arm.overrides), arm.batch_size, arm.num_gpus)
-        for arm in experiment.arms
+        (
+            variant.workload,
+            resolve_recipe(variant.recipe, variant.overrides),
+            variant.batch_size,
+            variant.num_gpus,
+        )
+        for variant in experiment.variants
     }
-    assert len(made) == len(experiment.arms) > 1
-    assert all(workload_info(arm.workload).small for arm in experiment.arms)
+    assert len(made) == len(experiment.variants) > 1
+    assert all(workload_info(variant.workload).small for variant in experiment.variants)
 
 
 def test_the_published_rows_are_among_the_arms() -> None:
     labels = {
         name: [
-            (resolve_recipe(arm.recipe, arm.overrides).label, arm.batch_size, arm.num_gpus)
-            for arm in experiment.arms
+            (resolve_recipe(variant.recipe, variant.overrides).label, variant.batch_size, variant.num_gpus)
+            for variant in experiment.variants
         ]
         for name, experiment in EXPERIMENTS.items()
     }
@@ -63,17 +67,23 @@ def test_the_published_rows_are_among_the_arms() -> None:
     assert ("zero2 precision=fp16", 12, 4) in labels["distilbert"]
     assert ("jit-script precision=fp32", None, 1) in labels["fusion"]
     # 35,000 reviews at 12 a step are 2,917 steps, so that every epoch ends with an evaluation.
-    assert {(arm.num_gpus, arm.eval_every) for arm in EXPERIMENTS["distilbert"].arms} == {(1, 2917), (4, 730)}
+    assert {(variant.num_gpus, variant.eval_every) for variant in EXPERIMENTS["distilbert"].variants} == {
+        (1, 2917),
+        (4, 730),
+    }
 
 
 def test_deepspeed_is_given_no_adafactor_which_it_cannot_shard() -> None:
     for experiment in EXPERIMENTS.values():
-        for arm in experiment.arms:
-            recipe = resolve_recipe(arm.recipe, arm.overrides)
+        for variant in experiment.variants:
+            recipe = resolve_recipe(variant.recipe, variant.overrides)
             if recipe.parallelism.startswith("zero"):
                 # gpt2-xsmall's own optimizer is adafactor.
-                assert recipe.optimizer == "adamw" or arm.workload != "gpt2-xsmall"
-    ort = {resolve_recipe(arm.recipe, arm.overrides).optimizer for arm in EXPERIMENTS["ort"].arms[:4]}
+                assert recipe.optimizer == "adamw" or variant.workload != "gpt2-xsmall"
+    ort = {
+        resolve_recipe(variant.recipe, variant.overrides).optimizer
+        for variant in EXPERIMENTS["ort"].variants[:4]
+    }
     assert ort == {"adamw"}
 
 
@@ -91,7 +101,7 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     there, back = found.specs[:7], found.specs[:6:-1]
     assert [replace(job, seed=1) for job in there] == list(back)
     assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(200, None, 8)}
-    assert found.left_out == (
+    assert found.differences == (
         ("length", "3 epochs; of made-up data, which have no end: 200 steps"),
         ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
         ("ranks", "4; here: 2"),
@@ -104,19 +114,20 @@ def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     assert [(job.workload, job.recipe.label, job.batch_size) for job in found.specs] == [
         ("vit-huge", "bf16", 64)
     ]
-    assert found.left_out[0] == (
-        "arm",
-        "te-article on vit-huge at batch 64: Transformer Engine is not installed, left out",
+    assert found.differences[0] == (
+        "run",
+        "te-article on vit-huge at batch 64: blocks te-article needs transformer_engine, which is not "
+        "installed (pip install 'fastlaunch[te]'), left out",
     )
-    assert len(found.left_out) == len(EXPERIMENTS["fp8"].arms) - 1
+    assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 1
     on_one = here("distilbert", ONE_H200)
     assert {job.num_gpus for job in on_one.specs} == {1}
-    assert on_one.left_out[1] == (
-        "arm",
+    assert on_one.differences[1] == (
+        "run",
         "lightning precision=fp16 on distilbert-imdb at batch 12: it is for 4 GPUs, and here is 1 x "
         "NVIDIA H200, left out",
     )
-    assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).left_out) == 1
+    assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).differences) == 1
 
 
 def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> None:
@@ -134,7 +145,7 @@ def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": f"folder:{tmp_path}"}
     found = here("distilbert", ONE_H200, **options)
     assert {(job.steps, job.epochs, job.eval_every) for job in found.specs} == {(None, 3, 2917)}
-    assert not [what for what, _ in found.left_out if what == "length"]
+    assert not [what for what, _ in found.differences if what == "length"]
     # Made-up data have none: asked for, the entrypoint would refuse every run on a machine that is paid.
     made_up = there("distilbert", {"image": IMAGE})
     jobs = jobs_at(made_up, made_up.instances[0], "us-east-1")
@@ -165,7 +176,7 @@ def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
 def test_what_an_experiment_says_itself_is_not_asked_for(
     options: dict[str, Any], message: str, hint: str
 ) -> None:
-    request = Request(**{"experiment": "fp8", **options})
+    request = SubmitOptions(**{"experiment": "fp8", **options})
     with pytest.raises(UserError) as caught:
         build_jobs(request, machine=ONE_H200, catalogue=catalogue())
     assert message in caught.value.message
@@ -180,20 +191,20 @@ def test_an_experiment_of_which_nothing_runs_is_refused() -> None:
     assert "instance types with NVIDIA GPUs" in str(caught.value.hint)
 
 
-def test_on_aws_each_arm_has_its_batch_and_what_an_instance_cannot_is_left_out() -> None:
+def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_out() -> None:
     request = there("fp8")
     jobs = jobs_at(request, request.instances[0], "us-east-1")
     assert [(job.recipe.label, job.batch_size, job.num_gpus) for job in jobs] == [
         *(("bf16", 64, 8), ("te-article", 64, 8), ("te-article", 128, 8), ("te-article-fp8", 128, 8)),
         *(("te-bf16", 64, 8), ("te-bf16", 128, 8), ("te-fp8", 128, 8)),
     ]
-    assert request.left_out == ()
+    assert request.skipped == ()
     both = there("fp8", {"instances": ("p5.48xlarge", "p4d.24xlarge")})
-    assert [name for name, _ in both.left_out] == [
+    assert [name for name, _ in both.skipped] == [
         "te-article-fp8 on vit-huge at batch 128",
         "te-fp8 on vit-huge at batch 128",
     ]
-    assert "A100 40GB of p4d.24xlarge has none" in both.left_out[0][1]
+    assert "A100 40GB has 8.0" in both.skipped[0][1]
     on_each = [[job.recipe for job in jobs_at(both, one, "us-east-1")] for one in both.instances]
     assert on_each[0] == on_each[1] and len(on_each[0]) == 5
 
@@ -211,26 +222,27 @@ def test_on_aws_an_arm_may_use_some_of_the_gpus() -> None:
         4,
     ]
     trained = there("distilbert", {**own, "backend": "sagemaker", "instances": ("ml.g5.xlarge",)})
-    assert len(trained.arms) == 4
-    assert trained.left_out[0][1] == "it is for 4 GPUs, and g5.xlarge has 1"
-    with pytest.raises(
-        UserError, match=r"it is for 1 GPU, and a job of SageMaker's uses all 8 of ml.p5.48xlarge"
-    ):
+    assert len(trained.variants) == 4
+    assert trained.skipped[0][1] == "it is for 4 GPUs, and g5.xlarge has 1"
+    with pytest.raises(UserError, match=r"it is for 1 GPU, and a SageMaker job uses all 8 of ml.p5.48xlarge"):
         there("fusion", {"backend": "sagemaker"})
 
 
 def test_aws_images_lack_what_language_models_need_and_it_is_said_how_to_get_it() -> None:
-    with pytest.raises(UserError, match="gpt2-xsmall needs Transformers, which AWS's images lack") as caught:
+    with pytest.raises(UserError, match="gpt2-xsmall needs transformers, which AWS's images lack") as caught:
         there("compile-modes")
     assert "fastlaunch build --with transformers --push" in str(caught.value.hint)
-    # One image serves all the arms.
+    # One image serves all the variants.
     for name, options in (("distilbert", "--with transformers --with lightning"), ("ort", "--ort")):
-        with pytest.raises(UserError, match="needs Transformers") as caught:
+        with pytest.raises(UserError, match="needs transformers") as caught:
             there(name)
         assert f"fastlaunch build {options} --push" in str(caught.value.hint)
-    assert len(there("compile-modes", {"image": IMAGE}).arms) == len(EXPERIMENTS["compile-modes"].arms)
+    assert len(there("compile-modes", {"image": IMAGE}).variants) == len(
+        EXPERIMENTS["compile-modes"].variants
+    )
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     machine = replace(CPU, modules=ALL_SOFTWARE | {"torch"})
     argv = ["submit", "--local", "--experiment", "fusion", "--steps", "20"]
@@ -256,7 +268,7 @@ def test_a_dry_run_of_an_experiment_says_each_batch_and_what_is_left_out(
         "bf16; te-article; te-bf16: vit-huge at batch 64 for 200 steps,\n"
         "te-article; te-bf16: vit-huge at batch 128 for 200 steps, one run after another, on one p4d.24xlarge"
     )
-    assert "left out: te-fp8 on vit-huge at batch 128: recipe te-fp8 needs FP8, and A100 40GB" in err
+    assert "left out: te-fp8 on vit-huge at batch 128: recipe te-fp8 cannot run on p4d.24xlarge" in err
 
 
 def test_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 from fake_records import read_all, write_run
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed, price_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.accounts import PARTS, account_of_row, account_of_run
-from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
 from fastlaunch.analysis.cost import usd_per_second
-from fastlaunch.analysis.finish import BreakEven, cheapest, cheapest_in_turn, to_finish
-from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.analysis.finish import (
+    PARTS,
+    BreakEven,
+    account_of_run,
+    to_finish,
+)
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.published import read_published, shipped_figures
-from fastlaunch.measure.summarize import Interval, RunSummary, summarize
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.finish import finish_json, finish_table
-from fastlaunch.report.words import about
 from fastlaunch_train.records.records import FROM_CACHE, Check, Eval, Phase
 
 CATALOGUE = load_catalogue()
@@ -42,11 +45,11 @@ def run(recipe: str, step_time_s: float, *, half: float | None = 0.0, **changes:
     low, high = (None, None) if half is None else (step_time_s - half, step_time_s + half)
     known = {"build_s": 5.0, "num_warmup_steps": 10, "warmup_s": 10 * step_time_s}
     timed = Interval(value=step_time_s, low=low, high=high)
-    return replace(PLAIN, **{"recipe": recipe, "step_time_s": timed, **known, **changes})
+    return changed(PLAIN, **{"recipe": recipe, "step_time_s": timed, **known, **changes})
 
 
 def compared(*summaries: RunSummary, usd_per_hour: float | None = None, **prices: Any) -> Comparison:
-    candidates = [Candidate(run_id=f"run-{n}", summary=one) for n, one in enumerate(summaries)]
+    candidates = [MeasuredRun(run_id=f"run-{n}", summary=one) for n, one in enumerate(summaries)]
     request = PriceRequest(today=TODAY, usd_per_hour=usd_per_hour, **prices)
     return compare(candidates, catalogue=CATALOGUE, prices=request)
 
@@ -54,12 +57,6 @@ def compared(*summaries: RunSummary, usd_per_hour: float | None = None, **prices
 def pair_of(comparison: Comparison) -> BreakEven:
     (found,) = to_finish(comparison, 1000)
     (pair,) = found.break_evens
-    return pair
-
-
-def pair_named(comparison: Comparison, *recipes: str) -> BreakEven:
-    (found,) = to_finish(comparison, 1000)
-    (pair,) = (one for one in found.break_evens if {one.one.recipe, one.other.recipe} == set(recipes))
     return pair
 
 
@@ -82,10 +79,10 @@ FULL = run(
         evaluation(400, 4.0, split="test"),
         evaluation(200, 6.0, split="test", weights="best"),
     ),
-    checkpoint_s=5.0,
-    checkpoints_s=8.0,
-    num_checkpoints=2,
-    last_checkpoint_step=400,
+    longest_s=5.0,
+    total_s=8.0,
+    number=2,
+    last_step=400,
 )
 
 
@@ -108,12 +105,12 @@ def test_every_part_of_a_job_has_its_own_number() -> None:
 
 
 def test_a_second_of_two_nodes_costs_twice_that_of_one() -> None:
-    assert usd_per_second(7200.0, 1) == 2.0
-    assert usd_per_second(7200.0, 2) == 4.0
+    assert usd_per_second(price_of(7200.0), 1) == 2.0
+    assert usd_per_second(price_of(7200.0), 2) == 4.0
 
 
 def test_the_interval_of_the_step_time_is_carried_through() -> None:
-    row = replace(FULL, step_time_s=Interval(value=1.0, low=0.9, high=1.2))
+    row = changed(FULL, step_time_s=Interval(value=1.0, low=0.9, high=1.2))
     account = account_of_run(row)
     assert account is not None
     total = account.total_s(1000)
@@ -138,7 +135,7 @@ def test_for_as_many_steps_as_a_run_did_a_job_takes_what_the_run_took(tmp_path: 
     assert account is not None
     took_s = sum(time_of(0, step) for step in range(1, 201))
     assert account.total_s(200).value == pytest.approx(7 + 30 + 4 * 2 + 5 * 1.5 + took_s)
-    assert (summary.eval_s, summary.checkpoints_s) == (7.5, 8.0)
+    assert (summary.quality.eval_s, summary.checkpoints.total_s) == (7.5, 8.0)
 
 
 def test_what_is_not_known_is_left_out_and_named() -> None:
@@ -146,21 +143,15 @@ def test_what_is_not_known_is_left_out_and_named() -> None:
     ((finish,),) = (found.rows for found in to_finish(comparison, 100))
     assert finish.unknown == ("boot", "pull", "warmup")
     assert finish.total_s is not None and finish.total_s.value == pytest.approx(105)
-    assert "not known, and not counted: boot, pull, warm-up" in sentences(comparison)
+    assert "not included, because unknown: boot, pull, warm-up" in sentences(comparison)
     (workload,) = finish_json(comparison, 100)["workloads"]
     (row,) = workload["rows"]
     assert row["parts"]["boot"] is None and row["parts"]["build"] == {"seconds": 5.0, "usd": 5.0}
     assert row["unknown"] == ["boot", "pull", "warmup"]
 
 
-def test_without_a_price_there_are_seconds_and_no_dollars() -> None:
-    ((finish,),) = (found.rows for found in to_finish(compared(FULL), 1000))
-    assert finish.usd is None and finish.total_s is not None
-    assert "total $" not in finish_table(compared(FULL), 1000)
-
-
 def test_repeats_are_averaged() -> None:
-    runs = [replace(FULL, compile_s=seconds, seed=seed) for seed, seconds in enumerate((500.0, 700.0))]
+    runs = [changed(FULL, compile_s=seconds, seed=seed) for seed, seconds in enumerate((500.0, 700.0))]
     ((finish,),) = (found.rows for found in to_finish(compared(*runs), 1000))
     assert finish.parts_s["compile"] == 600
 
@@ -170,14 +161,14 @@ def test_compiling_counts_as_a_first_run_does_where_one_is_known(tmp_path: Path)
         phases = [Phase(name="build", seconds=3.0, step=0)]
         phases += [Phase(name="compile", seconds=seconds, step=0, detail=detail)]
         directory = tmp_path / f"{seconds:g}"
-        return replace(summarize(read_all(write_run(directory, phases=phases))), recipe="compile", seed=seed)
+        return changed(summarize(read_all(write_run(directory, phases=phases))), recipe="compile", seed=seed)
 
     cold, warm = recorded(0, 600.0, None), recorded(1, 20.0, FROM_CACHE)
-    assert (cold.compile_cached, warm.compile_cached) == (False, True)
+    assert (cold.startup.compile_cached, warm.startup.compile_cached) == (False, True)
     told = "compiled from a cache: a first run takes longer to compile"
     both, alone = compared(cold, warm), compared(warm)
-    assert [row.compile_s for row in (*both.rows, *alone.rows)] == [600, 20]
-    assert [told in row.reasons for row in (*both.rows, *alone.rows)] == [False, True]
+    assert [row.overhead.compile_s for row in (*both.rows, *alone.rows)] == [600, 20]
+    assert [told in row.verdict.reasons for row in (*both.rows, *alone.rows)] == [False, True]
     ((finish,),) = (found.rows for found in to_finish(both, 1000))
     assert finish.parts_s["compile"] == 600
 
@@ -197,29 +188,10 @@ def test_one_evaluation_at_the_end_is_made_once_however_long_the_job() -> None:
     assert [account.parts_s(steps)["evaluations"] for steps in (10, 200, 10_000)] == [6, 6, 6]
 
 
-def test_published_totals_have_no_end_to_reckon() -> None:
-    (path,) = (path for path in shipped_figures() if path.stem == "compile-modes")
-    comparison = compared(*read_published(path))
-    (found,) = to_finish(comparison, 1000)
-    assert {finish.reason for finish in found.rows} == {"no step time is known"}
-    assert found.break_evens == ()
-    assert "n/a" in finish_table(comparison, 1000)
-
-
 @pytest.mark.parametrize("steps", [0, -1, math.nan, math.inf])
 def test_a_job_has_steps(steps: float) -> None:
     with pytest.raises(UserError, match="no job"):
         finish_table(compared(FULL), steps)
-
-
-def test_a_first_run_is_one_in_which_a_rank_compiled_by_itself(tmp_path: Path) -> None:
-    """The others may have found what it had put on the disk a moment before."""
-    found = Phase(name="compile", seconds=10.5, step=0, detail=FROM_CACHE)
-    by_itself = Phase(name="compile", seconds=10.4, step=0)
-    first, second = read_all(write_run(tmp_path, world_size=2))
-    cached = replace(first, phases=(found,))
-    assert summarize([cached, replace(second, phases=(found,))]).compile_cached
-    assert not summarize([cached, replace(second, phases=(by_itself,))]).compile_cached
 
 
 # --- where costs cross -----------------------------------------------------------------------------------
@@ -234,7 +206,7 @@ def test_compiling_for_600_s_to_save_a_second_a_step_pays_after_600_steps(tmp_pa
 
     comparison = compared(recorded("bf16", 2.0, 0.0), recorded("compile", 1.0, 600.0))
     pair = pair_of(comparison)
-    assert (pair.short.recipe, pair.long.recipe, pair.by) == ("bf16", "compile", "time")
+    assert (pair.short.setup.recipe, pair.long.setup.recipe, pair.by) == ("bf16", "compile", "time")
     assert pair.steps is not None and pair.samples is not None
     assert pair.steps.value == pytest.approx(600) and pair.samples.value == pytest.approx(1200)
     # Without scatter between runs two rows of one run are still taken to differ by 1% each.
@@ -256,14 +228,14 @@ def test_where_both_have_a_price_it_is_dollars_that_cross() -> None:
         comparison = compared(slow, fast, usd_per_hour=DOLLAR)
         rows = tuple(
             replace(row, price=replace(row.price, usd_per_hour=usd_per_hour))
-            if row.recipe == "compile" and row.price
+            if row.setup.recipe == "compile" and row.price
             else row
             for row in comparison.rows
         )
         return pair_of(replace(comparison, rows=rows))
 
     dear = priced(2.5 * DOLLAR)
-    assert dear.samples is None and dear.long.recipe == "bf16"
+    assert dear.samples is None and dear.long.setup.recipe == "bf16"
     pair = priced(1.5 * DOLLAR)
     # Building costs 1.5 x 5 against 5, too.
     assert pair.by == "usd" and pair.steps is not None
@@ -271,7 +243,7 @@ def test_where_both_have_a_price_it_is_dollars_that_cross() -> None:
 
 
 def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() -> None:
-    pair = BreakEven(one=ROW, other=ROW2, by="time", more_once=600.0, less_each=1.0, error=0.2)
+    pair = BreakEven(first=ROW, second=ROW2, by="time", more_once=600.0, less_each=1.0, error=0.2)
     assert pair.samples == Interval(value=600.0, low=pytest.approx(500.0), high=pytest.approx(750.0))
     assert pair.difference(500.0).low == pytest.approx(0.0)
     assert pair.difference(750.0).high == pytest.approx(0.0)
@@ -285,7 +257,7 @@ def test_the_half_widths_of_both_step_times_add_in_quadrature() -> None:
     comparison = compared(run("bf16", 2.0, half=0.01), run("compile", 1.0, half=0.02, compile_s=60.0))
     halves = []
     for row in comparison.rows:
-        time = row.step_time_s
+        time = row.speed.step_time_s
         assert time is not None and time.low is not None and time.high is not None
         halves.append((time.high - time.low) / 2 / 64)
     assert pair_of(comparison).error == pytest.approx(math.hypot(*halves))
@@ -295,7 +267,7 @@ def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
     comparison = compared(run("bf16", 2.0), run("te-bf16", 1.0))
     pair = pair_of(comparison)
     assert pair.samples is None and pair.steps is None and pair.settled
-    assert pair.short is pair.long and pair.short.recipe == "te-bf16"
+    assert pair.short is pair.long and pair.short.setup.recipe == "te-bf16"
     assert "te-bf16 is done sooner than bf16 from the first step on" in sentences(comparison)
 
 
@@ -309,20 +281,6 @@ def test_costs_that_differ_by_rounding_alone_do_not_cross() -> None:
     assert "te-fp8 is done sooner than bf16 from the first step on" in sentences(compared(slow, fast))
 
 
-def test_figures_without_an_interval_are_called_so() -> None:
-    def bare(recipe: str, step_time_s: float, **changes: Any) -> RunSummary:
-        return run(recipe, step_time_s, half=None, **changes)
-
-    comparison = compared(bare("bf16", 2.0), bare("compile", 1.0, compile_s=600.0), bare("fp32", 3.0))
-    assert pair_named(comparison, "bf16", "compile").settled is None
-    told = sentences(comparison)
-    assert told[0].endswith("by figures without an interval")
-    assert (
-        "compile is done sooner than bf16 only after about 600 steps, by figures without an interval" in told
-    )
-    assert "bf16 is done sooner than fp32 from the first step on, by figures without an interval" in told
-
-
 def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:
     comparison = compared(run("bf16", 1.0), run("compile", 0.999, compile_s=60.0))
     assert any(
@@ -331,42 +289,9 @@ def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:
     )
     slower = compared(run("bf16", 1.0), run("compile", 1.001, compile_s=60.0))
     assert (
-        "bf16 is done sooner than compile for a short job; their step times are too close to tell it of a"
-        " long one" in sentences(slower)
+        "bf16 is done sooner than compile for a short job; for a long one their step times are too close to"
+        " tell" in sentences(slower)
     )
-
-
-@pytest.mark.parametrize("step_time_s", [0.999, 1.001])
-@pytest.mark.parametrize(("compile_s", "told"), [(0.9, False), (1.1, True)])
-def test_builds_and_warm_ups_make_no_finding_of_step_times_that_do_not_differ(
-    compile_s: float, step_time_s: float, told: bool
-) -> None:
-    """They differ by as much from run to run; compiling does not."""
-    other = run("compile", step_time_s, build_s=9.0, compile_s=compile_s)
-    for rows in ((run("bf16", 1.0), other), (other, run("bf16", 1.0))):
-        found = sentences(compared(*rows))
-        close = {"bf16 and compile are too close to tell", "compile and bf16 are too close to tell"}
-        assert bool(close & set(found)) is not told
-        assert (
-            any("bf16 is done sooner" in text or "compile is done sooner" in text for text in found) is told
-        )
-
-
-def test_what_comes_before_the_steps_is_known_of_runs_that_did_not_settle_too() -> None:
-    odd = {"warmup_s": 77.0, "evals": (evaluation(100, 50.0),), "checkpoint_s": 9.0}
-    first = run("compile", 1.0, compile_s=60.0, build_s=9.0, steady=False, **odd)
-    cached = [replace(run("compile", 1.0, compile_s=3.0, build_s=6.0), compile_cached=True) for _ in range(2)]
-    comparison = compared(run("bf16", 2.0), first, *cached)
-    (row,) = (row for row in comparison.rows if row.recipe == "compile")
-    assert (row.num_runs, row.num_unsteady) == (2, 1)
-    assert (row.compile_s, row.build_s) == (60.0, 7.0)
-    assert not any("from a cache" in reason for reason in row.reasons)
-    account = account_of_row(row)
-    assert account is not None
-    assert (account.once_s["compile"], account.once_s["build"]) == (60.0, 7.0)
-    # What is measured beside the steps is not: the warm-up of one that did not settle is half of it.
-    assert account.once_s["warmup"] == 0.0
-    assert (account.parts_s(1000)["evaluations"], account.parts_s(1000)["checkpoints"]) == (0.0, 0.0)
 
 
 def test_arms_of_different_global_batch_are_held_to_as_many_samples() -> None:
@@ -381,7 +306,7 @@ def test_arms_of_different_global_batch_are_held_to_as_many_samples() -> None:
     assert pair.samples is not None and pair.samples.value == pytest.approx(76_800)
     assert pair.steps is None
     text = finish_table(comparison, 1000)
-    assert "throughput, not training progress (as many images, batched or cut otherwise):" in text
+    assert "throughput, not training progress" in text
     assert "as throughput, not training progress: compile is done sooner than bf16 only after" in text
     assert "1,000 steps are done first" not in text
 
@@ -407,43 +332,7 @@ def test_evaluations_count_where_both_arms_make_them_as_often() -> None:
     pair = pair_of(unlike)
     assert pair.steps is not None and pair.steps.value == pytest.approx(600)
     assert pair.left_out == ("boot", "pull", "evaluations")
-    assert any(text.startswith("evaluations were not made equally often") for text in sentences(unlike))
-
-
-def test_how_often_is_counted_in_samples() -> None:
-    def evaluating(recipe: str, batch_size: int, every: int) -> RunSummary:
-        evals = tuple(evaluation(step, 2.0) for step in range(every, 1001, every))
-        return run(
-            recipe, 1.0, evals=evals, batch_size_per_gpu=batch_size, samples_per_step=float(batch_size)
-        )
-
-    alike = compared(evaluating("bf16", 64, 100), evaluating("compile", 128, 50))
-    assert "evaluations" not in pair_of(alike).left_out
-    unlike = compared(evaluating("bf16", 64, 100), evaluating("compile", 128, 100))
-    assert "evaluations" in pair_of(unlike).left_out
-
-
-@pytest.mark.parametrize(
-    ("value", "told"), [(12_345, "12,300"), (600, "600"), (99.4, "99"), (7.26, "7.3"), (0.5, "0.5"), (0, "0")]
-)
-def test_counts_are_told_to_a_few_digits(value: float, told: str) -> None:
-    assert about(value) == told
-
-
-def test_a_row_of_which_nothing_but_the_steps_is_known_is_not_weighed_against_others() -> None:
-    bare = run("bf16", 2.0, kind="published", build_s=None, warmup_s=None, num_warmup_steps=None)
-    (found,) = to_finish(compared(bare, run("compile", 1.0)), 1000)
-    assert found.break_evens == ()
-    assert found.rows[0].total_s is not None and found.rows[0].unknown == tuple(
-        part for part in PARTS if part != "steps"
-    )
-
-
-def test_a_row_that_did_not_settle_is_shown_and_compared_with_none() -> None:
-    comparison = compared(run("bf16", 2.0), run("compile", 1.0, steady=False))
-    (found,) = to_finish(comparison, 1000)
-    assert found.break_evens == () and found.rows[1].total_s is not None
-    assert "compile is not steady: it is compared with none here" in sentences(comparison)
+    assert any(text.startswith("evaluations are not equally frequent") for text in sentences(unlike))
 
 
 def test_a_row_that_fails_a_check_is_shown_and_compared_with_none() -> None:
@@ -451,41 +340,9 @@ def test_a_row_that_fails_a_check_is_shown_and_compared_with_none() -> None:
     comparison = compared(run("bf16", 2.0), run("te-article", 1.0, checks=(wrong,)))
     (found,) = to_finish(comparison, 1000)
     assert found.break_evens == () and found.rows[1].total_s is not None
-    assert "te-article is not ranked: it is compared with none here" in sentences(comparison)
+    assert "te-article is not ranked, so it is not compared" in sentences(comparison)
     alone = compared(run("te-article", 1.0, checks=(wrong,)))
-    assert "te-article is not ranked: it is compared with none here" in sentences(alone)
-
-
-def test_samples_of_another_length_are_other_samples() -> None:
-    comparison = compared(run("bf16", 2.0, sequence_length=128), run("compile", 1.0, sequence_length=512))
-    assert pair_of(comparison).steps is None
-    assert any(text.startswith("as throughput, not training progress: ") for text in sentences(comparison))
-
-
-def test_max_autotune_loses_a_short_job_through_its_compile_time() -> None:
-    """The first experiment: each way is the cheapest of a job of some length, in turn."""
-    comparison = compared(
-        run("bf16", 0.100, build_s=2.0),
-        run("compile", 0.080, compile_s=30.0, build_s=2.0),
-        run("compile-max-autotune", 0.060, compile_s=276.0, build_s=2.0),
-        usd_per_hour=DOLLAR,
-    )
-    (found,) = to_finish(comparison, 1000)
-    best = [cheapest(found.break_evens, 64 * steps) for steps in (100, 10_000, 100_000)]
-    assert [row.recipe if row else None for row in best] == ["bf16", "compile", "compile-max-autotune"]
-    turns = list(cheapest_in_turn(found.break_evens))
-    assert [(pair.short.recipe, pair.long.recipe) for pair in turns] == [
-        ("bf16", "compile"),
-        ("compile", "compile-max-autotune"),
-    ]
-    assert [pair.steps.value if pair.steps else None for pair in turns] == pytest.approx([1500, 12_300])
-    told = [text.partition(" (")[0] for text in sentences(comparison, 5000)]
-    assert told[:3] == [
-        "5,000 steps cost least with compile: $432.00",
-        "compile is cheaper than bf16 only after about 1,500 steps",
-        "compile-max-autotune is cheaper than compile only after about 12,300 steps",
-    ]
-    assert "compile-max-autotune is cheaper than bf16 only after about 6,900 steps" in told[3:]
+    assert "te-article is not ranked, so it is not compared" in sentences(alone)
 
 
 def test_the_json_says_what_the_table_says() -> None:
@@ -499,12 +356,6 @@ def test_the_json_says_what_the_table_says() -> None:
     assert (pair["cheaper_short"], pair["cheaper_long"], pair["by"]) == ("first", "second", "usd")
     assert pair["steps"]["value"] == pytest.approx(600) and pair["settled"] is True
     assert pair["sentence"] in workload["notes"]
-
-
-def test_several_workloads_are_told_apart() -> None:
-    comparison = compared(run("bf16", 1.0), run("bf16", 1.0, workload="vit-tiny"))
-    assert [found.workload for found in to_finish(comparison, 10)] == ["vit-huge", "vit-tiny"]
-    assert finish_table(comparison, 10).count("to the end of 10 steps, 640 images") == 2
 
 
 # --- whatever the numbers --------------------------------------------------------------------------------
@@ -545,10 +396,10 @@ def test_a_break_even_is_where_both_jobs_cost_the_same(summaries: Sequence[RunSu
 
     def usd(steps: float) -> dict[str, float]:
         (found,) = to_finish(comparison, steps)
-        return {finish.row.recipe: finish.usd.value for finish in found.rows if finish.usd}
+        return {finish.row.setup.recipe: finish.usd.value for finish in found.rows if finish.usd}
 
     pair = pair_of(comparison)
-    short, long = pair.short.recipe, pair.long.recipe
+    short, long = pair.short.setup.recipe, pair.long.setup.recipe
     if pair.steps is None:
         (loser,) = {"bf16", "compile"} - {short}
         for steps in (1e-6, 1.0, 1e9):
@@ -569,19 +420,3 @@ def test_more_compiling_puts_the_break_even_later(compile_s: float, more_s: floa
         return pair.steps.value
 
     assert steps(compile_s) < steps(compile_s + more_s)
-
-
-ABSURD = st.sampled_from([1e-300, 1e-12, 1.0, 1e12, 1e300])
-
-
-@given(st.lists(st.tuples(ABSURD, ABSURD, ABSURD), min_size=2, max_size=3), ABSURD, st.booleans())
-def test_absurd_records_are_no_bug_of_ours(
-    times: list[tuple[float, float, float]], steps: float, priced: bool
-) -> None:
-    summaries = [
-        run(f"recipe-{n}", step_time_s, build_s=build_s, compile_s=compile_s, warmup_s=build_s)
-        for n, (step_time_s, build_s, compile_s) in enumerate(times)
-    ]
-    comparison = compared(*summaries, usd_per_hour=1e12 if priced else None)
-    json.dumps(finish_json(comparison, steps), allow_nan=False)
-    assert "to the end of" in finish_table(comparison, steps)

@@ -16,18 +16,6 @@ from fastlaunch.runs.display import PlainLines, Progress, ProgressBar, RecordTai
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
 
 
-def test_a_phase_is_told_with_its_detail(tmp_path: Path) -> None:
-    (whole,) = write_run(tmp_path / "whole", steps=30, step_time_s=0.1, batch_size=2)
-    header = whole.read_bytes().splitlines(keepends=True)[0]
-    phase = {"kind": "phase", "name": "batch-size", "seconds": 6.04, "step": 0, "detail": "the largest is 48"}
-    path = tmp_path / "run" / whole.name
-    path.parent.mkdir()
-    path.write_bytes(header + json.dumps(phase).encode() + b"\n")
-    progress = RecordTail(path.parent).read()
-    assert progress is not None
-    assert describe(progress) == "before the first step (batch-size 6.0 s: the largest is 48)"
-
-
 def test_tail_reads_only_what_was_added_and_whole_lines(tmp_path: Path) -> None:
     tail = RecordTail(tmp_path / "run")
     assert tail.read() is None
@@ -57,13 +45,6 @@ def test_tail_reads_only_what_was_added_and_whole_lines(tmp_path: Path) -> None:
     assert now is not None and now.step == 21
 
 
-def test_tail_multiplies_by_the_number_of_ranks(tmp_path: Path) -> None:
-    write_run(tmp_path, steps=30, step_time_s=0.1, batch_size=2, world_size=8)
-    progress = RecordTail(tmp_path).read()
-    assert progress is not None and progress.samples_per_s is not None
-    assert abs(progress.samples_per_s - 160) < 1e-9
-
-
 def test_tail_survives_a_damaged_line(tmp_path: Path) -> None:
     (path,) = write_run(tmp_path, steps=3)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -91,16 +72,6 @@ def plain() -> tuple[PlainLines, io.StringIO, list[float]]:
     return PlainLines(stream=stream, clock=lambda: now[0]), stream, now
 
 
-def test_plain_lines_come_every_tenth() -> None:
-    display, stream, _ = plain()
-    display.start("bf16", 100)
-    for step in range(1, 101):
-        display.show(replace(HALF, step=step))
-    steps = [int(found) for found in re.findall(r"step (\d+)/", stream.getvalue())]
-    assert steps == [1, *range(10, 101, 10)]
-    assert stream.getvalue().startswith("bf16: started, 100 steps\nbf16: step 1/100, 20 images/s")
-
-
 def test_plain_lines_come_every_five_seconds_if_there_is_news() -> None:
     display, stream, now = plain()
     display.start("bf16", 10_000)
@@ -109,17 +80,6 @@ def test_plain_lines_come_every_five_seconds_if_there_is_news() -> None:
         display.show(replace(HALF, step=1 + min(second, 20), num_steps=10_000))
     steps = [int(found) for found in re.findall(r"step (\d+)/", stream.getvalue())]
     assert steps == [1, 6, 11, 16, 21]
-
-
-def test_plain_lines_survive_a_reader_that_went_away() -> None:
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    with open(write_end, "w", buffering=1, closefd=False) as stream:
-        display = PlainLines(stream=stream, clock=lambda: 0.0)
-        display.start("bf16", 100)
-        display.show(HALF)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), write_end)
-    os.close(write_end)
 
 
 def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:

@@ -2,18 +2,15 @@
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
-from fake_summaries import evaluated
+from fake_summaries import changed, evaluated
 
-from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.catalog.prices import load_catalogue
-from fastlaunch.cli.compare import show
-from fastlaunch.measure.summarize import Interval
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.measure.summary import Interval
 from fastlaunch.report.finish import finish_table
-from fastlaunch.report.grids import tables
-from fastlaunch.report.table import as_table
+from fastlaunch.report.table import as_table, tables
 from fastlaunch.report.target import target_table
 
 HEADINGS = ["recipe", "step ms", "images/s", "verdict"]
@@ -58,18 +55,18 @@ def test_what_fits_in_no_way_is_left_whole() -> None:
 def comparison() -> Comparison:
     """Rows of long names, with all that compare can say of them."""
     candidates = [
-        Candidate(
+        MeasuredRun(
             run_id=f"{recipe}-{seed}",
-            summary=replace(
+            summary=changed(
                 evaluated(recipe, seed, 2.0 + 0.1 * seed),
                 step_time_s=Interval(value=time_s, low=0.99 * time_s, high=1.01 * time_s),
                 build_s=20.0,
                 compile_s=300.0,
                 warmup_s=4.0,
                 num_warmup_steps=10,
-                checkpoints_s=12.0,
-                num_checkpoints=2,
-                last_checkpoint_step=100,
+                total_s=12.0,
+                number=2,
+                last_step=100,
             ),
         )
         for recipe, time_s in (
@@ -90,13 +87,3 @@ def test_no_table_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     for heading in ("% peak", "verdict", "convergence", "warm-up s", "total $", "mean $"):
         assert heading in text
-
-
-def test_the_answer_is_wrapped_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    show(comparison(), "table")
-    last = capsys.readouterr().out.rpartition("\n\n")[2]
-    assert len(last) > 82
-    assert max(map(len, last.splitlines())) <= 80

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from fastlaunch.catalog.hardware import Accelerator
-from fastlaunch.catalog.prices import Catalogue, load_catalogue
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 
 
@@ -100,7 +101,7 @@ def test_hardware_figures_are_above_zero(shipped: Catalogue, change: dict[str, o
 
 
 def test_a_peak_needs_its_format(shipped: Catalogue) -> None:
-    with pytest.raises(UserError, match="has a peak for fp8"):
+    with pytest.raises(UserError, match="peak_tflops of H100 has fp8"):
         dataclasses.replace(_h100(shipped), formats=frozenset({"fp32", "tf32", "fp16", "bf16"}))
 
 

@@ -13,7 +13,7 @@ import pytest
 from docker_daemon import CannotStart, DockerDaemon
 from wheel_builder import make_wheel
 
-from fastlaunch.base_image_file import shipped_base_images
+from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.images.build import (
     BaseReference,
     ImageBuild,
@@ -23,7 +23,7 @@ from fastlaunch.images.build import (
 )
 from fastlaunch.images.code_bundle import code_files, pack
 from fastlaunch.images.container_builder import build_command, find_builder, push_command, run_command
-from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
+from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 BASE = next(image for image in shipped_base_images().images if image.torch == "2.13.0")
 SCHEMA_2 = "application/vnd.docker.distribution.manifest.v2+json"

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.cloud_arms import IN_BASE_IMAGES
 from fastlaunch.core.errors import BadFile, UnknownName
-from fastlaunch.image_extras import read_extras, wanted_of, with_extras
 from fastlaunch.images.build import context_without_wheels
+from fastlaunch.images.wheels import packages_of, read_extras, with_extras
+from fastlaunch.jobs.variants import IN_BASE_IMAGES
 
 DOCKERFILE = context_without_wheels()["Dockerfile"]
 
 
 def test_the_extras_are_of_the_constraints_and_leave_torch_alone() -> None:
     constraints = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
-    wanted = wanted_of(list(read_extras()))
+    wanted = packages_of(list(read_extras()))
     assert set(wanted) <= set(constraints)
     assert not {one.partition("==")[0] for one in wanted} & {"torch", "torchvision", "numpy", *IN_BASE_IMAGES}
 
@@ -27,7 +27,7 @@ def test_every_extra_that_submit_names_is_one() -> None:
 
 def test_an_unknown_extra_gets_the_nearest() -> None:
     with pytest.raises(UnknownName, match="unknown extra 'transformer'") as caught:
-        wanted_of(["lightning", "transformer"])
+        packages_of(["lightning", "transformer"])
     assert "did you mean transformers" in str(caught.value.hint)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.spec import DEFAULT_REGION, JobSpec, names_apart
+from fastlaunch.core.units import DEFAULT_REGION
+from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 

@@ -1,17 +1,15 @@
 """Rows that were asked for alike are told apart: in the table, and where they are named in a sentence."""
 
 import datetime
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed
 
-from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, compare
-from fastlaunch.catalog.prices import load_catalogue
-from fastlaunch.measure.summarize import Interval
-from fastlaunch.report.names import name_of
-from fastlaunch.report.table import as_table
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.text import name_of
 
 H100 = {"instance": "p5.48xlarge", "device_name": "NVIDIA H100 80GB HBM3", "num_gpus": 8}
 
@@ -20,7 +18,7 @@ def compared(*rows: tuple[dict[str, Any], dict[str, Any]]) -> Comparison:
     """A row for each: what its run is beside the others', and how its machine was rented."""
     step = Interval(value=0.1, low=0.0999, high=0.1001)
     candidates = [
-        Candidate(run_id=str(number), summary=replace(PLAIN, step_time_s=step, **changes), **terms)
+        MeasuredRun(run_id=str(number), summary=changed(PLAIN, step_time_s=step, **changes), **terms)
         for number, (changes, terms) in enumerate(rows)
     ]
     prices = PriceRequest(today=datetime.date(2026, 11, 21))
@@ -47,14 +45,3 @@ def compared(*rows: tuple[dict[str, Any], dict[str, Any]]) -> Comparison:
 def test_each_row_has_a_name_of_its_own(one: Any, other: Any, names: list[str]) -> None:
     rows = compared(one, other).rows
     assert [name_of(row, rows) for row in rows] == names
-
-
-def test_the_table_says_which_is_which() -> None:
-    later = {"fingerprint": {"torch": "2.14.0"}}
-    text = as_table(compared((H100, {}), (H100, {"purchase": "spot"}), ({**H100, "recipe": "fp32"}, {})))
-    assert "\nbf16    on-demand " in text
-    assert "\nbf16    spot " in text
-    assert "\nfp32    - " in text
-    text = as_table(compared(({}, {}), (later, {})), brief=True)
-    assert "\nbf16    device_name NVIDIA H200, torch 2.13.0 " in text
-    assert "which" not in as_table(compared(({}, {}), ({"recipe": "fp32"}, {})))

@@ -5,15 +5,21 @@ from importlib.resources import files
 
 import pytest
 
-from fastlaunch.node_reasons import in_words
+from fastlaunch.backends.node_report import in_words
+from fastlaunch_train.node.protocol import BLOCK
+
+FILES = ("agent.py", "ec2.py", "peers.py")
 
 
 def test_everything_that_a_node_cannot_do_is_told_in_words() -> None:
-    """Read in the node's program: a reason that is added there needs words here."""
-    program = (files("fastlaunch.backends") / "templates" / "user_data.sh.j2").read_text()
-    reasons = {
-        found.strip() for found in re.findall(r"fail configuration ([\w ]+?)(?=;|$|\n| \}|\()", program)
-    }
+    """Read in the agent's code: a reason that is added there needs words here."""
+    code = "".join((files("fastlaunch_train") / "node" / name).read_text() for name in FILES)
+    # Given at once, after some tries, and after a run that has failed.
+    reasons = set(
+        re.findall(r'fail\("([a-z0-9 ]+)"\)|, "([a-z0-9 ]+)", \d+, \d+|return "([a-z ]+)"$', code, re.M)
+    )
+    reasons = {next(filter(None, found)) for found in reasons} | {BLOCK}
+    reasons |= set(re.findall(r'self\._try\(\d+, \d+, [\w.]+, "([a-z0-9 ]+)"\)', code))
     assert {"peers", "rank 0", "image pull", "driver", "fabric manager", "disk full"} <= reasons
     assert [reason for reason in reasons if len(in_words(reason)) < len(reason) + 20] == []
 

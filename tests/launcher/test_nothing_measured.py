@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
-from fastlaunch.backends import RunState
-from fastlaunch.cli import run
+from fastlaunch.cli.main import run
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.runs.importer import find_runs

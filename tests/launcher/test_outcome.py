@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch.backends import RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -126,14 +126,6 @@ def test_contradiction_is_told_once(tmp_path: Path, how: dict[str, Any], words: 
     assert words in found[0]
 
 
-def test_what_was_left_to_the_workload_is_what_the_record_says(tmp_path: Path) -> None:
-    found = records(tmp_path, recipe="bf16", batch_size=2)
-    open_job = replace(JOB, steps=None, epochs=3, batch_size=None)
-    assert contradictions(open_job, found) == ()
-    # Records of version 1, and of a workload that could not be built, say nothing of these.
-    assert contradictions(replace(JOB, model="gpt2", sequence_length=64), found) == ()
-
-
 def test_a_recipe_as_an_older_version_wrote_it_is_the_same(tmp_path: Path) -> None:
     found = records(tmp_path)
     known = ("name", "description", "precision", "label", "overrides", "compile_mode")
@@ -144,15 +136,4 @@ def test_a_recipe_as_an_older_version_wrote_it_is_the_same(tmp_path: Path) -> No
     found[0].header["recipe"]["precision"] = "fp32"
     assert contradictions(JOB, found) == (
         "the record contradicts the request: recipe with precision 'fp32' for 'bf16'",
-    )
-
-
-def test_another_model_or_length_is_a_contradiction(tmp_path: Path) -> None:
-    found = records(tmp_path)
-    for record in found:
-        record.header["workload"] |= {"model": "gpt2", "sequence_length": 128}
-    assert contradictions(replace(JOB, model="gpt2", sequence_length=128), found) == ()
-    assert contradictions(replace(JOB, model="gpt3", sequence_length=64), found) == (
-        "the record contradicts the request: sequence length 128 for 64",
-        "the record contradicts the request: model 'gpt2' for 'gpt3'",
     )

@@ -1,8 +1,5 @@
 """Wheels for the container: pinned, fetched once through pip, and nothing but pure Python."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,12 +80,6 @@ def test_a_damaged_wheel_is_fetched_again(index: Path, tmp_path: Path) -> None:
     assert cached_wheel(pin, tmp_path / "wheels") == (index / "tiny-1.2-py3-none-any.whl").read_bytes()
 
 
-def test_a_wheel_for_another_python_is_not_taken(index: Path, tmp_path: Path) -> None:
-    pin = make_wheel(index, requires_python=">=3.13")
-    with pytest.raises(UserError, match=r"cannot get tiny 1\.2"):
-        fetch_wheels([pin], tmp_path / "wheels", python="3.12.10")
-
-
 def test_without_network_the_user_is_told_where_to_put_the_wheel(index: Path, tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     with pytest.raises(UserError, match=r"cannot get timm 1\.0\.31 for the container: No matching") as caught:
@@ -97,30 +88,6 @@ def test_without_network_the_user_is_told_where_to_put_the_wheel(index: Path, tm
         "with a network, try again; or put timm-1.0.31-py3-none-any.whl of the Python Package Index into "
         f"{folder}"
     )
-
-
-def test_a_folder_that_cannot_be_written_is_named(index: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(BadFile, match=r"file/wheels: cannot be written: Not a directory"):
-        fetch_wheels([make_wheel(index)], tmp_path / "file" / "wheels", python="3.12")
-
-
-def test_without_pip_the_user_is_told_so(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from fastlaunch.images.wheels import *\n"
-        f"fetch_wheels([Pin(name='a', version='1', sha256='')], Path({str(tmp_path)!r}), python='3.12')"
-    )
-    empty = tmp_path / "empty"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
-    root = Path(__file__).parents[2]
-    told = subprocess.run(
-        [empty / "bin" / "python", "-c", code],
-        env={"PYTHONPATH": os.pathsep.join([str(root / "launcher"), str(root / "train")])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "there is no pip in" in told.stderr
 
 
 def test_a_wheel_is_unpacked_without_what_python_makes_itself(tmp_path: Path) -> None:
@@ -133,22 +100,11 @@ def test_a_wheel_is_unpacked_without_what_python_makes_itself(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny/core.so", "tiny/core.so.1", "tiny/core.pyd", "../out.py", "/out.py", "tiny-1.2.data/x"]
-)
-def test_a_wheel_with_anything_else_is_refused(name: str, tmp_path: Path) -> None:
-    pin = make_wheel(tmp_path, files={name: ""})
-    content = cached_wheel(pin, tmp_path)
-    assert content is not None
-    with pytest.raises(UserError, match=f"tiny 1.2 is not pure Python: it holds {name}"):
-        unpack_wheel(pin, content)
-
-
 def test_a_wheel_that_says_it_is_not_pure_is_refused(tmp_path: Path) -> None:
     pin = make_wheel(tmp_path, pure=False)
     content = cached_wheel(pin, tmp_path)
     assert content is not None
-    with pytest.raises(UserError, match="Root-Is-Purelib"):
+    with pytest.raises(UserError, match="not pure Python"):
         unpack_wheel(pin, content)
 
 

@@ -111,17 +111,6 @@ def test_every_whole_number_is_read_exactly(count: int) -> None:
     assert parse_bytes(f"{count}B") == count
 
 
-@given(st.integers(0, 9_000_000), st.sampled_from("kKmM"))
-def test_a_unit_multiplies(thousandths: int, unit: str) -> None:
-    text = f"{thousandths // 1000}.{thousandths % 1000:03d}{unit}"
-    assert parse_count(text) == thousandths * (1 if unit in "kK" else 1000)
-
-
-@given(st.integers(0, 1000), st.integers(0, 59), st.integers(0, 59))
-def test_the_parts_of_a_duration_add_up(hours: int, minutes: int, seconds: int) -> None:
-    assert parse_duration_s(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds
-
-
 @given(st.text(max_size=30) | st.text("0123456789.,_eEkmbgtisdhnB -", max_size=12))
 def test_any_text_is_a_quantity_or_the_users_error(text: str) -> None:
     for parse in (parse_count, parse_duration_s, parse_bytes):

@@ -6,7 +6,7 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import FakeAws, denied, fake_aws
 
-from fastlaunch.aws.cache import AskOnce
+from fastlaunch.aws.cache import CachedCalls
 from fastlaunch.aws.quota_codes import quota_page
 from fastlaunch.core.errors import NotAuthorised, QuotaExceeded
 from fastlaunch.placement.quota_checks import QuotaUse, quota_use
@@ -19,7 +19,7 @@ def use(aws: FakeAws, instance: str = "p5.48xlarge", **changes: Any) -> QuotaUse
 
 
 def maybe(aws: FakeAws, instance: str, **changes: Any) -> QuotaUse | None:
-    usually = {"region": "us-east-1", "purchase": "on-demand", "num_nodes": 1, "ask": AskOnce()}
+    usually = {"region": "us-east-1", "purchase": "on-demand", "num_nodes": 1, "ask": CachedCalls()}
     return quota_use(catalogue().instance(instance), aws=aws, **{**usually, **changes})  # type: ignore[arg-type]
 
 
@@ -110,7 +110,7 @@ def test_a_quota_that_may_not_be_looked_at_is_an_error() -> None:
 
 
 def test_use_is_counted_once_for_several_types() -> None:
-    aws, ask = fake_aws(), AskOnce()
+    aws, ask = fake_aws(), CachedCalls()
     for name in ("p5.48xlarge", "p4d.24xlarge", "g5.xlarge"):
         maybe(aws, name, ask=ask)
     assert aws.asked["running_vcpus", "us-east-1"] == 1

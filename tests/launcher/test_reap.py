@@ -1,22 +1,27 @@
 """What has to go: by tags and launch times, by what a ledger knows, and schedules by whose machines live."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from fastlaunch.aws.ec2 import Instance
+from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.scheduler import Schedule
+from fastlaunch.aws.types import Instance
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
+from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.runs.reap import (
     JOB_WAIT_MINUTES,
-    Finding,
     KnownAttempt,
+    Orphan,
     judge_instance,
     judge_job,
     judge_pool,
     judge_schedule,
+    take_inventory,
     tokens_of,
 )
 
@@ -44,7 +49,7 @@ def instance(*, state: str = "running", region: str = "us-east-1", **tags: str |
     )
 
 
-def judged(minutes: float, known: KnownAttempt | None = None, found: Instance | None = None) -> Finding:
+def judged(minutes: float, known: KnownAttempt | None = None, found: Instance | None = None) -> Orphan:
     return judge_instance(found or instance(), known, now=LAUNCHED + timedelta(minutes=minutes))
 
 
@@ -87,15 +92,6 @@ def test_without_a_readable_limit_two_hours_are_assumed_and_told(text: str | Non
     assert found.warning is not None and "120 minutes are assumed" in found.warning
 
 
-def test_without_a_readable_limit_the_ledger_is_believed() -> None:
-    known = replace(RUNNING, max_minutes=30)
-    odd = instance(**{"fastlaunch:max-minutes": None})
-    assert judged(41, known, odd).must_go
-    assert "the ledger says 30 minutes" in (judged(41, known, odd).warning or "")
-    # The tag is what the node was started with; the ledger does not stretch it.
-    assert judged(71, replace(RUNNING, max_minutes=600)).must_go
-
-
 def job(status: str = "InProgress", *, minutes_waiting: float | None = 5, **tags: str | None) -> TrainingJob:
     """minutes_waiting: for machines, since LAUNCHED; None while it still waits."""
     given = {**TAGS, **tags}
@@ -134,13 +130,6 @@ def test_a_job_whose_attempt_has_ended_goes_unless_it_is_being_stopped() -> None
     assert (stopping.must_go, stopping.why) == (False, "it is being stopped")
 
 
-def test_a_job_costs_from_when_it_has_machines() -> None:
-    now = LAUNCHED + timedelta(minutes=65)
-    found = judge_job(job(), None, now=now)
-    assert (found.hours, found.num_machines, found.instance_type) == (1.0, 2, "p5.48xlarge")
-    assert judge_job(job(minutes_waiting=None), None, now=now).hours == 0.0
-
-
 @pytest.mark.parametrize(
     ("status", "minutes", "must_go"),
     [
@@ -168,3 +157,31 @@ def test_a_schedule_goes_once_its_machine_is_gone() -> None:
     # What was started a moment ago may not be seen, and what may not be looked at may live.
     assert not judge_schedule(schedule, live_tokens=[], now=made + timedelta(minutes=14)).must_go
     assert not judge_schedule(schedule, live_tokens=[], is_known=False, now=later).must_go
+
+
+class Unfiltered(Aws):
+    """Answers with everything in the region, whatever was asked for; about training jobs it refuses."""
+
+    def describe_instances(self, region: str, **filters: Any) -> list[Instance]:
+        return [
+            instance(),
+            instance(state="terminated"),
+            instance(**{"fastlaunch:run": None, "Name": "mine"}),
+        ]
+
+    def paginate(self, service: str, region: str, action: str, **parameters: Any) -> Iterator[Any]:
+        if action != "ListSchedules":
+            raise NotAuthorised(f"{action} is not allowed")
+        named = [("fastlaunch-one", "default"), ("backup", "default"), ("fastlaunch-two", "own")]
+        yield {
+            "Schedules": [
+                {"Name": name, "GroupName": group, "CreationDate": LAUNCHED} for name, group in named
+            ]
+        }
+
+
+def test_what_is_not_fastlaunchs_is_not_found_even_if_aws_lists_it() -> None:
+    found = take_inventory(Unfiltered(), ["us-east-1"])
+    assert [one.tags for one in found.instances] == [TAGS]
+    assert [one.name for one in found.schedules] == ["fastlaunch-one"]
+    assert [one.kind for one in found.refused] == ["job", "pool"]

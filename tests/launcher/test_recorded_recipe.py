@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from fake_records import read_all, write_run
 
-from fastlaunch.analysis.pooling import Candidate, pool
-from fastlaunch.analysis.references import rules_of
-from fastlaunch.measure.summarize import RunSummary, summarize
+from fastlaunch.analysis.pooling import MeasuredRun, pool
+from fastlaunch.analysis.validity import rules_of
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 WORKLOAD = {"name": "vit-tiny", "sample_unit": "images", "flops_per_sample": None, "num_parameters": None}
@@ -38,13 +39,13 @@ def summary_of(folder: Path, *overrides: str, own: dict[str, Any]) -> RunSummary
 def test_an_override_that_asks_for_the_workloads_own_is_none(
     overrides: list[str], own: dict[str, Any], label: str, tmp_path: Path
 ) -> None:
-    assert summary_of(tmp_path / "r", *overrides, own=own).recipe == label
+    assert summary_of(tmp_path / "r", *overrides, own=own).setup.recipe == label
 
 
 def test_the_same_optimizer_by_name_is_a_repeat_and_trains_by_the_same_rules(tmp_path: Path) -> None:
     asked = {"plain": (), "named": ("optimizer=adamw",), "other": ("optimizer=sgd",)}
     summaries = {name: summary_of(tmp_path / name, *of, own=OWN) for name, of in asked.items()}
-    rows, unfit = pool([Candidate(run_id=name, summary=summary) for name, summary in summaries.items()])
+    rows, unfit = pool([MeasuredRun(run_id=name, summary=summary) for name, summary in summaries.items()])
     assert [[run.run_id for run in row.all_runs] for row in rows] == [["plain", "named"], ["other"]]
     assert not unfit
-    assert [rules_of(row.first.recipe) for row in rows] == [(), ("optimizer=sgd",)]
+    assert [rules_of(row.first.setup.recipe) for row in rows] == [(), ("optimizer=sgd",)]

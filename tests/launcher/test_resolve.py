@@ -9,16 +9,15 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import DIGEST, FakeAws, block, denied, fake_aws, settings, usual
 
-from fastlaunch.aws.cache import AskOnce
-from fastlaunch.backends.placements import Site
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.catalog.container_images import training_base
-from fastlaunch.cloud_request import CloudRequest, build_cloud_request
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.settings import RegionSettings, Settings
-from fastlaunch.jobs.build import Request
-from fastlaunch.jobs.options import CloudTerms
-from fastlaunch.placement.resolve import fitted, resolve
-from fastlaunch.resolved import Inquiry, Resolved, nowhere
+from fastlaunch.jobs.build import CloudRequest, build_cloud_request
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.placement.aws_lookup import AwsLookup, fitted
+from fastlaunch.placement.resolve import Resolution, nowhere, resolve
 
 #: Ten hours before the block of these tests ends.
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
@@ -33,22 +32,19 @@ class Code:
 
 def request(*instances: str, **terms: Any) -> CloudRequest:
     usually: dict[str, Any] = {"instances": instances or ("p5.48xlarge",), "regions": ("us-east-1",)}
-    made = CloudTerms(**{**usually, **terms})
-    return build_cloud_request(Request(checkpoint_every=9), made, catalogue=catalogue())
+    made = CloudOptions(**{**usually, **terms})
+    return build_cloud_request(SubmitOptions(checkpoint_every=9), made, catalogue=catalogue())
 
 
-def inquiry(
-    aws: FakeAws, asked: CloudRequest, config: Settings | None = None, now: datetime = NOW
-) -> Inquiry:
-    return Inquiry(
-        request=asked,
+def lookup(aws: FakeAws, job: CloudRequest, config: Settings | None = None) -> AwsLookup:
+    return AwsLookup(
         aws=aws,  # type: ignore[arg-type]
         settings=config or settings(),
         catalogue=catalogue(),
-        now=now,
-        base=None if asked.image else training_base(None, today=NOW.date()),
-        bundle=None if asked.image else Code(),
-        ask=AskOnce(),
+        now=NOW,
+        base=None if job.cloud.image else training_base(None, today=NOW.date()),
+        bundle=None if job.cloud.image else Code(),
+        ask=CachedCalls(),
     )
 
 
@@ -58,15 +54,16 @@ def found(
     regions: Sequence[str] = ("us-east-1",),
     config: Settings | None = None,
     **terms: Any,
-) -> Resolved:
-    return resolve(inquiry(aws, request(*instances, regions=tuple(regions), **terms), config))
+) -> Resolution:
+    job = request(*instances, regions=tuple(regions), **terms)
+    return resolve(job, lookup(aws, job, config))
 
 
-def sites(*arguments: Any, **terms: Any) -> tuple[Site, ...]:
+def sites(*arguments: Any, **terms: Any) -> tuple[Ec2Placement, ...]:
     """The sites, which are EC2's."""
-    places = found(*arguments, **terms).sites
-    assert all(isinstance(place, Site) for place in places)
-    return tuple(place for place in places if isinstance(place, Site))
+    places = found(*arguments, **terms).placements
+    assert all(isinstance(place, Ec2Placement) for place in places)
+    return tuple(place for place in places if isinstance(place, Ec2Placement))
 
 
 def test_a_site_holds_all_that_a_request_names() -> None:
@@ -87,7 +84,7 @@ def test_a_fact_of_a_region_is_asked_for_once() -> None:
     aws.subnet_zones |= {f"subnet-{letter}": f"us-west-2{letter}" for letter in "xyz"}
     aws.zones = "abcxyz"
     left = found(aws, "p5.48xlarge", "p4d.24xlarge", regions=("us-east-1", "us-west-2"), config=config)
-    assert len(left.sites) == 12
+    assert len(left.placements) == 12
     facts = ("parameter", "machine_image", "image_digest", "bucket_exists", "subnets", "security_group_vpcs")
     for region in ("us-east-1", "us-west-2"):
         assert {aws.asked[fact, region] for fact in facts} == {1}
@@ -118,14 +115,14 @@ def test_without_subnets_the_security_groups_are_the_default_vpcs(changes: dict[
     config = settings(us_east_1=replace(usual(), subnets={}))
     assert sites(fake_aws(), config=config)[0].security_groups == ("sg-1",)
     unseen = denied("ec2:DescribeVpcs")
-    assert found(fake_aws(**changes, refused={"default_vpc": unseen}), config=config).sites
+    assert found(fake_aws(**changes, refused={"default_vpc": unseen}), config=config).placements
     with pytest.raises(BadConfiguration, match=told):
         found(fake_aws(**changes), config=config)
 
 
 def test_zones_without_the_type_are_left_out_by_name() -> None:
     left = found(fake_aws(zones="ac"))
-    assert [site.zone for site in left.sites] == ["us-east-1a", "us-east-1c"]
+    assert [site.zone for site in left.placements] == ["us-east-1a", "us-east-1c"]
     assert left.skipped == (("p5.48xlarge in us-east-1b", "us-east-1b has no p5.48xlarge"),)
 
 
@@ -139,7 +136,7 @@ def test_a_subnet_of_another_zone_is_left_out() -> None:
     aws = fake_aws()
     aws.subnet_zones["subnet-b"] = "us-east-1f"
     left = found(aws)
-    assert [site.zone for site in left.sites] == ["us-east-1a", "us-east-1c"]
+    assert [site.zone for site in left.placements] == ["us-east-1a", "us-east-1c"]
     assert left.skipped[0][1] == "subnet-b is in us-east-1f, not in us-east-1b"
 
 
@@ -147,7 +144,7 @@ def test_a_subnet_that_does_not_exist_keeps_the_others() -> None:
     aws = fake_aws()
     del aws.subnet_zones["subnet-a"]
     left = found(aws)
-    assert [site.zone for site in left.sites] == ["us-east-1b", "us-east-1c"]
+    assert [site.zone for site in left.placements] == ["us-east-1b", "us-east-1c"]
     assert "there is no subnet subnet-a" in left.skipped[0][1]
 
 
@@ -177,7 +174,7 @@ def test_what_is_missing_in_the_only_region_ends_it(changes: dict[str, Any], tol
 
 
 def test_a_bucket_that_may_not_be_listed_may_be_one_to_write_to() -> None:
-    assert len(found(fake_aws(refused={"bucket_exists": denied("s3:ListBucket")})).sites) == 3
+    assert len(found(fake_aws(refused={"bucket_exists": denied("s3:ListBucket")})).placements) == 3
 
 
 def test_a_refusal_too_is_asked_for_once() -> None:
@@ -191,7 +188,7 @@ def test_a_region_that_does_not_answer_is_left_out() -> None:
     config = settings(us_east_1=usual(), us_west_2=usual("us-west-2", "a"))
     aws = fake_aws(refused={("zones_offering", "us-west-2"): Unreachable("no answer")})
     left = found(aws, regions=("us-west-2", "us-east-1"), config=config)
-    assert {site.region for site in left.sites} == {"us-east-1"}
+    assert {site.region for site in left.placements} == {"us-east-1"}
     assert left.skipped == (("p5.48xlarge in us-west-2a", "no answer"),)
 
 
@@ -213,13 +210,13 @@ def test_p5e_needs_a_limit() -> None:
     with pytest.raises(UserError) as error:
         found(fake_aws(), "p5e.48xlarge", purchase="spot")
     assert "--max-price" in (error.value.hint or "")
-    assert found(fake_aws(), "p5e.48xlarge", purchase="spot", max_price_usd=30.0).sites
+    assert found(fake_aws(), "p5e.48xlarge", purchase="spot", max_price_usd=30.0).placements
 
 
 def test_a_price_that_is_not_known_is_no_other_regions() -> None:
     config = settings(us_east_1=usual(), eu_west_3=usual("eu-west-3", "a"))
     left = found(fake_aws(), regions=("eu-west-3", "us-east-1"), config=config)
-    assert {site.region for site in left.sites} == {"us-east-1"}
+    assert {site.region for site in left.placements} == {"us-east-1"}
     assert "no ec2 on-demand price of p5.48xlarge in eu-west-3" in left.skipped[0][1]
 
 
@@ -262,7 +259,7 @@ def test_several_interfaces_want_a_subnet_that_is_named() -> None:
     with pytest.raises(BadConfiguration, match="several network interfaces on 2 nodes") as caught:
         found(fake_aws(), config=bare, **NODES)
     assert "give --subnet ZONE=ID" in str(caught.value.hint)
-    assert found(fake_aws(), "g5.xlarge", config=bare, allow_tcp=True, **NODES).sites
+    assert found(fake_aws(), "g5.xlarge", config=bare, allow_tcp=True, **NODES).placements
 
 
 def test_several_nodes_are_placed_in_the_zones_group() -> None:
@@ -284,14 +281,14 @@ BLOCK: dict[str, Any] = {
 }
 
 
-def in_block(told: dict[str, Any] | None, *, config: Settings | None = None, **terms: Any) -> Resolved:
+def in_block(told: dict[str, Any] | None, *, config: Settings | None = None, **terms: Any) -> Resolution:
     answers = {"DescribeCapacityReservations": told or {"CapacityReservations": []}}
     return found(fake_aws(answers=answers), config=config, **BLOCK, **terms)
 
 
 def test_a_block_is_where_it_is_and_costs_what_was_paid() -> None:
-    (site,) = in_block(block(), num_nodes=2).sites
-    assert isinstance(site, Site) and site.block is not None
+    (site,) = in_block(block(), num_nodes=2).placements
+    assert isinstance(site, Ec2Placement) and site.block is not None
     assert (site.zone, site.subnet, site.placement_group) == ("us-east-1b", "subnet-b", None)
     assert (site.block.reservation, site.block.ends_at) == ("cr-0a1b2c3d", "2026-11-21T11:30:00+00:00")
     # Known answer: $1,887.84 for two over 24 h.
@@ -356,8 +353,8 @@ def test_a_reservation_that_ec2_does_not_know_is_none() -> None:
 
 def test_without_subnets_a_block_for_one_node_takes_its_zones_default() -> None:
     bare = settings(us_east_1=replace(usual(), subnets={}))
-    (site,) = in_block(block(), config=bare).sites
-    assert isinstance(site, Site) and (site.zone, site.subnet) == ("us-east-1b", None)
+    (site,) = in_block(block(), config=bare).placements
+    assert isinstance(site, Ec2Placement) and (site.zone, site.subnet) == ("us-east-1b", None)
     with pytest.raises(BadConfiguration, match="and no subnet there is named"):
         in_block(block(), config=bare, num_nodes=2)
 
@@ -366,8 +363,9 @@ def test_without_subnets_a_block_for_one_node_takes_its_zones_default() -> None:
 def test_a_longer_limit_than_the_block_is_cut_with_a_word(minutes_left: int, cut: int | None) -> None:
     end = NOW + timedelta(minutes=minutes_left)
     aws = fake_aws(answers={"DescribeCapacityReservations": block(EndDate=end)})
-    asked, told = fitted(inquiry(aws, request(**BLOCK)))
-    assert asked.max_minutes == (cut or 120)
+    job = request(**BLOCK)
+    asked, told = fitted(job, lookup(aws, job))
+    assert asked.cloud.max_minutes == (cut or 120)
     assert told == (
         ()
         if cut is None
@@ -379,15 +377,15 @@ def test_a_longer_limit_than_the_block_is_cut_with_a_word(minutes_left: int, cut
 
 def test_the_price_file_tells_what_a_block_cost_where_nothing_else_does() -> None:
     asked = request(**BLOCK)
-    looking = inquiry(fake_aws(answers={"DescribeCapacityReservations": block()}), asked)
+    looking = lookup(fake_aws(answers={"DescribeCapacityReservations": block()}), asked)
     price = replace(
         catalogue().price("p5.48xlarge", on=NOW.date()), purchase="capacity-block", usd_per_hour=40.0
     )
     own = replace(catalogue(), prices=(*catalogue().prices, price))
-    without_fee = replace(asked, block_fee_usd=None)
-    (site,) = resolve(replace(looking, request=without_fee, catalogue=own)).sites
-    assert isinstance(site, Site) and site.block is not None
+    without_fee = replace(asked, cloud=replace(asked.cloud, block_fee_usd=None))
+    (site,) = resolve(without_fee, replace(looking, catalogue=own)).placements
+    assert isinstance(site, Ec2Placement) and site.block is not None
     # Known answer: two for 24 h at $40.
     assert (site.usd_per_hour, site.block.fee_usd) == (40.0, 1920.0)
     with pytest.raises(UserError, match="cost is not known"):
-        resolve(replace(looking, request=without_fee))
+        resolve(without_fee, looking)

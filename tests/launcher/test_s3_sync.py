@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.aws.ec2 import StoredObject
+from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.core.errors import UserError
 
@@ -35,7 +35,7 @@ class Bucket:
         return sorted(found, key=lambda one: one.key)
 
 
-def sync(bucket: Bucket, home: Path, *, token: str = TOKEN, num_nodes: int = 1) -> s3_sync.Synced:
+def sync(bucket: Bucket, home: Path, *, token: str = TOKEN, num_nodes: int = 1) -> s3_sync.SyncResult:
     output = OUTPUT.replace("attempt-1", f"attempt-{token[-1]}")
     return s3_sync.sync(bucket, home, region="us-east-1", output=output, token=token, num_nodes=num_nodes)
 
@@ -108,32 +108,6 @@ def test_several_nodes_files_lie_side_by_side(tmp_path: Path) -> None:
         )
     }
     assert len(synced.files) == 15
-
-
-def test_a_training_jobs_output_is_read_alike(tmp_path: Path) -> None:
-    # Beside it lie the checkpoints of its runs, and what other jobs at the same runs wrote.
-    root = f"fastlaunch/runs/{RUN}"
-    lying = {
-        f"{root}/{TOKEN}/boot.json": said(host="algo-1"),
-        f"{root}/{TOKEN}/node-1/boot.json": said(host="algo-2"),
-        f"{root}/{TOKEN}/node-1/{RUN}/log.txt.{0:012d}": b"printed",
-        f"{root}/{RUN}-a10/node-0/log.txt.{0:012d}": b"another's",
-        f"{root}/{RUN}/checkpoints/step-00000040.pt": b"weights",
-    }
-
-    class Shelf:
-        def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
-            return lying.get(key)
-
-        def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
-            return [StoredObject(key=key, size=len(lying[key])) for key in lying if key.startswith(prefix)]
-
-    synced = s3_sync.sync(
-        Shelf(), tmp_path, region="us-east-1", output=f"s3://bucket/{root}/{TOKEN}", token=TOKEN, num_nodes=2
-    )
-    assert synced.num_booted == 2
-    assert [path.name for path in synced.files] == ["log-node-1.txt"]
-    assert synced.files[0].read_bytes() == b"printed"
 
 
 def test_several_nodes_have_said_their_last_when_all_have(tmp_path: Path) -> None:
@@ -256,17 +230,6 @@ def test_the_logs_of_attempts_follow_each_other(tmp_path: Path) -> None:
     assert log.read_bytes() == b"first second"
 
 
-def test_what_bears_one_name_in_all_attempts_follows_each_other(tmp_path: Path) -> None:
-    names = (f"node-1/{RUN}/log.txt", f"node-1/{RUN}/nccl-node-1.txt")
-    for n in (1, 2):
-        bucket = Bucket()
-        for name in names:
-            bucket.objects |= segments(f"attempt {n};".encode(), [4], name)
-        sync(bucket, tmp_path, token=f"{RUN}-a{n}", num_nodes=2)
-    for name in ("log-node-1.txt", "nccl-node-1.txt"):
-        assert (tmp_path / "runs" / RUN / name).read_bytes() == b"attempt 1;attempt 2;"
-
-
 def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Path) -> None:
     empty = Bucket(**{f"node-0/{RUN}/log.txt.000000000000": b""})
     sync(empty, tmp_path)
@@ -311,9 +274,3 @@ def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written") as raised:
         sync(Bucket(**segments(b"abc", [], RECORD)), tmp_path)
     assert "fastlaunch collect" in (raised.value.hint or "")
-
-
-def test_uris() -> None:
-    assert s3_sync.split_uri("s3://bucket/a/b") == ("bucket", "a/b")
-    assert s3_sync.console_path(Path("/h"), TOKEN) == Path(f"/h/runs/{RUN}/console-a1.log")
-    assert s3_sync.node_log_path(Path("/h"), TOKEN, 1) == Path(f"/h/runs/{RUN}/node-1-a1.log")

@@ -1,7 +1,6 @@
 """The SageMaker backend over HTTP: what it sends, and what it makes of what comes back."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from moto_server import MotoServer
 from moto_training_jobs import TrainingJobs
 from sagemaker_builders import training_job, training_site
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import Plan
-from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.backends.sagemaker.sagemaker import FORGOTTEN_AFTER, STOP_WAIT_S, SageMakerBackend
-from fastlaunch.core.errors import CloudRefused, NoCapacity, QuotaExceeded, Throttled
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends.protocol import FORGOTTEN_AFTER
+from fastlaunch.backends.sagemaker.sagemaker import STOP_WAIT_S, SageMakerBackend
+from fastlaunch.core.errors import CloudRefused, Throttled
+from fastlaunch.core.plan import Plan
 
 REGION = "us-east-1"
 RUN_ID = "20261121-090312-k3f9"
@@ -57,11 +56,6 @@ def put(backend: SageMakerBackend, handle: Any, name: str, body: bytes) -> None:
     backend.aws.put_object(REGION, bucket, f"{key}/{name}", body)
 
 
-def test_it_is_a_cloud_backend(backend: SageMakerBackend) -> None:
-    one: CloudBackend = backend
-    assert (one.name, one.service, one.boot_limit) == ("sagemaker", "SageMaker", None)
-
-
 def test_exactly_the_plans_request_is_sent(backend: SageMakerBackend, aws_server: MotoServer) -> None:
     planned = plan(backend)
     handle = backend.execute(planned)
@@ -76,12 +70,12 @@ def test_exactly_the_plans_request_is_sent(backend: SageMakerBackend, aws_server
         "launched_at": backend.now().isoformat(),
         "num_nodes": 1,
     }
-    assert backend.told(handle) == f"training job {NAME} in {REGION}"
+    assert backend.resource_name(handle) == f"training job {NAME} in {REGION}"
 
 
 def test_a_later_attempt_writes_under_the_first_ones_root(backend: SageMakerBackend) -> None:
-    assert backend.site is not None
-    later = backend.at(backend.site, 60, root="20261120-000000-root")
+    assert backend.placement is not None
+    later = backend.at(backend.placement, 60, root="20261120-000000-root")
     request = plan(later, attempt=2).request
     assert request["CheckpointConfig"]["S3Uri"].endswith("/runs/20261120-000000-root")
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] == 3600
@@ -116,8 +110,8 @@ def test_a_job_is_found_by_its_name_once_it_is_shown(backend: SageMakerBackend, 
 
 
 def test_a_job_of_our_name_that_uploads_elsewhere_is_not_ours(backend: SageMakerBackend) -> None:
-    assert backend.site is not None
-    theirs = backend.at(backend.site, 60, root="20261120-000000-root")
+    assert backend.placement is not None
+    theirs = backend.at(backend.placement, 60, root="20261120-000000-root")
     theirs.execute(plan(theirs))
     assert backend.find(plan(backend)) is None and backend.find_all([plan(backend)]) == {}
     assert theirs.find(plan(theirs)) is not None
@@ -126,57 +120,36 @@ def test_a_job_of_our_name_that_uploads_elsewhere_is_not_ours(backend: SageMaker
 def test_a_jobs_life_is_seen(backend: SageMakerBackend, jobs: TrainingJobs, clock: Clock) -> None:
     handle = backend.execute(plan(backend))
     jobs.move(NAME, "Pending", message="Insufficient capacity error from EC2, retrying")
-    (sight,) = backend.see([handle])
-    assert (sight.is_live, sight.is_up, sight.launched_at) == (True, False, None)
-    assert sight.told == "waiting for capacity (Insufficient capacity error from EC2, retrying)"
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.is_live, aws_status.is_up, aws_status.launched_at) == (True, False, None)
+    assert aws_status.detail == "waiting for capacity (Insufficient capacity error from EC2, retrying)"
     clock.sleep(600)
     jobs.move(NAME, "Downloading")
     begun = clock.now()
     clock.sleep(60)
     jobs.move(NAME, "Training")
-    (sight,) = backend.see([handle])
-    assert (sight.is_up, sight.told, sight.instance_type) == (True, "training", "p5.48xlarge")
-    assert sight.launched_at is not None and abs(sight.launched_at - begun) < timedelta(milliseconds=1)
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.is_up, aws_status.detail, aws_status.instance_type) == (
+        True,
+        "training",
+        "p5.48xlarge",
+    )
+    assert aws_status.launched_at is not None and abs(aws_status.launched_at - begun) < timedelta(
+        milliseconds=1
+    )
     clock.sleep(840)
     jobs.end(NAME)
-    (sight,) = backend.see([handle])
-    assert (sight.has_ended, sight.is_live, sight.billable_s, sight.problem) == (True, False, 900, None)
-    bill = backend.billed(launched_at=sight.launched_at or begun, max_minutes=120, sight=sight, status=None)
-    assert (bill.billed_s, round(bill.lived_s), bill.billing) == (900, 900, "times")
-
-
-def test_of_several_types_the_one_that_was_had_is_told(backend: SageMakerBackend, jobs: TrainingJobs) -> None:
-    assert isinstance(backend.site, type(training_site()))
-    either = training_site(
-        *("p5.48xlarge", "p5en.48xlarge"), bucket=backend.site.bucket, role=backend.site.role, code=None
+    (aws_status,) = backend.describe([handle])
+    assert (aws_status.has_ended, aws_status.is_live, aws_status.billable_s, aws_status.problem) == (
+        True,
+        False,
+        900,
+        None,
     )
-    handle = backend.at(either, 120).execute(plan(backend.at(either, 120)))
-    assert backend.see([handle])[0].instance_type is None
-    jobs.select(NAME, "ml.p5en.48xlarge")
-    jobs.move(NAME, "Training")
-    assert backend.see([handle])[0].instance_type == "p5en.48xlarge"
-
-
-def test_spot_is_billed_at_its_discount(backend: SageMakerBackend, jobs: TrainingJobs, clock: Clock) -> None:
-    handle = backend.execute(plan(backend, purchase="spot", checkpoint_every=50))
-    jobs.move(NAME, "Training")
-    clock.sleep(100)
-    jobs.move(NAME, "Interrupted")
-    assert (backend.see([handle])[0].told or "").startswith("interrupted: SageMaker took")
-    jobs.move(NAME, "Starting", "Training")
-    clock.sleep(100)
-    jobs.end(NAME)
-    (sight,) = backend.see([handle])
-    assert (sight.is_spot, sight.billable_s) == (True, 60)
-
-
-def test_no_capacity_is_told_as_such(backend: SageMakerBackend, jobs: TrainingJobs) -> None:
-    handle = backend.execute(plan(backend))
-    told = "CapacityError: Unable to provision requested ML compute capacity."
-    jobs.end(NAME, "Failed", reason=told)
-    (sight,) = backend.see([handle])
-    assert isinstance(sight.problem, NoCapacity) and told in sight.problem.message
-    assert (sight.has_ended, sight.launched_at, sight.billable_s) == (True, None, 0.0)
+    bill = backend.billed(
+        launched_at=aws_status.launched_at or begun, max_minutes=120, aws_status=aws_status, status=None
+    )
+    assert (bill.billed_s, round(bill.lived_s), bill.billing) == (900, 900, "times")
 
 
 def test_a_job_that_is_not_shown_has_ended_only_after_fifteen_minutes(
@@ -184,17 +157,10 @@ def test_a_job_that_is_not_shown_has_ended_only_after_fifteen_minutes(
 ) -> None:
     handle = backend.execute(plan(backend))
     jobs.jobs.clear()
-    assert not backend.see([handle])[0].has_ended
+    assert not backend.describe([handle])[0].has_ended
     clock.sleep((FORGOTTEN_AFTER + timedelta(seconds=1)).total_seconds())
-    (sight,) = backend.see([handle])
-    assert sight.has_ended and not sight.is_seen
-
-
-def test_jobs_are_asked_for_once_each(backend: SageMakerBackend, aws_server: MotoServer) -> None:
-    handles = [backend.execute(plan(backend, attempt=n)) for n in (1, 2)]
-    before = aws_server.counts()["DescribeTrainingJob"]
-    assert len(backend.see([*handles, handles[0]])) == 3
-    assert aws_server.counts()["DescribeTrainingJob"] - before == 2
+    (aws_status,) = backend.describe([handle])
+    assert aws_status.has_ended and not aws_status.is_seen
 
 
 def test_stopping_waits_for_what_the_job_saves(
@@ -218,34 +184,6 @@ def test_stopping_waits_for_what_the_job_saves(
     assert status is not None and status["outcome"] == "interrupted"
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_no_machines_are_kept_for_a_job_that_is_stopped(
-    backend: SageMakerBackend, jobs: TrainingJobs, how: str
-) -> None:
-    assert backend.site is not None
-    warm = backend.at(replace(backend.site, keep_alive_minutes=30), 120)
-    handle = warm.execute(plan(warm))
-    jobs.move(NAME, "Training")
-    getattr(warm, how)(handle)
-    assert jobs.job(NAME).pool_s == 0
-
-
-def test_a_pool_that_may_not_be_ended_keeps_no_job_alive(
-    backend: SageMakerBackend, jobs: TrainingJobs, aws_server: MotoServer
-) -> None:
-    assert backend.site is not None
-    warm = backend.at(replace(backend.site, keep_alive_minutes=30), 120)
-    handle = warm.execute(plan(warm))
-    aws_server.refuse("UpdateTrainingJob", "AccessDeniedException")
-    warm.stop(handle)
-    assert (jobs.job(NAME).status, jobs.job(NAME).pool_s) == ("Stopped", None)
-
-
-def test_without_a_pool_none_is_ended(backend: SageMakerBackend, aws_server: MotoServer) -> None:
-    backend.stop(backend.execute(plan(backend)))
-    assert aws_server.sent("UpdateTrainingJob") == []
-
-
 def test_a_job_that_stops_for_ever_is_left_to_sagemaker(
     backend: SageMakerBackend, jobs: TrainingJobs, clock: Clock
 ) -> None:
@@ -264,14 +202,6 @@ def test_a_bucket_that_refuses_does_not_keep_a_job_alive(
     aws_server.refuse("ListObjectsV2", "AccessDenied", status=403)
     backend.stop(handle)
     assert jobs.job(NAME).status == "Stopped"
-
-
-def test_stopping_what_has_ended_is_no_error(backend: SageMakerBackend, jobs: TrainingJobs) -> None:
-    handle = backend.execute(plan(backend))
-    jobs.end(NAME)
-    backend.stop(handle)
-    backend.kill(handle)
-    assert jobs.job(NAME).status == "Completed"
 
 
 def test_killing_is_repeated_until_it_is_seen(
@@ -303,17 +233,17 @@ def test_what_the_containers_printed_is_kept(
     backend: SageMakerBackend, jobs: TrainingJobs, tmp_path: Path
 ) -> None:
     handle = backend.execute(plan(backend))
-    assert backend.diary(handle).read_text() == ""
+    assert backend.console_log(handle).read_text() == ""
     jobs.write_log(NAME, "no Python with torch in this image")
-    path = backend.diary(handle)
+    path = backend.console_log(handle)
     assert path == tmp_path / "runs" / RUN_ID / "console-a1.log"
     assert path.read_text() == "no Python with torch in this image\n"
     jobs.write_log(NAME, "hello", host=2)
-    assert "==> algo-2-" in backend.diary(handle).read_text()
+    assert "==> algo-2-" in backend.console_log(handle).read_text()
 
 
 def test_what_every_host_wrote_is_brought(backend: SageMakerBackend, tmp_path: Path) -> None:
-    assert backend.site is not None
+    assert backend.placement is not None
     handle = backend.execute(plan(backend, num_nodes=2, num_gpus=16))
     assert handle["num_nodes"] == 2
     put(backend, handle, "boot.json", json.dumps({"token": NAME}).encode())
@@ -329,12 +259,3 @@ def test_what_every_host_wrote_is_brought(backend: SageMakerBackend, tmp_path: P
     assert {path.name for path in synced.files} == {
         *("rank-00000-attempt-1.jsonl", "rank-00008-attempt-1.jsonl"),
     }
-
-
-def test_a_refusal_starts_nothing(
-    backend: SageMakerBackend, jobs: TrainingJobs, aws_server: MotoServer
-) -> None:
-    aws_server.refuse("CreateTrainingJob", "ResourceLimitExceeded")
-    with pytest.raises(QuotaExceeded):
-        backend.execute(plan(backend))
-    assert jobs.jobs == {} and backend.find(plan(backend)) is None

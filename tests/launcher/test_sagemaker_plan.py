@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import re
-import shlex
 import subprocess
 import tarfile
 from functools import cache
@@ -18,15 +17,15 @@ import botocore.session
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import IMAGE, LANGUAGE, RUN_ID, catalogue
+from ec2_builders import AGENT, IMAGE, LANGUAGE, RUN_ID, catalogue
 from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_plan_of, training_site
 
-from fastlaunch.backends import Plan
-from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, is_accelerated, plan_sagemaker
-from fastlaunch.backends.sagemaker_rules import broken_training_rules
+from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.core.plan import Plan
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
+from fastlaunch_train.node.protocol import program_from_json
 
 GOLDEN = Path(__file__).parents[1] / "plans"
 SPOT = {"purchase": "spot", "checkpoint_every": 50}
@@ -44,7 +43,6 @@ def of(instance: str, num_nodes: int = 1, **changes: Any) -> JobSpec:
 def golden_plans() -> dict[str, Plan]:
     """The plans that are kept, by the name of their file."""
     plan, site = training_plan_of, training_site
-    either = ("p5.48xlarge", "p5en.48xlarge", "p4d.24xlarge")
     own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine@sha256:" + "f" * 64
     return {
         **{f"sagemaker-{name}-on-demand": plan(of(name), at=site(name)) for name in FAMILIES},
@@ -52,11 +50,6 @@ def golden_plans() -> dict[str, Plan]:
         **{f"sagemaker-2-{name}-on-demand": plan(of(name, 2), at=site(name)) for name in NODES},
         **{f"sagemaker-2-{name}-spot": plan(of(name, 2, **SPOT), at=site(name)) for name in NODES},
         "sagemaker-2-g5.xlarge-tcp": plan(of("g5.xlarge", 2, allow_tcp=True), at=site("g5.xlarge")),
-        "sagemaker-preferences": plan(of("p5.48xlarge"), at=site(*either)),
-        "sagemaker-2-preferences": plan(of("p5.48xlarge", 2), at=site(*either)),
-        "sagemaker-warm-pool": plan(
-            of("p5.48xlarge", keep_alive_minutes=30), at=site(keep_alive_minutes=30), max_minutes=60
-        ),
         "sagemaker-training-plan": plan(
             of("p5.48xlarge", 2, training_plan=TRAINING_PLAN), at=site(training_plan=TRAINING_PLAN)
         ),
@@ -113,7 +106,7 @@ def check(plan: Plan) -> None:
     # What goes over the wire is what was planned: no parameter is lost between the two.
     body = create_serializer("json").serialize_to_request(dict(plan.request), operation)["body"]
     assert json.loads(body) == plan.request
-    assert broken_training_rules(plan) == []
+    assert request_problems(plan) == []
 
 
 @cache
@@ -140,19 +133,13 @@ def test_planning_is_pure() -> None:
     assert Plan.from_json(json.loads(json.dumps(training_plan_of().to_json()))) == training_plan_of()
 
 
-def test_the_ceiling_is_the_time_limit_ten_minutes_and_the_warm_pool() -> None:
-    # Known answers: (120 + 10) min at SageMaker's $63.296 per hour; of two nodes; 30 min more.
+def test_the_ceiling_is_the_time_limit_and_ten_minutes() -> None:
+    # Known answers: (120 + 10) min at SageMaker's $63.296 per hour; of two nodes.
     assert training_plan_of().max_cost_usd == pytest.approx(137.141333)
     assert training_plan_of(of("p5.48xlarge", 2)).max_cost_usd == pytest.approx(274.282667)
-    pool = training_plan_of(at=training_site(keep_alive_minutes=30))
-    assert pool.max_cost_usd == pytest.approx(168.789333)
-    assert (pool.usd_per_hour, pool.region, pool.backend) == (63.296, "us-east-1", "sagemaker")
-    assert pool.price_as_of == "2026-09-01"
-
-
-def test_the_ceiling_is_the_dearest_types() -> None:
-    dear = training_plan_of(of("p5.48xlarge"), at=training_site("p5.48xlarge", "p4d.24xlarge"))
-    assert dear.usd_per_hour == 63.296
+    plan = training_plan_of()
+    assert (plan.usd_per_hour, plan.region, plan.backend) == (63.296, "us-east-1", "sagemaker")
+    assert plan.price_as_of == "2026-09-01"
 
 
 def test_everything_of_an_attempt_lies_under_its_root() -> None:
@@ -184,13 +171,14 @@ def test_without_a_prefix_the_runs_lie_at_the_top_of_the_bucket() -> None:
     assert request["CheckpointConfig"]["S3Uri"] == f"s3://acme-training/runs/{RUN_ID}"
 
 
-def test_the_runs_are_hyperparameters_in_order() -> None:
+def test_the_runs_are_listed_in_order() -> None:
     jobs = [training_job(), training_job(recipe="te-fp8", overrides=("optimizer_impl=fused",))]
-    values = training_plan_of(*jobs).request["HyperParameters"]
-    assert list(values) == ["run-001", "run-002"]
-    assert [shlex.split(value) for value in values.values()] == [
-        [RUN_ID, *entrypoint_arguments(jobs[0])],
-        ["20261121-090313-k3f9", *entrypoint_arguments(jobs[1])],
+    agent, run_list = training_plan_of(*jobs).objects
+    assert agent.key == f"fastlaunch/code/agent-{AGENT}.pyz"
+    program = program_from_json(str(run_list.text))
+    assert [(run.run_id, run.arguments) for run in program.runs] == [
+        (RUN_ID, entrypoint_arguments(jobs[0])),
+        ("20261121-090313-k3f9", entrypoint_arguments(jobs[1])),
     ]
 
 
@@ -235,15 +223,6 @@ def test_accelerated_types_can_wait_for_machines() -> None:
     accelerated = ("ml.p5.48xlarge", "ml.p6-b200.48xlarge", "ml.g6e.xlarge", "ml.trn1.32xlarge")
     others = ("ml.c5.xlarge", "ml.m7g.large", "ml.t3.large", "ml.r7gd.large")
     assert [is_accelerated(name) for name in (*accelerated, *others)] == [True] * 4 + [False] * 4
-
-
-def test_types_to_choose_from_are_preferences_with_one_count() -> None:
-    resources = training_plan_of(of("p5.48xlarge", 2), at=training_site("p5.48xlarge", "p5en.48xlarge"))
-    assert resources.request["ResourceConfig"] == {
-        "InstancePreferences": [{"InstanceType": "ml.p5.48xlarge"}, {"InstanceType": "ml.p5en.48xlarge"}],
-        "InstanceCount": 2,
-        "VolumeSizeInGB": 200,
-    }
 
 
 def test_the_metrics_find_their_numbers_in_what_is_printed() -> None:
@@ -301,13 +280,27 @@ def test_the_containers_arguments_unpack_the_code_and_become_its_program(tmp_pat
 def test_a_built_image_holds_the_program() -> None:
     request = training_plan_of(at=training_site(code=None)).request
     assert request["AlgorithmSpecification"]["ContainerArguments"] == ["/fastlaunch/run_sagemaker.sh"]
-    assert "InputDataConfig" not in request
-    (channel,) = training_plan_of().request["InputDataConfig"]
-    source = channel["DataSource"]["S3DataSource"]
-    assert (channel["ChannelName"], source["S3Uri"]) == (
-        "code",
-        f"s3://acme-training/fastlaunch/code/{DIGEST}.tar.gz",
-    )
+    assert sorted(channels(request)) == ["agent", "runs"]
+
+
+def channels(request: Any) -> dict[str, str]:
+    """What SageMaker brings, by the channel's name."""
+    return {
+        one["ChannelName"]: one["DataSource"]["S3DataSource"]["S3Uri"] for one in request["InputDataConfig"]
+    }
+
+
+def test_what_the_container_needs_is_brought_and_known_by_its_hash() -> None:
+    plan = training_plan_of()
+    agent, run_list = plan.objects
+    assert channels(plan.request) == {
+        "agent": agent.uri,
+        "code": f"s3://acme-training/fastlaunch/code/{DIGEST}.tar.gz",
+        "runs": run_list.uri,
+    }
+    environment = plan.request["Environment"]
+    assert environment["FASTLAUNCH_AGENT_SHA256"] == agent.sha256
+    assert environment["FASTLAUNCH_RUNS_SHA256"] == run_list.sha256
 
 
 def test_placeholders_are_those_that_the_request_holds() -> None:
@@ -315,14 +308,12 @@ def test_placeholders_are_those_that_the_request_holds() -> None:
     at = training_site(role="<role>", bucket="<bucket>", image="host.example/x@<image-digest>")
     jobs = {"<run-id>": training_job(), "<run-id-2>": training_job()}
     open_plan = plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)
-    assert open_plan.placeholders == ("bucket", "image-digest", "role", "run-id", "run-id-2")
+    assert open_plan.placeholders == (
+        *("bucket", "image-digest", "role", "run-id", "run-id-2", "runs-sha256"),
+    )
     # Where only placeholders are in the way, nothing is refused.
     at = training_site(role="<role>", bucket="<bucket>", image="<image-digest>")
-    assert broken_training_rules(plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)) == []
-
-
-def several(*names: str, **changes: Any) -> Any:
-    return training_site(*(names or ("p5.48xlarge", "p5en.48xlarge")), **changes)
+    assert request_problems(plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)) == []
 
 
 @pytest.mark.parametrize(
@@ -334,14 +325,9 @@ def several(*names: str, **changes: Any) -> Any:
             "capacity block",
             "--training-plan",
         ),
-        ([training_job(**SPOT)], several(), "several instance types for spot", "--instance"),
-        ([training_job(**SPOT)], training_site(keep_alive_minutes=5), "keeps no spot", "--keep-alive"),
         ([training_job(**SPOT)], training_site(training_plan=TRAINING_PLAN), "not spot", "--training-plan"),
-        ([training_job()], several(training_plan=TRAINING_PLAN), "one instance type", "--instance"),
         ([training_job(max_price_usd=5, **SPOT)], training_site(), "no limit for its price", "--max-price"),
         ([of("g5.xlarge", 2)], training_site("g5.xlarge"), "g5.xlarge has no EFA", "--allow-tcp"),
-        ([training_job()], several(*["p5.48xlarge"] * 6), "5 instance types at most, not 6", "fewer"),
-        ([training_job(data="folder:/" + "x" * 2500)], training_site(), "SageMaker takes 2,500", "fewer"),
     ],
 )
 def test_what_cannot_be_asked_of_sagemaker(jobs: list[JobSpec], at: Any, told: str, hint: str) -> None:
@@ -350,15 +336,14 @@ def test_what_cannot_be_asked_of_sagemaker(jobs: list[JobSpec], at: Any, told: s
     assert error.value.hint is not None and hint in error.value.hint
 
 
-def test_a_job_takes_a_hundred_runs() -> None:
-    def plan(number: int) -> Plan:
+def test_the_request_does_not_grow_with_its_runs() -> None:
+    def size(number: int) -> int:
         jobs = {f"20261121-090312-{n:04d}": training_job() for n in range(number)}
-        return plan_sagemaker(jobs, attempt=1, site=training_site(), max_minutes=600)
+        plan = plan_sagemaker(jobs, attempt=1, site=training_site(), max_minutes=600)
+        check(plan)
+        return len(json.dumps(plan.request))
 
-    check(plan(100))
-    with pytest.raises(UserError, match="101 runs in one job, and SageMaker takes 100") as error:
-        plan(101)
-    assert error.value.hint == "submit fewer recipes or repeats at a time"
+    assert size(1) == size(500)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ import datetime
 
 import pytest
 
-from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-from fastlaunch.catalog.prices import load_catalogue
+from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.demo import shipped_summaries
 from fastlaunch.core.paths import shipped
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch.runs.importer import find_runs
 
 #: Images/s on one H200 as measured before fastlaunch was written: eager bf16 at batch 128, Transformer
@@ -34,17 +34,21 @@ def test_every_run_is_fit_to_compare(summaries: dict[str, RunSummary]) -> None:
 
 def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str, RunSummary]) -> None:
     comparison = compare(
-        [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
+        [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
         catalogue=load_catalogue(),
         prices=PriceRequest(today=datetime.date(2026, 11, 21)),
     )
-    h200 = [row for row in comparison.rows if row.device_name == "NVIDIA H200"]
-    rows = {row.recipe: row for row in h200 if (row.num_gpus, row.batch_size_per_gpu) == (1, 256)}
+    h200 = [row for row in comparison.rows if row.setup.device_name == "NVIDIA H200"]
+    rows = {
+        row.setup.recipe: row
+        for row in h200
+        if (row.setup.num_gpus, row.setup.batch_size_per_gpu) == (1, 256)
+    }
     assert rows.keys() >= {"bf16", "compile", "te-bf16", "te-fp8"}
     for recipe, images_per_s in BEFORE.items():
-        speed = rows[recipe].samples_per_s
+        speed = rows[recipe].speed.samples_per_s
         assert speed is not None and speed.value >= images_per_s
     others = [row for row in comparison.rows if row not in h200]
-    assert {(row.workload, row.num_gpus, row.device_name) for row in others} == {
+    assert {(row.setup.workload, row.setup.num_gpus, row.setup.device_name) for row in others} == {
         ("vit-huge", 1, "NVIDIA H100 80GB HBM3")
     }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed
 
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
@@ -27,10 +27,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with Ledger(tmp_path / "ledger.sqlite") as opened:
         submission = opened.add_submission("fastlaunch submit")
         summaries = [
-            replace(PLAIN, checkpoint_s=12.0),
-            replace(PLAIN, checkpoint_s=72.4),
-            replace(PLAIN, recipe="te-fp8", checkpoint_s=60.0),
-            replace(PLAIN, workload="vit-tiny", checkpoint_s=None),
+            changed(PLAIN, longest_s=12.0),
+            changed(PLAIN, longest_s=72.4),
+            changed(PLAIN, recipe="te-fp8", longest_s=60.0),
+            changed(PLAIN, workload="vit-tiny", longest_s=None),
         ]
         opened.add_imported([(summary, None) for summary in summaries], submission_id=submission)
         yield opened

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,15 +12,19 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch.backends import Plan, RunState
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.launcher import Launcher, Submission, check_home
+from fastlaunch.runs.local import finish_run
+from fastlaunch.runs.reconcile import reconcile
 from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.submission import Launcher, cancel, check_home, finish, launcher_lock, reconcile
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)
@@ -97,12 +100,17 @@ def backend(tmp_path: Path, ledger: Ledger) -> InstantBackend:
 
 def launcher(backend: InstantBackend, stop: StopRequest | None = None) -> Launcher:
     return Launcher(
-        backend=backend,
+        backends={"local": backend},
         ledger=backend.ledger,
+        settings=Settings(home=backend.home.parent),
         display=PlainLines(stream=io.StringIO(), clock=lambda: 0.0),
         stop=stop or StopRequest(),
         sleep=lambda seconds: None,
     )
+
+
+def jobs(*specs: JobSpec) -> Submission:
+    return Submission(jobs_at=lambda here: specs)
 
 
 def planned(backend: InstantBackend) -> str:
@@ -124,7 +132,7 @@ def planned(backend: InstantBackend) -> str:
 
 
 def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) -> None:
-    runs = launcher(backend).submit([JOB, OTHER, OTHER, JOB], command="fastlaunch submit")
+    runs = launcher(backend).submit(jobs(JOB, OTHER, OTHER, JOB), command="fastlaunch submit")
     assert backend.calls == ["execute bf16", "execute fp32", "execute fp32", "execute bf16"]
     assert [(run.recipe, run.state) for run in runs] == [
         ("bf16", RunState.COMPLETED),
@@ -133,7 +141,9 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
         ("bf16", RunState.COMPLETED),
     ]
     summaries = [run.summary for run in runs]
-    assert all(summary and summary.step_time_s and summary.step_time_s.low for summary in summaries)
+    assert all(
+        summary and summary.timing.step_time_s and summary.timing.step_time_s.low for summary in summaries
+    )
     assert JobSpec.from_json(runs[0].spec or {}) == JOB
     assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: JOB})
     assert json.dumps(runs[0].spec)
@@ -141,7 +151,7 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
 
 def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> None:
     backend.how = {"status": "out_of_memory"}
-    runs = launcher(backend).submit([JOB, OTHER, OTHER, JOB], command="")
+    runs = launcher(backend).submit(jobs(JOB, OTHER, OTHER, JOB), command="")
     assert backend.calls == ["execute bf16", "execute fp32"]
     assert [run.state for run in runs] == [
         *[RunState.FAILED] * 2,
@@ -159,14 +169,16 @@ def test_runs_removed_while_others_run_do_not_disturb_them(backend: InstantBacke
                 ended = [run.id for run in other.select() if run.state.is_final]
                 other.remove(ended)
 
-    runs = replace(launcher(backend), sleep=tidy_up).submit([JOB, OTHER, JOB], command="fastlaunch submit")
+    runs = replace(launcher(backend), sleep=tidy_up).submit(
+        jobs(JOB, OTHER, JOB), command="fastlaunch submit"
+    )
     assert backend.calls == ["execute bf16", "execute fp32"]
     assert [(run.recipe, run.state) for run in runs] == [("fp32", RunState.COMPLETED)]
 
 
 def test_contradicting_record_fails_the_run(backend: InstantBackend) -> None:
     backend.how = {"seed": 5}
-    (run,) = launcher(backend).submit([JOB], command="")
+    (run,) = launcher(backend).submit(jobs(JOB), command="")
     assert run.state is RunState.FAILED
     assert run.reason == "the record contradicts the request: seed 5 for 0"
     assert run.summary is not None and run.reason in run.summary.problems
@@ -175,14 +187,14 @@ def test_contradicting_record_fails_the_run(backend: InstantBackend) -> None:
 def test_job_that_cannot_be_started_fails_and_the_rest_is_cancelled(backend: InstantBackend) -> None:
     backend.refuses = True
     with pytest.raises(UserError, match="cannot start"):
-        launcher(backend).submit([JOB, OTHER], command="")
+        launcher(backend).submit(jobs(JOB, OTHER), command="")
     first, second = backend.ledger.select()
     assert (first.state, first.reason) == (RunState.FAILED, "cannot start")
     assert second.state is RunState.CANCELLED
 
 
 def test_stop_before_the_first_job_starts_none(backend: InstantBackend) -> None:
-    runs = launcher(backend, StopRequest(by="SIGTERM")).submit([JOB], command="")
+    runs = launcher(backend, StopRequest(by="SIGTERM")).submit(jobs(JOB), command="")
     assert backend.calls == []
     assert (runs[0].state, runs[0].reason) == (RunState.CANCELLED, "stopped by SIGTERM")
 
@@ -192,13 +204,13 @@ def test_error_while_following_kills_the_job(backend: InstantBackend) -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError):
-        replace(launcher(backend), sleep=fail).submit([JOB, OTHER], command="")
+        replace(launcher(backend), sleep=fail).submit(jobs(JOB, OTHER), command="")
     assert backend.calls == ["execute bf16", "kill"]
 
 
 def test_rows_of_a_dead_launcher_are_lost_and_of_a_living_one_left_alone(backend: InstantBackend) -> None:
     run_id = planned(backend)
-    lock = launcher_lock(backend.ledger, backend.ledger.get(run_id).submission_id)
+    lock = backend.ledger.launcher_lock(backend.ledger.get(run_id).submission_id)
     lock.parent.mkdir()
     with locks.held(lock):
         reconcile(backend.ledger, {"local": backend})
@@ -222,16 +234,6 @@ def test_job_whose_start_was_not_noted_is_found_again(backend: InstantBackend) -
     assert run.summary is not None and run.summary.num_steps == 80
 
 
-def test_reconciling_leaves_other_backends_and_ended_runs_alone(backend: InstantBackend) -> None:
-    run_id = planned(backend)
-    reconcile(backend.ledger, {})
-    assert backend.ledger.get(run_id).state is RunState.PLANNED
-    launcher(backend).submit([JOB], command="")
-    before = backend.ledger.select(["state=completed"])
-    reconcile(backend.ledger, {"local": backend})
-    assert backend.ledger.select(["state=completed"]) == before
-
-
 def test_damaged_record_is_the_reason(backend: InstantBackend) -> None:
     run_id = planned(backend)
     (path,) = write_run(backend.home / run_id, steps=80, workload="vit-tiny")
@@ -243,11 +245,11 @@ def test_damaged_record_is_the_reason(backend: InstantBackend) -> None:
 
 
 def test_second_to_finish_changes_nothing(backend: InstantBackend) -> None:
-    (run,) = launcher(backend).submit([JOB], command="")
+    (run,) = launcher(backend).submit(jobs(JOB), command="")
     handle = {"directory": str(run.directory)}
     for path in backend.collect(handle):
         path.unlink()
-    assert finish(run, handle, backend=backend, ledger=backend.ledger) is RunState.COMPLETED
+    assert finish_run(run, handle, backend=backend, ledger=backend.ledger) is RunState.COMPLETED
     assert backend.ledger.get(run.id) == run
 
 
@@ -255,13 +257,6 @@ def test_cancel_of_a_planned_run_keeps_it_from_starting(backend: InstantBackend)
     run = backend.ledger.get(planned(backend))
     assert cancel(run, backend=backend, ledger=backend.ledger) is RunState.CANCELLED
     assert backend.calls == []
-
-
-def test_cancel_of_a_run_that_was_never_started_does_not_wait_for_ever(backend: InstantBackend) -> None:
-    run_id = planned(backend)
-    backend.ledger.set_state(run_id, RunState.RUNNING)
-    run = backend.ledger.get(run_id)
-    assert cancel(run, backend=backend, ledger=backend.ledger, sleep=lambda s: None) is RunState.LOST
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
@@ -275,7 +270,7 @@ def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted
         backend.ledger.end_attempt(attempt, RunState.CANCELLED)
     handle = {"directory": str(backend.home / run_id)}
     backend.ledger.set_handle(attempt, handle)
-    finish(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)
+    finish_run(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)
     run = backend.ledger.get(run_id)
     if cancelled:
         assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by fastlaunch cancel")
@@ -321,19 +316,3 @@ def test_stop_request_leaves_what_is_ignored_ignored() -> None:
         assert stop.by is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_stop_request_does_not_listen_in_another_thread() -> None:
-    problems: list[BaseException] = []
-
-    def listen() -> None:
-        try:
-            with StopRequest():
-                pass
-        except BaseException as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert problems == []

@@ -6,9 +6,8 @@ from typing import Any
 from ec2_builders import catalogue
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws.cache import AskOnce
-from fastlaunch.aws.quotas import quotas_by_name
-from fastlaunch.training_quotas import JOB, SPOT_JOB, training_quota
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.placement.quota_checks import JOB, SPOT_JOB, training_quota
 
 NAME = "ml.p5.48xlarge for training job usage"
 
@@ -34,7 +33,7 @@ def test_the_accounts_quotas_stand_over_the_defaults(stubbed_aws: StubbedAws) ->
     list_quotas(
         stubbed_aws, [quota(NAME, "L-1", 0.0), quota(other, "L-2", 0.0)], [], [quota(NAME, "L-1", 4.0)]
     )
-    found = quotas_by_name(stubbed_aws.aws, "us-east-1", "sagemaker")
+    found = stubbed_aws.aws.quotas_by_name("us-east-1", "sagemaker")
     assert (found[NAME].value, found[NAME].is_default, found[NAME].code) == (4.0, False, "L-1")
     assert (found[other].value, found[other].is_default) == (0.0, True)
 
@@ -64,7 +63,7 @@ def test_own_jobs_count_by_type_and_purchase(stubbed_aws: StubbedAws) -> None:
     }
     stub.add_response("describe_training_job", described)
     stub.add_response("list_training_jobs", {"TrainingJobSummaries": []})
-    instance, ask = catalogue().instance("p5.48xlarge"), AskOnce()
+    instance, ask = catalogue().instance("p5.48xlarge"), CachedCalls()
 
     def found(usage: str, num_nodes: int) -> Any:
         return training_quota(

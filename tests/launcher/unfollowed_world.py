@@ -8,10 +8,12 @@ from pathlib import Path
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws
 
-from fastlaunch.backends import RunState
-from fastlaunch.backends.ec2.ec2 import FORGOTTEN_AFTER, Ec2Backend
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.protocol import FORGOTTEN_AFTER
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.submission import cancel, reconcile
+from fastlaunch.runs.cancel import cancel
+from fastlaunch.runs.reconcile import reconcile
 
 AFTER_FORGETTING_S = FORGOTTEN_AFTER.total_seconds() + 1
 

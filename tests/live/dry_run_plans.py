@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.client import Aws
 from fastlaunch.core.errors import CloudRefused
 from fastlaunch.core.settings import RegionSettings, load_settings
 
@@ -58,7 +58,7 @@ def answer(
         return True, f"not asked: no zone of the config file with a placement group offers it ({offered})"
     try:
         asked = moved(request, here=here, zone=zones[0], ami=ami)
-        aws.ask("ec2", region, "RunInstances", DryRun=True, **asked)
+        aws.call("ec2", region, "RunInstances", DryRun=True, **asked)
     except CloudRefused as error:
         return (
             error.code == WOULD_DO,

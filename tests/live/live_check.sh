@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# For somebody with an AWS account, set up by docs/aws-setup.md: what no test here can tell. `make live-check`.
+# For somebody with an AWS account, set up by docs/setup.md: what no test here can tell. `make live-check`.
 #
 # It starts one small machine of EC2 and one of SageMaker, each for minutes: every command says before what it
 # can cost at most, refuses more than $LIMIT_USD, and asks. Nothing is left running in the end.

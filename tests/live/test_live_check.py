@@ -11,13 +11,13 @@ import pytest
 import yaml
 from dry_run_plans import efa_plans, main, moved
 
-from fastlaunch.cli import COMMANDS, fastlaunch
+from fastlaunch.cli.main import COMMANDS, fastlaunch
 from fastlaunch.core.settings import RegionSettings
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
 
-    from fastlaunch.aws.ec2 import Aws
+    from fastlaunch.aws.client import Aws
 
 SCRIPT = Path(__file__).parent / "live_check.sh"
 HERE = RegionSettings(

@@ -37,3 +37,25 @@ def jobs(server: MotoServer, tmp_path: Path) -> Iterator[TrainingScene]:
     yield scene
     for job in scene.started:
         job.close()
+
+
+#: Of each kind of machine one scenario is slow; all others are in the full tier.
+SMOKE = {
+    "test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off",
+    "test_spot_taken_at_a_random_moment_loses_nothing_and_goes_on_from_its_checkpoint[1]",
+    "test_node_that_reaches_nothing_turns_itself_off",
+    "test_a_machine_without_what_it_needs_turns_itself_off[agent]",
+    "test_a_machine_asks_for_nothing_that_its_role_may_not",
+    "test_two_nodes_do_two_runs_together",
+    "test_run_that_spot_interrupts_goes_on_where_it_was",
+    "test_two_runs_are_done_and_all_that_they_left_arrives[each]",
+    "test_a_host_that_fails_does_not_let_the_others_wait",
+    "test_two_recipes_come_home",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name not in SMOKE:
+            item.add_marker("full")

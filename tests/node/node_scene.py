@@ -15,8 +15,11 @@ from moto_server import MotoServer
 from server_client import server_client
 from simulated_instance import SimulatedInstance
 
-from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun, render_user_data
+from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256, run_list_object
+from fastlaunch.core.plan import PlanObject
 from fastlaunch.images.code_bundle import code_files, pack
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 
 REGION = "us-east-1"
 BUCKET = f"runs-{REGION}"
@@ -124,11 +127,33 @@ class Scene:
             MaxCount=program.num_nodes,
             ClientToken=program.token,
             InstanceInitiatedShutdownBehavior="terminate",
-            UserData=render_user_data(program),
+            UserData=self._user_data(program),
             **market,
         )
         found = sorted(made["Instances"], key=lambda one: int(one["AmiLaunchIndex"]))
         return [str(one["InstanceId"]) for one in found]
+
+    def fetched(self, program: NodeProgram) -> tuple[PlanObject, PlanObject]:
+        """What the program's nodes fetch: the agent and the list of runs."""
+        agent = agent_object(BUCKET, "fastlaunch", agent_sha256())
+        return agent, run_list_object(program, program.output, ())
+
+    def _user_data(self, program: NodeProgram) -> str:
+        """The bootstrap of the program's nodes, with what it fetches stored."""
+        agent, runs = self.fetched(program)
+        self.put(agent.uri, agent_archive())
+        self.put(runs.uri, str(runs.text).encode())
+        bootstrap = Bootstrap(
+            token=program.token,
+            region=REGION,
+            max_minutes=program.max_minutes,
+            output=program.output,
+            agent=agent.uri,
+            agent_sha256=agent.sha256,
+            run_list=runs.uri,
+            run_list_sha256=runs.sha256,
+        )
+        return render_user_data(bootstrap)
 
     def boot(self, instance_id: str, **instance: Any) -> SimulatedInstance:
         """Boot an instance that is there."""

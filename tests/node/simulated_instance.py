@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ import fastlaunch_train
 HERE = Path(__file__).parent
 #: What the stand-in of training reads: see stand_in_training.
 STAND_IN = HERE / "stand_in_training.py"
+SCALED_AGENT = HERE / "scaled_agent.py"
 AWS_CLI = Path(sys.executable).parent / "aws"
 _ENDPOINT = ("10.254.0.1", 8000)
 _METADATA = ("169.254.169.254", 80)
@@ -38,6 +40,10 @@ _BOOT_S = 21.5
 _SLEEP = """#!/bin/bash
 # Seconds of the instance, given in {scale} times fewer of ours.
 exec /usr/bin/sleep "$(awk "BEGIN {{ print $1 / {scale} }}")"
+"""
+_PYTHON = """#!/bin/bash
+[ "$1" = -I ] || exec {python} -IS "$@"
+exec {python} -IS {agent} {scale} "$@"
 """
 _OFF = "echo now >/sim/off.new && mv /sim/off.new /sim/off"
 _SHUTDOWN = """#!/bin/bash
@@ -126,7 +132,7 @@ class SimulatedInstance:
     pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
     connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
     shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it reaches other
-    instances by.
+    instances by. has_aws_cli: whether its image brings one.
     """
 
     def __init__(
@@ -148,6 +154,7 @@ class SimulatedInstance:
         shutdown_ends: bool = True,
         docker: RealDocker | None = None,
         switch: Switch | None = None,
+        has_aws_cli: bool = True,
     ) -> None:
         assert training in ("real", "fake")
         self._moto = moto
@@ -164,6 +171,7 @@ class SimulatedInstance:
         self._num_gpus = num_gpus
         self._docker = docker
         self._switch = switch
+        self._has_aws_cli = has_aws_cli
         self._settings = {
             "container_scale": container_scale or (scale if training == "fake" else 1.0),
             "missing_images": list(missing_images),
@@ -236,6 +244,15 @@ class SimulatedInstance:
         enter = ["nsenter", "-t", str(self._inside()), "--mount", "--net", "--pid"]
         docker = ["/sim/bin/docker", "kill", "fastlaunch"]
         subprocess.run([*enter, "chroot", str(inside), *docker], check=True, stdout=subprocess.DEVNULL)
+
+    def kill_agent(self) -> None:
+        """The node agent is killed, and can do nothing more."""
+        for process in _descendants(self._process.pid):
+            with suppress(OSError):
+                if SCALED_AGENT.name.encode() in Path(f"/proc/{process}/cmdline").read_bytes():
+                    os.kill(process, signal.SIGKILL)
+                    return
+        raise AssertionError(f"no agent runs; its console:\n{self.console}")
 
     def cut_network(self) -> None:
         """Nothing reaches AWS any more; the metadata service is on the machine and still answers."""
@@ -312,10 +329,13 @@ class SimulatedInstance:
             "systemctl": _SYSTEMCTL,
             "docker": docker,
             "aws": f'#!/bin/bash\nexec {AWS_CLI} "$@"\n',
+            "python3": _PYTHON.format(python=sys.executable, agent=SCALED_AGENT, scale=self._scale),
             **dict.fromkeys(("poweroff", "reboot", "halt"), _POWEROFF),
         }
         if self._num_gpus:
             programs["nvidia-smi"] = _NVIDIA_SMI.format(last_gpu=self._num_gpus - 1)
+        if not self._has_aws_cli:
+            del programs["aws"]
         for name, text in programs.items():
             (sim / "bin" / name).write_text(text)
             (sim / "bin" / name).chmod(0o755)
@@ -384,3 +404,11 @@ class SimulatedInstance:
             if time.monotonic() > end:
                 raise TimeoutError
             time.sleep(0.01)
+
+
+def _descendants(process: int) -> list[int]:
+    """Ids of the processes that it started, and that those started."""
+    with suppress(OSError):
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return [one for child in map(int, children) for one in (child, *_descendants(child))]
+    return []

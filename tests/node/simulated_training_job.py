@@ -227,9 +227,8 @@ class SimulatedTrainingJob:
         return Container(
             command=command,
             # Without the code as a channel, `fastlaunch build` has made the image.
-            layer=None if channels else code_bundle().data,
+            layer=None if "code" in channels else code_bundle().data,
             environment=environment,
-            hyperparameters=request["HyperParameters"],
             channels=channels,
             instance_type=self._job.selected_type or resources["InstanceType"],
             hosts=[f"algo-{number}" for number in range(1, resources["InstanceCount"] + 1)],

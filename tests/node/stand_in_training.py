@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Block, End, Phase, RecordWriter, Step, record_path
-from fastlaunch_train.workloads import workload_info
+from fastlaunch_train.workloads.registry import workload_info
 
 
 def main() -> int:

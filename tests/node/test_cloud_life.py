@@ -16,17 +16,16 @@ from moto_server import MotoServer
 from node_scene import BUCKET, IMAGE, REGION, Scene, code_bundle
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import RunState
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import Site
-from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import CloudLauncher, CloudSubmission
+from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -60,7 +59,7 @@ class World:
     home: Path
     ledger: Ledger
     stop: StopRequest
-    site: Site
+    site: Ec2Placement
     told: list[str]
     events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
     started_at: float = 0.0
@@ -85,22 +84,18 @@ class World:
             time.sleep(seconds / SCALE)
 
         aws = Aws()
-        launcher = CloudLauncher(
+        launcher = Launcher(
             backends={"ec2": Ec2Backend(aws=aws, home=self.home, sleep=sleep, now=self.now)},
-            aws=aws,
             ledger=self.ledger,
-            home=self.home,
             settings=Settings(home=self.home),
             display=PlainLines(stream=io.StringIO(), clock=time.monotonic),
             stop=self.stop,
-            now=self.now,
-            tell=self.told.append,
+            report=self.told.append,
         )
-        submission = CloudSubmission(
-            sites=(self.site,),
+        submission = Submission(
+            placements=(self.site,),
             jobs_at=lambda at: jobs,
             max_minutes=self.max_minutes,
-            num_nodes=jobs[0].num_nodes,
         )
         return launcher.submit(submission, command="fastlaunch submit")
 
@@ -150,7 +145,7 @@ def test_two_recipes_come_home(world: World) -> None:
     assert [first.state, second.state] == [RunState.COMPLETED] * 2, consoles(world)
     for run in (first, second):
         assert run.summary is not None and run.summary.num_steps == 20
-        assert run.summary.instance == "g5.xlarge"
+        assert run.summary.setup.instance == "g5.xlarge"
         assert run.directory is not None and (run.directory / "log.txt").read_text()
     (attempt,) = world.ledger.attempts_of(second.id)
     assert attempt.state is RunState.COMPLETED and attempt.run_ids == (first.id, second.id)
@@ -177,7 +172,7 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
     assert run.summary is not None and run.summary.num_steps == 4000
     one, two = world.ledger.attempts_of(run.id)
     assert (one.state, one.reason) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
-    assert (one.billing, one.billed_seconds) == ("free", 0.0)
+    assert (one.billing.source, one.billing.billed_s) == ("free", 0.0)
     assert two.state is RunState.COMPLETED and (two.max_minutes or 0) < 120
     # It went on, and did not begin again.
     steps = [path.read_text().count('"kind":"step"') for path in sorted(run.directory.glob("rank-*"))]  # type: ignore[union-attr]

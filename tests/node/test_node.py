@@ -13,7 +13,7 @@ import pytest
 from node_scene import FIRST, IMAGE, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.backends.ec2.user_data import NodeProgram
+from fastlaunch_train.node.protocol import NodeProgram
 from fastlaunch_train.records.records import read_record
 
 RECORD = "rank-00000-attempt-1.jsonl"
@@ -221,19 +221,57 @@ def test_node_whose_program_hangs_is_turned_off_by_the_timer_of_its_first_line(s
 def test_node_that_reaches_nothing_turns_itself_off(scene: Scene) -> None:
     instance = scene.launch(node_program(node_run()), connected=False)
     assert instance.wait() == "shutdown"
-    assert not scene.keys(RUNS)
+    (run_list,) = scene.keys(RUNS)
+    assert "/runs-" in run_list, "nothing but what the launcher stored"
     assert "run" not in [call[0] for call in instance.docker_calls()]
     assert "turning off" in scene.moto.console[instance.instance_id]
 
 
+@pytest.mark.parametrize("what", ["agent", "run list", "AWS CLI"])
+def test_a_machine_without_what_it_needs_turns_itself_off(what: str, scene: Scene) -> None:
+    program = node_program(node_run())
+    (instance_id,) = scene.run_instances(program)
+    agent, run_list = scene.fetched(program)
+    if what != "AWS CLI":
+        scene.put((agent if what == "agent" else run_list).uri, b"something else")
+    instance = scene.boot(instance_id, has_aws_cli=what != "AWS CLI")
+    assert instance.wait() == "shutdown"
+    assert not instance.docker_calls()
+    if what != "AWS CLI":
+        assert b"no agent" in scene.joined(program)["node-0/log.txt"] or what != "agent"
+        assert "boot.json" in scene.keys(program.output)
+
+
+def test_an_agent_that_is_killed_does_not_leave_its_machine_on(scene: Scene) -> None:
+    program = node_program(node_run(steps=1000, environment={"FAKE_STEP_S": "1"}))
+    instance = scene.launch(program)
+    scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-")
+    instance.kill_agent()
+    assert instance.wait(30) == "shutdown"
+
+
+def test_a_run_that_the_launcher_has_settled_is_skipped(scene: Scene) -> None:
+    program = node_program(node_run(FIRST), node_run(SECOND))
+    scene.put(f"{program.output}/skip/{SECOND}", b"")
+    instance = scene.launch(program)
+    assert instance.wait() == "shutdown"
+    status = scene.status(program)
+    assert (status["outcome"], status["reason"]) == ("completed", None)
+    assert [run["state"] for run in status["runs"]] == ["completed", "not-started"]
+    assert_records_arrived(scene, instance, program, 1)
+
+
 @pytest.mark.parametrize("how", ["cut", "refused"])
 def test_uploads_that_fail_for_a_while_lose_nothing(how: str, scene: Scene, tmp_path: Path) -> None:
-    program = node_program(node_run(steps=80, checkpoint_every=20, environment={"FAKE_STEP_S": "0.1"}))
+    program = node_program(node_run(steps=120, checkpoint_every=20, environment={"FAKE_STEP_S": "0.1"}))
     instance = scene.launch(program)
     scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-")
     if how == "cut":
         instance.cut_network()
-        time.sleep(5)
+        end = time.monotonic() + 60
+        while "not sent, will try again" not in instance.console:
+            assert time.monotonic() < end, instance.console
+            time.sleep(0.2)
         instance.mend_network()
     else:
         # Some objects of a round get through and others do not.
@@ -242,17 +280,15 @@ def test_uploads_that_fail_for_a_while_lose_nothing(how: str, scene: Scene, tmp_
         time.sleep(5)
         scene.moto.allow(refusal)
     assert instance.wait() == "shutdown"
-    if how == "cut":
-        assert "not sent, will try again" in instance.console
-    else:
+    if how == "refused":
         assert any(sent.status == 503 for sent in scene.moto.sent("PutObject"))
     assert scene.status(program)["outcome"] == "completed"
     assert_records_arrived(scene, instance, program, 1)
     (record,) = scene.bring_home(program, tmp_path)[FIRST]
-    assert len(read_record(record).steps) == 80
+    assert len(read_record(record).steps) == 120
     # The first one came while the run was going on.
     assert len([key for key in scene.keys(program.output) if f"{FIRST}/{RECORD}" in key]) > 1
-    assert scene.keys(f"{RUNS}/{FIRST}/checkpoints")[-1] == "step-00000080.pt"
+    assert scene.keys(f"{RUNS}/{FIRST}/checkpoints")[-1] == "step-00000120.pt"
 
 
 def test_no_segment_is_ever_written_twice_with_other_bytes(scene: Scene) -> None:

@@ -3,12 +3,11 @@
 import pytest
 from moto_server import ACCOUNT
 from node_scene import BUCKET, FIRST, RUNS, Scene, node_program, node_run
-from policy_simulator import Ask, allows
+from policy_check import Ask, allows
 from sent_request import SentRequest
 from simulated_instance import cannot_simulate
 
-from fastlaunch.account.policies import policy
-from fastlaunch.account_statements import names_by_hand
+from fastlaunch.account.policies import names_by_hand, policy
 
 REASON = cannot_simulate()
 pytestmark = [
@@ -51,4 +50,4 @@ def test_a_machine_asks_for_nothing_that_its_role_may_not(scene: Scene) -> None:
         *("s3:PutObject", "s3:GetObject", "s3:ListBucket", "ecr:GetAuthorizationToken")
     }
     held = [policy("node", names_by_hand(account=ACCOUNT, bucket=BUCKET))]
-    assert [str(ask) for ask in asks if not allows(held, ask)] == []
+    assert [ask for ask in asks if not allows(held, ask)] == []

@@ -16,7 +16,7 @@ from instance_network import Switch
 from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
 from simulated_instance import SimulatedInstance, cannot_simulate
 
-from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 from fastlaunch_train.records.records import RankRecord, read_record
 
 REASON = cannot_simulate()
@@ -224,6 +224,16 @@ def test_nodes_that_need_efa_and_have_none_start_nothing(
     statuses = ended(scene, nodes, program)
     assert ("configuration", "fabric") in [told(status) for status in statuses]
     assert not [call for node in nodes for call in node.docker_calls() if call[0] in ("pull", "run")]
+
+
+def test_a_run_that_is_settled_is_skipped_by_all(
+    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
+) -> None:
+    program = two_nodes(node_run(FIRST), node_run(SECOND))
+    scene.put(f"{program.output}/skip/{FIRST}", b"")
+    statuses = ended(scene, launch(program, training="fake"), program)
+    assert [told(status) for status in statuses] == [("completed", None)] * 2
+    assert [states(status) for status in statuses] == [["not-started", "completed"]] * 2
 
 
 def test_rank_0_that_never_comes_is_not_waited_for_without_end(

@@ -17,7 +17,7 @@ from node_scene import IMAGE, REGION
 from simulated_training_job import SimulatedTrainingJob, skip_without_namespaces
 from training_scene import BUCKET, TrainingScene
 
-from fastlaunch.backends import RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch_train.records.records import read_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), skip_without_namespaces]

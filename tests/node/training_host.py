@@ -42,7 +42,6 @@ class Container:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    hyperparameters: Mapping[str, str]
     channels: Mapping[str, Mapping[str, bytes]]
     instance_type: str
     hosts: Sequence[str]
@@ -183,7 +182,6 @@ class TrainingHost:
         }
         config = sim / "ml/input/config"
         (config / "resourceconfig.json").write_text(json.dumps(resources))
-        (config / "hyperparameters.json").write_text(json.dumps(dict(container.hyperparameters)))
         for channel, files in container.channels.items():
             place = sim / "ml/input/data" / channel
             place.mkdir(parents=True)

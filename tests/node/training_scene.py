@@ -14,9 +14,9 @@ from sagemaker_builders import training_job, training_site
 from server_client import server_client
 from simulated_training_job import SimulatedTrainingJob
 
-from fastlaunch.backends import Plan
+from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
-from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.records.records import RankRecord, read_record
 
@@ -58,6 +58,9 @@ class TrainingScene:
         bundle = code_bundle()
         key = CodeBundle.under("fastlaunch", sha256=bundle.sha256, commit=None).key
         self.client("s3").put_object(Bucket=BUCKET, Key=key, Body=bundle.data if code is None else code)
+        for one in plan.objects:
+            data = agent_archive() if one.text is None else one.text.encode()
+            self.client("s3").put_object(Bucket=one.bucket, Key=one.key, Body=data)
         self.client("sagemaker").create_training_job(
             **{**plan.request, "RoleArn": self.moto.training_jobs.role()}
         )

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastlaunch_train.records.records import RankRecord, read_record
+from fastlaunch_train.records.records import End, RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
@@ -79,6 +79,24 @@ def run(argv: list[str], **env: str) -> tuple[int, str]:
     output = started.wait(timeout_s=60)
     assert started.returncode is not None
     return started.returncode, output
+
+
+def ended(code: int, argv: list[str], **env: str) -> str:
+    """The output of the entrypoint, which has to end with this exit code."""
+    returned, output = run(argv, **env)
+    assert returned == code, output
+    return output
+
+
+def end_of(output: Path, *, rank: int = 0, attempt: int = 1) -> End:
+    """The last line of a record, which has to be there."""
+    end = record(output, rank=rank, attempt=attempt).end
+    assert end is not None
+    return end
+
+
+def losses(output: Path, *, rank: int = 0, attempt: int = 1) -> list[float | None]:
+    return [step.loss for step in record(output, rank=rank, attempt=attempt).steps]
 
 
 def start_command(

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from te_states import native_state_from_te
 from torch import nn
 
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
-from fastlaunch_train.models.te_blocks import native_state_from_te
-from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
-from fastlaunch_train.recipes.rules import TE_SCALINGS
+from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
 from fastlaunch_train.steppers.stepping import Stepper, build_stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload, load_workload
@@ -94,7 +94,7 @@ def gelu_error(recipe: Recipe, device: torch.device) -> float:
     """The error of the workload gelu's outputs relative to the exact GELU in float64."""
     workload = load_workload("gelu:64x48")
     request = DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=3,
         seed=0,
         rank=0,

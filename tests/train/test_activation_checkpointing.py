@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.activation_checkpointing import checkpoint_blocks
-from fastlaunch_train.recipes.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.models.prepare import checkpoint_blocks
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 RECIPE = resolve_recipe("fp32", ["activation_checkpointing=block"])
 

@@ -12,13 +12,13 @@ from fastlaunch_train.distributed.all_reduce import Bandwidth
     [(2, 107.3741824), (8, 187.9048192), (16, 201.326592)],
 )
 def test_bus_bandwidth_is_nccl_tests(num_ranks: int, expected: float) -> None:
-    told = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=num_ranks, num_repeats=5)
-    assert told.bus_gb_per_s == pytest.approx(expected)
+    found = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=num_ranks, num_repeats=5)
+    assert found.bus_gb_per_s == pytest.approx(expected)
 
 
 def test_the_detail_says_everything() -> None:
-    told = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=16, num_repeats=5)
-    assert told.detail(fabric="efa", num_nodes=2) == (
+    found = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=16, num_repeats=5)
+    assert found.detail(fabric="efa", num_nodes=2) == (
         "bus_gb_per_s=201.327 seconds=0.01 bytes=1073741824 repeats=5 ranks=16 nodes=2 fabric=efa"
     )
 
@@ -28,15 +28,15 @@ def test_ranks_agree_on_what_they_measured_and_on_the_fabric() -> None:
     body = """
         from pathlib import Path
         from fastlaunch_train.distributed.all_reduce import measure
-        from fastlaunch_train.distributed.fabric import checked_fabric
+        from fastlaunch_train.distributed.fabric import check_fabric
         from fastlaunch_train.process.failures import FabricError
-        told = measure(process, 40_002)
-        assert told.message_bytes == 40_000 and told.num_ranks == 2 and told.seconds > 0
-        assert checked_fabric(process, Path("."), "any").name == "gloo"
+        found = measure(process, 40_002)
+        assert found.message_bytes == 40_000 and found.num_ranks == 2 and found.seconds > 0
+        assert check_fabric(process, Path("."), "any").name == "gloo"
         try:
-            checked_fabric(process, Path("."), "efa")
+            check_fabric(process, Path("."), "efa")
         except FabricError as error:
-            print(told.seconds, error)
+            print(found.seconds, error)
         stop_process()
         """
     first, second = outputs(start_pair(body, LOCAL_WORLD_SIZE="1"))

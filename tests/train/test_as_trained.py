@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import toy
-from entrypoint import TINY, arguments, record, run, run_command, start
+from entrypoint import TINY, arguments, ended, record, run, run_command, start
 from torch import nn
+from toy import ALONE
 
-from fastlaunch_train.checks.compiled_model import AsTrained, _some
+from fastlaunch_train.checks.compiled_model import CompiledModelCheck, _some
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.distributed.parallel import Process, stop_process
-from fastlaunch_train.loop.train import compiles
+from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -24,7 +24,6 @@ from fastlaunch_train.steppers.stepping import Stepper, build_stepper
 from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 
 WRONG = Path(__file__).parent / "workloads" / "compiled_wrong.py"
-ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -103,10 +102,10 @@ def first_step(
     convert_model(model, workload, recipe)
     batch = next(workload.batches(dataclasses.replace(toy.request(ALONE), seed=seed)))
     part = split_batch(batch, recipe.grad_accumulation)[0]
-    as_trained = AsTrained(workload, recipe, precision, model, part, rounding=0.0)
+    as_trained = CompiledModelCheck(workload, recipe, precision, model, part, rounding=0.0)
     stepper = build_stepper(as_trained.workload, recipe, precision, ALONE, model)
     change(stepper)
-    if compiles(recipe):
+    if recipe.compiles:
         stepper.compile_ahead(batch)
     for _ in range(2):
         stepper.step(batch)
@@ -140,7 +139,7 @@ def test_a_right_one_passes_whatever_its_seed(label: str) -> None:
         assert check.value is not None and check.limit is not None and check.value < check.limit / 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "label",
@@ -179,6 +178,7 @@ def drawing() -> Workload:
     return load_workload("gpt2-tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["bf16", "fp32", "compile-model compile_backend=aot_eager"])
 def test_another_draw_is_no_error(drawing: Workload, label: str) -> None:
     for seed in range(5):
@@ -187,6 +187,7 @@ def test_another_draw_is_no_error(drawing: Workload, label: str) -> None:
         assert check.value, "it did draw otherwise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [larger, without("dropout"), without("layer_norm")])
 def test_a_wrong_compiler_does_not_hide_behind_what_is_drawn(drawing: Workload, edit: Edit) -> None:
     for seed in range(2):
@@ -248,7 +249,7 @@ def test_a_workload_sees_the_model_as_it_is() -> None:
 def test_where_the_batch_is_another_nothing_is_said() -> None:
     precision, recipe = setup_precision(resolve_recipe("fp32"), ALONE.device), resolve_recipe("fp32")
     model, batches = toy.Toy(), toy.batches(toy.request(ALONE))
-    as_trained = AsTrained(toy.TOY, recipe, precision, model, next(batches), rounding=0.0)
+    as_trained = CompiledModelCheck(toy.TOY, recipe, precision, model, next(batches), rounding=0.0)
     as_trained.workload.loss(model, next(batches))
     assert as_trained.check() is None
     as_trained.workload.loss(model, next(batches))
@@ -261,10 +262,10 @@ def test_a_sample_of_many_values_is_looked_at_in_part() -> None:
     assert _some(torch.zeros(300_000, 1)).shape == (75_000, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fp32", "bf16"])
 def test_a_run_records_it_after_its_first_step(tmp_path: Path, recipe: str) -> None:
-    code, printed = run(arguments(tmp_path, "--steps", "3", recipe=recipe))
-    assert code == 0, printed
+    printed = ended(0, arguments(tmp_path, "--steps", "3", recipe=recipe))
     (check,) = [check for check in record(tmp_path).checks if check.name == "as-trained"]
     assert check.passed
     assert "fails the check" not in printed
@@ -280,8 +281,7 @@ def test_a_run_that_is_wrong_only_when_compiled_is_marked_and_trains(tmp_path: P
         "compile_scope=model",
     )
     argv = arguments(tmp_path, "--steps", "3", *compiled, workload=f"{WRONG}:build")
-    code, printed = run(argv)
-    assert code == 0, printed
+    printed = ended(0, argv)
     found = record(tmp_path)
     failed = [check for check in found.checks if not check.passed]
     assert [check.name for check in failed] == ["as-trained"]
@@ -300,8 +300,7 @@ def test_an_attempt_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_finds_no_checkpoint_asks(tmp_path: Path) -> None:
-    code, printed = run([*arguments(tmp_path, "--steps", "2"), "--resume"])
-    assert code == 0, printed
+    ended(0, [*arguments(tmp_path, "--steps", "2"), "--resume"])
     assert [check.name for check in record(tmp_path).checks] == ["as-trained"]
 
 
@@ -325,7 +324,7 @@ def test_ranks_that_see_other_files_meet_all_the_same(tmp_path: Path) -> None:
         assert check.name == "as-trained" and check.passed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "label",

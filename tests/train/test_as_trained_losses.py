@@ -10,7 +10,7 @@ import toy
 from test_as_trained import ALONE, first_step
 from torch import nn
 
-from fastlaunch_train.checks.compiled_model import AsTrained, _judged, _Limits
+from fastlaunch_train.checks.compiled_model import CompiledModelCheck, _judged, _Limits
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
@@ -66,7 +66,9 @@ def test_the_batch_is_left_for_the_first_step() -> None:
     precision = setup_precision(recipe, ALONE.device)
     batch = next(toy.batches(toy.request(ALONE)))
     before = batch[0].clone()
-    AsTrained(dataclasses.replace(toy.TOY, loss=in_place), recipe, precision, toy.Toy(), batch, rounding=0.0)
+    CompiledModelCheck(
+        dataclasses.replace(toy.TOY, loss=in_place), recipe, precision, toy.Toy(), batch, rounding=0.0
+    )
     assert torch.equal(batch[0], before)
 
 
@@ -81,7 +83,9 @@ def test_of_data_in_one_place_no_more_than_the_batch_is_copied() -> None:
     precision = setup_precision(recipe, ALONE.device)
     whole = next(toy.batches(dataclasses.replace(toy.request(ALONE), batch_size=80)))
     part = tuple(tensor[8:16] for tensor in whole)
-    AsTrained(dataclasses.replace(toy.TOY, loss=measured), recipe, precision, toy.Toy(), part, rounding=0.0)
+    CompiledModelCheck(
+        dataclasses.replace(toy.TOY, loss=measured), recipe, precision, toy.Toy(), part, rounding=0.0
+    )
     assert sizes == [1, 1]
 
 

@@ -71,19 +71,6 @@ def test_the_probe_leaves_everything_as_it_was(bf16: Precision) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_the_model_takes_of_a_batch_is_the_workloads_business(bf16: Precision) -> None:
-    class WithTarget(Attention):
-        def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
-            assert target is not None
-            return super().forward(x)
-
-    def with_target(model: nn.Module, batch: Batch) -> torch.Tensor:
-        output: torch.Tensor = model(batch[0], target=batch[1]).mean()
-        return output
-
-    assert attention_backend(WithTarget("sdpa"), batch(), bf16, with_target) == "flash_cpu"
-
-
 def test_several_kernels_are_all_named() -> None:
     names = [
         "mm",

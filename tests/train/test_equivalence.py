@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from entrypoint import arguments, record, run
+from entrypoint import arguments, ended, record
 from equivalence import (
     TINY,
     WIDE,
@@ -22,23 +22,22 @@ from equivalence import (
     measure,
     vit,
 )
+from toy import ALONE, CPU
 
-from fastlaunch_train.build import build_native, probe_request
+from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import relative_error
 from fastlaunch_train.checks.runs_here import runnable_recipes
-from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.loop.checkpoint import checkpoint_path
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.steppers.stepping import build_native
 from fastlaunch_train.workloads.contract import load_workload
 
-CPU = torch.device("cpu")
-PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 TESTS = Path(__file__).parents[1]
 
 #: Tried in this process.
 HERE = ("fp32", "bf16", "fp16")
 #: Tried in a process of its own, for its compiler or process group: sizes of the ViT, its batch, overrides.
-ALONE = {
+IN_A_PROCESS = {
     "compile": ("tiny", 8, ""),
     "compile-model": ("shallow", 8, ""),
     "compile-reduce-overhead": ("shallow", 8, ""),
@@ -65,23 +64,23 @@ UNDER_OLD_TORCH = ("ort", "ort-zero1")
 
 
 def test_every_recipe_is_tried_somewhere() -> None:
-    on_a_cpu = [*HERE, *ALONE, *POINTWISE, *TRAINERS, *UNDER_OLD_TORCH]
+    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *TRAINERS, *UNDER_OLD_TORCH]
     assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
     assert torch.cuda.is_available() or set(runnable_recipes(CPU)) <= set(on_a_cpu)
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_a_recipe_computes_what_the_eager_float64_model_does(name: str) -> None:
-    judge(RECIPES[name], *measure(RECIPES[name], PROCESS, TINY, 4))
+    judge(RECIPES[name], *measure(RECIPES[name], ALONE, TINY, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_a_recipe_in_its_own_process_does_too(name: str, tmp_path: Path) -> None:
     if name not in runnable_recipes(CPU):
         pytest.skip("its package or compiler is not installed")
-    sizes, batch_size, overrides = ALONE[name]
+    sizes, batch_size, overrides = IN_A_PROCESS[name]
     judge(RECIPES[name], *alone(sizes, batch_size, name + overrides, tmp_path, CUDA_VISIBLE_DEVICES=""))
 
 
@@ -93,18 +92,17 @@ def test_pointwise_functions_compute_gelu(name: str) -> None:
     assert 0 < gelu_error(resolve_recipe(name, ["precision=fp32"]), CPU) < 5e-6
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_trainers_step_subtracts_the_float64_models_gradients(name: str, tmp_path: Path) -> None:
     if name not in runnable_recipes(CPU):
         pytest.skip("its package is not installed")
     sgd = ("--set", "optimizer=sgd", "--set", "learning_rate=1", "--steps", "1", "--checkpoint-every", "1")
-    code, printed = run(arguments(tmp_path, *sgd, "--batch-size", "8", workload="vit-tiny", recipe=name))
-    assert code == 0, printed
+    ended(0, arguments(tmp_path, *sgd, "--batch-size", "8", workload="vit-tiny", recipe=name))
     workload = load_workload("vit-tiny")
-    model = build_native(workload, 0, PROCESS)
+    model = build_native(workload, 0, ALONE)
     before = {name: value.detach().double() for name, value in copy.deepcopy(model).named_parameters()}
-    batch = next(workload.batches(probe_request(PROCESS, seed=0, batch_size=8)))
+    batch = next(workload.batches(probe_request(ALONE, seed=0, batch_size=8)))
     loss = workload.loss(copy.deepcopy(model).double(), (batch[0].double(), batch[1])).item()
     _, gradients = exactly(workload, model, batch)
     written = record(tmp_path)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from entrypoint import TINY, arguments, record, run, run_command
+from entrypoint import TINY, arguments, ended, record, run_command
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
 from fastlaunch_train.loop.evaluation import is_better
+from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.records.records import Eval, RankRecord
-from fastlaunch_train.undisturbed import left_as_it_was
 from fastlaunch_train.workloads.contract import DataRequest
 
 CPU = torch.device("cpu")
@@ -33,10 +33,12 @@ def values(read: RankRecord) -> list[tuple[int, str, str, float | None, float | 
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
     """A run of 24 steps, evaluated every 7."""
     output = tmp_path_factory.mktemp("whole")
-    code, printed = run(
-        arguments(output, "--steps", "24", "--eval-every", "7", "--checkpoint-every", "5", workload=EVALUATED)
+    ended(
+        0,
+        arguments(
+            output, "--steps", "24", "--eval-every", "7", "--checkpoint-every", "5", workload=EVALUATED
+        ),
     )
-    assert code == 0, printed
     return record(output)
 
 
@@ -53,9 +55,6 @@ def test_evaluations_come_at_their_steps_and_at_the_end(whole: RankRecord) -> No
     assert {(e.split, e.num_samples) for e in whole.evals} == {("validation", 30), ("test", 18)}
     ends = {block.last_step for block in whole.blocks}
     assert {5, 7, 10, 14, 15, 20, 21, 24} <= ends, "a block ends at each evaluation and checkpoint"
-
-
-def test_an_evaluation_is_a_phase_of_its_own(whole: RankRecord) -> None:
     phases = [phase for phase in whole.phases if phase.name == "eval"]
     assert [phase.step for phase in phases] == [7, 14, 21, 24, 24, 24]
     assert (phases[0].detail or "").startswith("validation: loss ")
@@ -71,8 +70,7 @@ def test_the_weights_that_were_best_are_tested_at_the_end(whole: RankRecord, tmp
     for steps in (7, 21):
         output = tmp_path / str(steps)
         argv = arguments(output, "--steps", str(steps), "--eval-every", "7", workload=f"{TINY}:best_at_first")
-        code, printed = run(argv)
-        assert code == 0, printed
+        ended(0, argv)
         scores[steps] = {e.weights: (e.step, e.loss) for e in record(output).evals if e.split == "test"}
     assert scores[21]["best"] == scores[7]["best"] == scores[7]["current"]
     assert scores[21]["current"] != scores[21]["best"]
@@ -80,7 +78,7 @@ def test_the_weights_that_were_best_are_tested_at_the_end(whole: RankRecord, tmp
 
 def test_tokens_and_padding_are_counted(whole: RankRecord, tmp_path: Path) -> None:
     request = DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=4,
         seed=0,
         rank=0,
@@ -97,8 +95,7 @@ def test_tokens_and_padding_are_counted(whole: RankRecord, tmp_path: Path) -> No
 
 
 def test_evaluating_changes_nothing_of_the_training(whole: RankRecord, tmp_path: Path) -> None:
-    code, printed = run(arguments(tmp_path, "--steps", "24", workload=EVALUATED))
-    assert code == 0, printed
+    ended(0, arguments(tmp_path, "--steps", "24", workload=EVALUATED))
     plain = record(tmp_path)
     assert plain.evals == ()
     assert [step.loss for step in plain.steps] == [step.loss for step in whole.steps]
@@ -109,11 +106,8 @@ def test_a_resumed_run_evaluates_at_the_same_steps_and_keeps_the_best_weights(
 ) -> None:
     more = ("--eval-every", "7", "--checkpoint-every", "5")
     # It is stopped between its second evaluation and the third.
-    assert run(arguments(tmp_path, "--steps", "24", *more, workload=f"{TINY}:stopped_at_17"))[0] == 130
-    code, printed = run(
-        arguments(tmp_path, "--steps", "24", *more, "--resume", workload=f"{TINY}:stopped_at_17")
-    )
-    assert code == 0, printed
+    ended(130, arguments(tmp_path, "--steps", "24", *more, workload=f"{TINY}:stopped_at_17"))
+    ended(0, arguments(tmp_path, "--steps", "24", *more, "--resume", workload=f"{TINY}:stopped_at_17"))
     first, second = record(tmp_path), record(tmp_path, attempt=2)
     assert second.header["first_step"] == 18
     assert values(first) + values(second) == values(whole)
@@ -126,13 +120,11 @@ def test_an_evaluation_ends_soon_when_asked_to_and_is_done_by_the_next_attempt(t
         *("--steps", "12", "--eval-every", "5", "--checkpoint-every", "100"),
         workload=f"{TINY}:stopped_in_evaluation",
     )
-    code, printed = run(argv)
-    assert code == 130, printed
+    ended(130, argv)
     first = record(tmp_path)
     assert first.evals == ()
     assert first.end is not None and first.end.num_steps == 5
-    code, printed = run([*argv, "--resume"], RESUMED="1")
-    assert code == 0, printed
+    ended(0, [*argv, "--resume"], RESUMED="1")
     second = record(tmp_path, attempt=2)
     assert [(e.step, e.split) for e in second.evals[:3]] == [
         (5, "validation"),
@@ -147,9 +139,8 @@ def test_a_run_killed_before_its_tests_makes_up_for_them(whole: RankRecord, tmp_
         *("--steps", "24", "--eval-every", "7", "--checkpoint-every", "12"),
         workload=f"{TINY}:killed_in_test",
     )
-    assert run(argv)[0] == -9
-    code, printed = run([*argv, "--resume"], RESUMED="1")
-    assert code == 0, printed
+    ended(-9, argv)
+    ended(0, [*argv, "--resume"], RESUMED="1")
     again = record(tmp_path, attempt=2)
     assert again.steps == ()
     assert values(again) == values(whole)[-2:]
@@ -162,13 +153,13 @@ def test_a_stop_while_the_best_weights_are_tested_saves_the_last_ones(tmp_path: 
         output = tmp_path / function
         more = ("--steps", "24", "--eval-every", "7", "--checkpoint-every", "100")
         argv = arguments(output, *more, workload=f"{TINY}:{function}")
-        code, printed = run(argv)
+        stopped = function == "stopped_in_the_last_test"
+        ended(130 if stopped else 0, argv)
         evals = record(output).evals
-        if code == 130:
-            code, printed = run([*argv, "--resume"], RESUMED="1")
+        if stopped:
+            ended(0, [*argv, "--resume"], RESUMED="1")
             assert record(output, attempt=2).steps == ()
             evals = (*evals[:-1], *record(output, attempt=2).evals)
-        assert code == 0, printed
         found.append([(e.step, e.split, e.weights, e.loss) for e in evals])
     assert found[0] == found[1]
     assert found[0][-1][0] == 7, "the best weights are others than the last"
@@ -176,8 +167,7 @@ def test_a_stop_while_the_best_weights_are_tested_saves_the_last_ones(tmp_path: 
 
 @pytest.mark.parametrize("function", ["build", "no_held_out_batch"])
 def test_a_workload_without_held_out_data_is_refused(tmp_path: Path, function: str) -> None:
-    code, printed = run(arguments(tmp_path, "--eval-every", "7", workload=f"{TINY}:{function}"))
-    assert code == 2
+    printed = ended(2, arguments(tmp_path, "--eval-every", "7", workload=f"{TINY}:{function}"))
     assert "no held-out data" in printed and "--eval-every" in printed
 
 
@@ -185,11 +175,9 @@ def test_epochs_are_turned_into_steps(tmp_path: Path) -> None:
     argv = [*arguments(tmp_path, workload=EVALUATED), "--epochs", "2"]
     at = argv.index("--steps")
     del argv[at : at + 2]
-    code, printed = run(argv)
-    assert code == 0, printed
+    printed = ended(0, argv)
     assert record(tmp_path).header["steps"] == 26, "50 samples in batches of 4, twice"
-    code, printed = run([*argv, "--resume", "--workload", f"{TINY}:build"])
-    assert code == 2
+    printed = ended(2, [*argv, "--resume", "--workload", f"{TINY}:build"])
     assert "no end" in printed and "--steps" in printed
 
 
@@ -219,7 +207,7 @@ class Delayed(nn.Module):
 def test_a_forward_pass_in_between_leaves_no_trace() -> None:
     model = Delayed()
     generator = torch.get_rng_state()
-    with left_as_it_was(model):
+    with preserve_state(model):
         model.eval().train()
         model(torch.randn(8, 4))
         assert model.fp8_meta["scaling_fwd"].amax_history[0] > 0  # type: ignore[attr-defined]
@@ -230,7 +218,7 @@ def test_a_forward_pass_in_between_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_ranks_score_their_shares_of_the_same_data(tmp_path: Path) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     assert run_command(arguments(alone, "--eval-every", "10", workload=f"{TINY}:untrained"))[0] == 0
@@ -246,7 +234,7 @@ def test_two_ranks_score_their_shares_of_the_same_data(tmp_path: Path) -> None:
         assert [e.metric_value for e in found] == [e.metric_value for e in expected]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_each_ranks_share_of_the_best_weights_comes_back(tmp_path: Path) -> None:
     argv = arguments(

@@ -1,6 +1,5 @@
 """Which network NCCL says it takes: logs made after public examples of NCCL and its plugin, old and new."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -10,11 +9,11 @@ from fastlaunch_train.distributed.fabric import (
     Fabric,
     connect,
     fabric_error,
-    found_fabric,
+    log_nccl,
     log_path,
+    logged_fabric,
     node_rank,
     read_fabric,
-    watch,
 )
 
 #: aws-ofi-nccl 1.16 on p4d, NCCL 2.27.
@@ -67,7 +66,7 @@ ip-10-36-29-253:79:85 [0] NCCL INFO Using network Socket
 
 
 @pytest.mark.parametrize(
-    ("log", "name", "told"),
+    ("log", "name", "selection"),
     [
         (EFA_2026, "efa", "NET/OFI with provider efa"),
         (EFA_2025, "efa", "NET/OFI with provider efa"),
@@ -87,17 +86,17 @@ ip-10-36-29-253:79:85 [0] NCCL INFO Using network Socket
         (INFINIBAND, "ib", "NET/IB"),
         (OLD_SOCKET, "socket", "NET/Socket"),
         (EMPTY_LIST, "socket", "NET/Socket (fi_getinfo: provider efa output empty list)"),
-        ("", "unknown", "nothing that its log tells"),
+        ("", "unknown", "nothing that its log names"),
         (
             "NCCL WARN Cuda failure 802 'system not yet initialized'\n",
             "unknown",
-            "nothing that its log tells",
+            "nothing that its log names",
         ),
     ],
 )
-def test_a_log_tells_the_network(log: str, name: str, told: str) -> None:
+def test_a_log_tells_the_network(log: str, name: str, selection: str) -> None:
     found = read_fabric(log.splitlines())
-    assert (found.name, found.told, found.is_efa) == (name, told, name == "efa")
+    assert (found.name, found.selection, found.is_efa) == (name, selection, name == "efa")
 
 
 def test_of_two_communicators_the_later_counts() -> None:
@@ -121,7 +120,7 @@ def test_local_rank_0_of_several_nodes_has_nccl_tell(tmp_path: Path) -> None:
     environment = ranks()
     assert node_rank(environment) == 1
     output = tmp_path / "100%"
-    watch(output, environment)
+    log_nccl(output, environment)
     assert (environment["NCCL_DEBUG"], environment["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
     assert environment["NCCL_DEBUG_FILE"] == f"{tmp_path}/100%%/nccl-node-1.txt"
     assert output.is_dir()
@@ -132,23 +131,21 @@ def test_local_rank_0_of_several_nodes_has_nccl_tell(tmp_path: Path) -> None:
 )
 def test_every_other_rank_says_as_much_as_before(tmp_path: Path, environment: dict[str, str]) -> None:
     before = dict(environment)
-    watch(tmp_path, environment)
+    log_nccl(tmp_path, environment)
     assert environment == before
 
 
 def test_the_file_is_read(tmp_path: Path) -> None:
-    assert found_fabric(tmp_path, 1) == Fabric()
+    assert logged_fabric(tmp_path, 1) == Fabric()
     log_path(tmp_path, 1).write_bytes(b"\xff\n" + EFA_2025.encode())
-    assert found_fabric(tmp_path, 1).is_efa
-    assert not found_fabric(tmp_path, 0).is_efa
+    assert logged_fabric(tmp_path, 1).is_efa
+    assert not logged_fabric(tmp_path, 0).is_efa
 
 
-def test_the_error_says_what_was_selected_and_what_to_check() -> None:
+def test_the_error_says_what_was_selected() -> None:
     error = fabric_error(read_fabric(SOCKET.splitlines()), 3)
-    assert "this run has to use EFA, and NCCL on node 3 selected NET/Socket" in str(error)
-    assert os.linesep not in str(error)
-    for words in ("nccl-node-*.txt", "security group", "/dev/infiniband", "aws-ofi-nccl", "--allow-tcp"):
-        assert words in error.hint
+    assert "NCCL on node 3 selected NET/Socket" in str(error)
+    assert "--allow-tcp" in error.hint
 
 
 def test_a_collective_that_ends_is_waited_for_and_what_it_raises_is_told() -> None:
@@ -169,7 +166,7 @@ def test_a_collective_without_end_is_left(is_refused: bool, limit_s: float) -> N
     def hang() -> None:
         peer.wait(60)
 
-    error = connect(hang, lambda: is_refused, limit_s=limit_s, look_s=0.01)
+    error = connect(hang, lambda: is_refused, limit_s=limit_s, check_s=0.01)
     assert isinstance(error, TimeoutError)
     peer.set()
 

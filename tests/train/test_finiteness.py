@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from entrypoint import TINY, arguments, record, run, run_command
+from entrypoint import TINY, arguments, end_of, ended, record, run_command
 from torch import nn
 
-from fastlaunch_train.checkpointing import Checkpointing
-from fastlaunch_train.checks.finiteness import not_finite, told, trained
+from fastlaunch_train.checks.finiteness import first_names, not_finite, trained
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.loop.checkpoint import Identity, latest_checkpoint
-from fastlaunch_train.phases import PhaseClock
+from fastlaunch_train.loop.checkpoint import Checkpointing, Identity, latest_checkpoint
+from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.process.failures import NanLossError
 from fastlaunch_train.records.records import RecordWriter
 
@@ -41,8 +40,8 @@ def test_what_is_not_finite_is_named_in_every_nest(value: float, dtype: torch.dt
     }
     names = ["model.b.weight", "optimizer.state.1.exp_avg", "masters.1.0"]
     assert not_finite(state, nn.Linear(1, 1)) == names
-    assert told(names) == "model.b.weight and 2 more"
-    assert told(names[:1]) == "model.b.weight"
+    assert first_names(names) == "model.b.weight and 2 more"
+    assert first_names(names[:1]) == "model.b.weight"
 
 
 @pytest.mark.parametrize(
@@ -85,8 +84,8 @@ each_loop = pytest.mark.parametrize(
     "loop",
     [
         "ours",
-        pytest.param("lightning", marks=pytest.mark.slow),
-        pytest.param("transformers", marks=pytest.mark.slow),
+        pytest.param("lightning", marks=pytest.mark.full),
+        pytest.param("transformers", marks=pytest.mark.full),
     ],
 )
 
@@ -98,8 +97,7 @@ def test_weights_that_the_last_step_ruins_end_the_run(
 ) -> None:
     """Step 15's loss is finite and its gradients are not; no loss comes after it, and nothing is saved."""
     more = (*more, "--steps", "15", "--set", f"loop={loop}")
-    code, output = run(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
-    assert code == 33, output
+    ended(33, arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
     found = record(tmp_path)
     assert found.end is not None and found.end.status == "nan_loss"
     assert (found.end.message or "").startswith("what step 15 left is not finite (0.weight and")
@@ -108,7 +106,7 @@ def test_weights_that_the_last_step_ruins_end_the_run(
     assert 15 not in {each.step for each in found.evals}, "nothing asks a model that is none"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("recipe", ["fp32", "fsdp2", "zero1", "zero3"])
 def test_every_rank_ends_where_the_last_step_ruins_ones_share(tmp_path: Path, recipe: str) -> None:
@@ -130,10 +128,9 @@ def test_every_rank_ends_where_the_last_step_ruins_ones_share(tmp_path: Path, re
 def test_weights_that_a_steps_update_ruins_are_not_saved(tmp_path: Path, loop: str) -> None:
     """Step 15's loss is finite and its gradients are not; a checkpoint is due right after it."""
     more = ("--checkpoint-every", "5", "--eval-every", "5", "--set", f"loop={loop}")
-    code, output = run(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
-    assert code == 33, output
-    end = record(tmp_path).end
-    assert end is not None and end.status == "nan_loss"
+    ended(33, arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"))
+    end = end_of(tmp_path)
+    assert end.status == "nan_loss"
     assert "what step 15 left is not finite" in (end.message or "")
     assert "step-00000010.pt is the last checkpoint" in (end.message or "")
     assert all(step.loss is not None for step in record(tmp_path).steps), "no loss tells of it"
@@ -144,19 +141,17 @@ def test_weights_that_a_steps_update_ruins_are_not_saved(tmp_path: Path, loop: s
 
 def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path: Path) -> None:
     argv = arguments(tmp_path, "--steps", "20", "--checkpoint-every", "10")
-    assert run(argv)[0] == 0
+    ended(0, argv)
     path = tmp_path / "checkpoints" / "step-00000020.pt"
     content = torch.load(path, weights_only=True)
     content["model"]["0.weight"][0, 0] = NAN
     torch.save(content, path)
     argv = [*arguments(tmp_path, "--steps", "30", "--checkpoint-every", "10"), "--resume"]
-    code, output = run(argv)
-    assert code == 2, output
+    output = ended(2, argv)
     assert "step-00000020.pt holds what is not finite: model.0.weight" in output
     assert "remove it" in output
     path.unlink()
-    code, output = run(argv)
-    assert code == 0, output
+    output = ended(0, argv)
     assert record(tmp_path, attempt=3).header["first_step"] == 11
 
 
@@ -197,11 +192,11 @@ def test_what_pads_a_share_may_be_anything(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_rank_ends_where_one_finds_it(tmp_path: Path) -> None:
     more = ("--checkpoint-every", "5", "--steps", "20")
     code, output = run_command(arguments(tmp_path, *more, workload=f"{TINY}:infinite_gradients"), nproc=2)
     assert code != 0
     for rank in range(2):
-        end = record(tmp_path, rank=rank).end
-        assert end is not None and end.status == "nan_loss", output
+        end = end_of(tmp_path, rank=rank)
+        assert end.status == "nan_loss", output

@@ -15,7 +15,7 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 STEPS = 6
 #: Against plain fp64, of losses and weights; None where the optimizer is another than the reference's.
-ARMS: dict[str, float | None] = {
+RECIPES: dict[str, float | None] = {
     "fsdp2,precision=fp32": 1e-6,
     "fsdp2,precision=fp32,grad_accumulation=2,activation_checkpointing=block": 1e-6,
     "fsdp2,precision=fp16": 1e-3,
@@ -36,41 +36,41 @@ def without_a_group() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_without_shards(tmp_path: Path) -> None:
-    found = toy.run_ranks(tmp_path / "whole", list(ARMS), steps=STEPS)
+    found = toy.run_ranks(tmp_path / "whole", list(RECIPES), steps=STEPS)
     losses, weights = toy.reference(steps=STEPS)
-    for arm, tolerance in ARMS.items():
-        assert found[arm]["model_class"] == "FSDPToy"
-        assert tolerance is None or toy.distance(found[arm], losses, weights) < tolerance, arm
-        kept, changed, back = found[arm]["scores"]
+    for recipe, tolerance in RECIPES.items():
+        assert found[recipe]["model_class"] == "FSDPToy"
+        assert tolerance is None or toy.distance(found[recipe], losses, weights) < tolerance, recipe
+        kept, changed, back = found[recipe]["scores"]
         assert kept == back != changed
     # Its moments are of rows and columns, which the shards of a matrix do not have for themselves.
     adafactor = resolve_recipe("fp32", ["optimizer=adafactor", "learning_rate=0.01"])
     whole = toy.train(adafactor, ALONE, steps=STEPS)
-    arm = "fsdp2,precision=fp32,optimizer=adafactor,learning_rate=0.01"
-    assert toy.distance(found[arm], whole["losses"], whole["weights"]) < 1e-5
+    recipe = "fsdp2,precision=fp32,optimizer=adafactor,learning_rate=0.01"
+    assert toy.distance(found[recipe], whole["losses"], whole["weights"]) < 1e-5
 
-    resumed = toy.run_ranks(tmp_path / "resumed", list(ARMS), steps=STEPS, resume_after=3)
-    for arm in ARMS:
-        assert resumed[arm]["losses"] == found[arm]["losses"], arm
-        for name, weight in found[arm]["weights"].items():
-            assert torch.equal(resumed[arm]["weights"][name], weight), (arm, name)
+    resumed = toy.run_ranks(tmp_path / "resumed", list(RECIPES), steps=STEPS, resume_after=3)
+    for recipe in RECIPES:
+        assert resumed[recipe]["losses"] == found[recipe]["losses"], recipe
+        for name, weight in found[recipe]["weights"].items():
+            assert torch.equal(resumed[recipe]["weights"][name], weight), (recipe, name)
 
 
 def test_a_state_is_gathered_and_sharded_again() -> None:
     model = toy.Toy()
     fsdp.shard(model, model.blocks, resolve_recipe("fsdp2"), ALONE)
-    whole = {name: fsdp.local(value).detach().clone() for name, value in model.named_parameters()}
+    whole = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
     state = {"model": model.state_dict(), "numbers": [1, None, (2.5,)]}
-    gathered = fsdp.gathered(state, keep=True)
+    gathered = fsdp.gather(state, keep=True)
     assert gathered["numbers"] == [1, None, [2.5]]
     assert gathered["model"].keys() == whole.keys()
     assert all(part["shards"] == [0] for part in gathered["model"].values())
     assert all(torch.equal(gathered["model"][name]["full"], whole[name]) for name in whole)
-    again = fsdp.sharded(gathered, ALONE)["model"]
+    again = fsdp.scatter(gathered, ALONE)["model"]
     for name, value in model.state_dict().items():
         assert again[name].placements == value.placements
-        assert torch.equal(fsdp.local(again[name]), fsdp.local(value))
-    assert fsdp.gathered(state, keep=False)["model"] == dict.fromkeys(whole)
+        assert torch.equal(fsdp.local_shard(again[name]), fsdp.local_shard(value))
+    assert fsdp.gather(state, keep=False)["model"] == dict.fromkeys(whole)
 
 
 def test_blocks_are_sharded_one_by_one_in_the_dtypes_of_the_recipe() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.build import probe_request
+from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.fusion import describe_kernels, is_scripted, listing, short_name
 from fastlaunch_train.models.precision import setup_precision
@@ -66,7 +66,7 @@ def test_a_group_that_torch_jit_script_fused_is_one_operator() -> None:
     assert text == "3 operators a tensor: div, erf, fused_mul_add_mul"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compiled_for_a_cpu_it_is_one_kernel() -> None:
     from torch._inductor.codecache import PyCodeCache
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastlaunch_train.process.host_threads import leave_cores_alone, usual_num_workers
+from fastlaunch_train.process.host_threads import default_num_workers, limit_cpu_threads
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -20,13 +20,13 @@ def two_threads() -> Iterator[None]:
 
 
 def test_beside_a_gpu_one_core_is_enough() -> None:
-    leave_cores_alone(GPU, {})
+    limit_cpu_threads(GPU, {})
     assert torch.get_num_threads() == 1
 
 
 def test_a_cpu_trains_on_all_and_the_users_word_counts() -> None:
-    leave_cores_alone(CPU, {})
-    leave_cores_alone(GPU, {"OMP_NUM_THREADS": "2"})
+    limit_cpu_threads(CPU, {})
+    limit_cpu_threads(GPU, {"OMP_NUM_THREADS": "2"})
     assert torch.get_num_threads() == 2
 
 
@@ -44,4 +44,4 @@ def test_a_rank_loads_with_its_share_of_the_cores(
     cores: int, environ: dict[str, str], num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    assert usual_num_workers(environ) == num_workers
+    assert default_num_workers(environ) == num_workers

@@ -16,8 +16,8 @@ from data_requests import request
 from entrypoint import arguments, run
 from PIL import Image
 
-from fastlaunch_train.data.order import NO_LABEL
-from fastlaunch_train.images import (
+from fastlaunch_train.data.batches import NO_LABEL
+from fastlaunch_train.data.images import (
     ImageShape,
     class_patterns,
     held_out_images,
@@ -25,15 +25,15 @@ from fastlaunch_train.images import (
     images_per_epoch,
     make_images,
 )
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch
+from fastlaunch_train.workloads.registry import WorkloadError
 
 SHAPE = ImageShape(size=16, num_classes=4)
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 
 
-def batches(arm: str, number: int, **changes: int) -> list[Batch]:
-    return list(itertools.islice(image_batches(SHAPE, request(arm, **changes)), number))
+def batches(source: str, number: int, **changes: int) -> list[Batch]:
+    return list(itertools.islice(image_batches(SHAPE, request(source, **changes)), number))
 
 
 def same(left: Batch, right: Batch) -> bool:
@@ -53,13 +53,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def every_arm(folder: Path) -> list[str]:
+def sources(folder: Path) -> list[str]:
     return ["synthetic", "loader", f"folder:{folder}"]
 
 
-def test_batches_have_the_shape_and_type_that_models_take(every_arm: list[str]) -> None:
-    for arm in every_arm:
-        images, labels = batches(arm, 1)[0]
+def test_batches_have_the_shape_and_type_that_models_take(sources: list[str]) -> None:
+    for source in sources:
+        images, labels = batches(source, 1)[0]
         assert images.shape == (4, 3, 16, 16)
         assert images.dtype == torch.float32
         assert labels.shape == (4,)
@@ -67,33 +67,34 @@ def test_batches_have_the_shape_and_type_that_models_take(every_arm: list[str]) 
         assert 0 <= labels.min() <= labels.max() < 4
 
 
-def test_a_resumed_run_sees_the_batches_it_would_have_seen(every_arm: list[str]) -> None:
-    for arm in every_arm:
+def test_a_resumed_run_sees_the_batches_it_would_have_seen(sources: list[str]) -> None:
+    for source in sources:
         # 12 batches of 4 are several epochs of the folder's 10 images.
-        whole = batches(arm, 12)
-        assert all(map(same, whole[7:], batches(arm, 5, first_step=8)))
+        whole = batches(source, 12)
+        assert all(map(same, whole[7:], batches(source, 5, first_step=8)))
         assert not same(whole[0], whole[1])
 
 
-def test_seeds_and_ranks_see_different_images(every_arm: list[str]) -> None:
-    for arm in every_arm:
-        first = batches(arm, 1, world_size=2)[0]
-        assert not torch.equal(first[0], batches(arm, 1, world_size=2, seed=1)[0][0])
-        assert not torch.equal(first[0], batches(arm, 1, world_size=2, rank=1)[0][0])
-        assert same(first, batches(arm, 1, world_size=2)[0])
+def test_seeds_and_ranks_see_different_images(sources: list[str]) -> None:
+    for source in sources:
+        first = batches(source, 1, world_size=2)[0]
+        assert not torch.equal(first[0], batches(source, 1, world_size=2, seed=1)[0][0])
+        assert not torch.equal(first[0], batches(source, 1, world_size=2, rank=1)[0][0])
+        assert same(first, batches(source, 1, world_size=2)[0])
 
 
-def test_workers_change_nothing(every_arm: list[str]) -> None:
-    for arm in every_arm[1:]:
-        assert all(map(same, batches(arm, 3), batches(arm, 3, num_workers=1)))
+@pytest.mark.full
+def test_workers_change_nothing(sources: list[str]) -> None:
+    for source in sources[1:]:
+        assert all(map(same, batches(source, 3), batches(source, 3, num_workers=1)))
 
 
-def test_images_leave_the_default_generator_alone(every_arm: list[str]) -> None:
+def test_images_leave_the_default_generator_alone(sources: list[str]) -> None:
     # What a model draws from it, as for dropout, is the same whether or not the run was resumed.
-    for arm in every_arm:
+    for source in sources:
         before = torch.get_rng_state()
-        batches(arm, 2)
-        assert torch.equal(torch.get_rng_state(), before), arm
+        batches(source, 2)
+        assert torch.equal(torch.get_rng_state(), before), source
 
 
 def test_images_are_their_class_in_unit_noise() -> None:
@@ -142,14 +143,14 @@ def test_labels_are_the_folders_in_order_and_about_half_of_the_images_are_flippe
     assert 25 < sum(flipped) < 75
 
 
-def images_of(arm: str, number: int, **changes: int) -> Iterator[tuple[torch.Tensor, int]]:
-    for images, labels in batches(arm, number, batch_size=1, **changes):
+def images_of(source: str, number: int, **changes: int) -> Iterator[tuple[torch.Tensor, int]]:
+    for images, labels in batches(source, number, batch_size=1, **changes):
         yield images[0], int(labels[0])
 
 
-def held_out(arm: str, **changes: int) -> list[tuple[torch.Tensor, int]]:
+def held_out(source: str, **changes: int) -> list[tuple[torch.Tensor, int]]:
     """Images and labels of all batches, what fills them up left out."""
-    found = held_out_images(SHAPE, request(arm, **changes), "validation")
+    found = held_out_images(SHAPE, request(source, **changes), "validation")
     return [
         (image, int(label))
         for images, labels in found
@@ -176,13 +177,14 @@ def test_ranks_share_what_is_held_out_in_equally_many_full_batches(folder: Path)
     validation = folder / "val"
     shutil.copytree(folder, folder / "train", ignore=shutil.ignore_patterns("val", "train"))
     shutil.copytree(folder / "train", validation)
-    arm = f"folder:{folder / 'train'}"
-    alone = held_out(arm, batch_size=10)
+    source = f"folder:{folder / 'train'}"
+    alone = held_out(source, batch_size=10)
     batches_of_ranks = [
-        list(held_out_images(SHAPE, request(arm, rank=rank, world_size=2), "validation")) for rank in (0, 1)
+        list(held_out_images(SHAPE, request(source, rank=rank, world_size=2), "validation"))
+        for rank in (0, 1)
     ]
     assert [[len(labels) for _, labels in found] for found in batches_of_ranks] == [[4, 4], [4, 4]]
-    shared = [pair for rank in (0, 1) for pair in held_out(arm, rank=rank, world_size=2)]
+    shared = [pair for rank in (0, 1) for pair in held_out(source, rank=rank, world_size=2)]
     assert len(alone) == len(shared) == 10
     assert sorted(keys_of(alone)) == sorted(keys_of(shared))
     assert {label for _, label in alone} == {0, 1, 2}
@@ -200,15 +202,15 @@ def test_a_twentieth_of_a_folder_is_held_out_where_none_lies_beside(tmp_path: Pa
         for index in range(25):
             picture = Image.new("RGB", (20, 20), (100 * label + 4 * index, 0, 0))
             picture.save(tmp_path / f"class-{label}" / f"{index}.png")
-    arm = f"folder:{tmp_path}"
-    out = set(keys_of(held_out(arm)))
-    assert len(out) == 2 == len(set(keys_of(held_out(arm, seed=1))) & out)
-    assert images_per_epoch(SHAPE, arm) == 48
-    trained = set(keys_of(list(images_of(arm, 48))))
+    source = f"folder:{tmp_path}"
+    out = set(keys_of(held_out(source)))
+    assert len(out) == 2 == len(set(keys_of(held_out(source, seed=1))) & out)
+    assert images_per_epoch(SHAPE, source) == 48
+    trained = set(keys_of(list(images_of(source, 48))))
     assert len(trained) == 48
     assert not trained & out
     assert images_per_epoch(SHAPE, "synthetic") is None
-    assert list(held_out_images(SHAPE, request(arm), "test")) == []
+    assert list(held_out_images(SHAPE, request(source), "test")) == []
 
 
 def test_a_class_that_is_validated_on_alone_is_named(folder: Path) -> None:
@@ -219,51 +221,46 @@ def test_a_class_that_is_validated_on_alone_is_named(folder: Path) -> None:
         image_batches(SHAPE, request(f"folder:{folder / 'train'}"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_an_unreadable_image_is_named(folder: Path, num_workers: int) -> None:
-    broken = folder / "class-1" / "broken.png"
-    broken.write_bytes(b"not an image")
-    with pytest.raises(WorkloadError, match=r"broken\.png cannot be read"):
-        batches(f"folder:{folder}", 4, num_workers=num_workers)
-
-
-def test_a_cut_off_image_is_named(folder: Path) -> None:
-    whole = (folder / "class-0" / "0.png").read_bytes()
-    (folder / "class-0" / "0.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(WorkloadError, match=r"0\.png cannot be read"):
-        batches(f"folder:{folder}", 4)
+    path = folder / "class-0" / "0.png"
+    whole = path.read_bytes()
+    for damaged in (b"not an image", whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(WorkloadError, match=r"0\.png cannot be read"):
+            batches(f"folder:{folder}", 4, num_workers=num_workers)
 
 
 def test_folders_that_cannot_be_used_are_refused_before_the_first_batch(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "class").mkdir(parents=True)
-    few = ImageShape(size=16, num_classes=2)
     (tmp_path / "file").touch()
-    for part in ("train", "val", "test"):
-        shutil.copytree(folder / "class-0", tmp_path / "parts" / part)
-    shutil.copytree(folder / "class-0", tmp_path / "gap" / "class-0")
+    for part in ("parts/train", "parts/val", "parts/test", "gap/class-0"):
+        shutil.copytree(folder / "class-0", tmp_path / part)
     (tmp_path / "gap" / "class-1").mkdir()
-    for shape, arm, words in (
-        (SHAPE, f"folder:{tmp_path / 'nowhere'}", "does not exist"),
-        (SHAPE, f"folder:{tmp_path / 'empty'}", "holds no image"),
-        (SHAPE, f"folder:{tmp_path / 'empty' / 'class'}", "holds no image"),
-        (SHAPE, f"folder:{tmp_path / 'file'}", "is a file"),
-        (SHAPE, f"folder:{tmp_path / 'parts'}", "parts of the data, test and train and val, and no classes"),
-        (SHAPE, f"folder:{tmp_path / 'gap'}", "holds no image of class class-1"),
-        (few, f"folder:{folder}", "classes, and the model 2"),
-        (SHAPE, "folder:", "unknown data source"),
-        (SHAPE, "random", "unknown data source 'random'"),
+    for name, words in (
+        ("nowhere", "does not exist"),
+        ("empty", "holds no image"),
+        ("empty/class", "holds no image"),
+        ("file", "is a file"),
+        ("parts", "test and train and val"),
+        ("gap", "class-1"),
     ):
         with pytest.raises(WorkloadError, match=words):
-            image_batches(shape, request(arm))
+            image_batches(SHAPE, request(f"folder:{tmp_path / name}"))
+    with pytest.raises(WorkloadError, match="the model 2"):
+        image_batches(ImageShape(size=16, num_classes=2), request(f"folder:{folder}"))
+    for source in ("folder:", "random"):
+        with pytest.raises(WorkloadError, match="unknown data source"):
+            image_batches(SHAPE, request(source))
 
 
 _PARENT = """
 import signal, sys, torch
-from fastlaunch_train.images import ImageShape, image_batches
+from fastlaunch_train.data.images import ImageShape, image_batches
 from fastlaunch_train.workloads.contract import DataRequest
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: None)
-request = DataRequest(arm="loader", batch_size=2, seed=0, rank=0, world_size=1,
+request = DataRequest(source="loader", batch_size=2, seed=0, rank=0, world_size=1,
                       device=torch.device("cpu"), num_workers=1, first_step=1)
 batches = image_batches(ImageShape(size=16, num_classes=4), request)
 next(batches)
@@ -275,7 +272,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_outlive_ctrl_c_and_die_with_their_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT],
@@ -311,7 +308,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_that_were_not_forked_read_images(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

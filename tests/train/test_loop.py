@@ -11,25 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from toy import ALONE, CPU
 
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
-from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.loop.train import Progress
+from fastlaunch_train.loop.timing import PhaseClock
+from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.process.device import DeviceState
-from fastlaunch_train.process.failures import InterruptedRun
+from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Block, Check, RecordWriter, Step
 from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import DataRequest
-
-CPU = torch.device("cpu")
-ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     recipe = replace(recipe, compile_scope="model")
     precision = Precision(autocast=contextlib.nullcontext, scaler=None)
     request = DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=4,
         seed=0,
         rank=0,
@@ -61,7 +58,6 @@ def training(tmp_path: Path) -> Iterator[Training]:
         last_step=100,
         checkpoint_every=0,
         save_checkpoint=lambda step: None,
-        evaluations=None,
         phase=PhaseClock(writer, CPU),
         writer=writer,
         interrupts=Interrupts(),
@@ -93,9 +89,9 @@ class Lines(list[Any]):
         pass
 
 
-def step(progress: Progress) -> torch.Tensor:
-    batch = progress.fetch()
-    progress.step_done(progress.training.stepper.step(batch))
+def step(loop: TrainingLoop) -> torch.Tensor:
+    batch = loop.fetch()
+    loop.after_step(loop.training.stepper.step(batch))
     return batch[0]
 
 
@@ -104,58 +100,71 @@ def test_compiling_ahead_trains_nothing_draws_nothing_and_takes_no_batch(trainin
     state = {name: value.clone() for name, value in model.state_dict().items()}
     assert "1.running_mean" in state, "the model has buffers that a forward pass changes"
     generator = torch.get_rng_state()
-    progress = Progress(training)
-    progress.begin()
+    loop = TrainingLoop(training)
+    loop.begin()
     after = model.state_dict()
     assert all(torch.equal(state[name], after[name]) for name in state)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.grad is None for parameter in model.parameters())
     first = next(training.workload.batches(training.request))
-    assert torch.equal(step(progress), first[0])
+    assert torch.equal(step(loop), first[0])
 
 
 def test_a_lone_rank_does_not_finish_its_block_when_asked_to_stop(training: Training) -> None:
-    progress = Progress(training)
-    progress.begin()
+    loop = TrainingLoop(training)
+    loop.begin()
     for _ in range(3):
-        step(progress)
+        step(loop)
     training.interrupts._handle(signal.SIGTERM, None)
     with pytest.raises(InterruptedRun):
-        step(progress)
-    assert progress.last_done == 4, "the second block would end with step 10"
+        step(loop)
+    assert loop.last_done == 4, "the second block would end with step 10"
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_with_its_block(training: Training) -> None:
+    clock, lines = Slow(), Lines()
+    loop = TrainingLoop(replace(training, writer=lines), clock=clock)  # type: ignore[arg-type]
+    loop.begin()
+    with pytest.raises(NanLossError, match="between steps 2 and 10"):
+        for number in range(1, 100):
+            loop.fetch()
+            clock.now_s += 0.01
+            loop.after_step(torch.tensor(float("nan") if number == 4 else 1.0))
+    losses = [line.loss for line in lines if isinstance(line, Step)]
+    assert losses == [None if number == 4 else 1.0 for number in range(1, 11)]
 
 
 def test_no_step_counts_the_check_of_the_model_as_trained(training: Training) -> None:
     clock, lines = Slow(), Lines()
-    training = replace(training, as_trained=clock, writer=lines, last_step=3)  # type: ignore[arg-type]
-    progress = Progress(training, clock)
-    progress.begin()
-    while not progress.finished:
-        batch = progress.fetch()
+    training = replace(training, model_check=clock, writer=lines, last_step=3)  # type: ignore[arg-type]
+    loop = TrainingLoop(training, clock=clock)
+    loop.begin()
+    while not loop.finished:
+        batch = loop.fetch()
         loss = training.stepper.step(batch)
         clock.now_s += 1
-        progress.step_done(loss)
+        loop.after_step(loss)
     assert clock.now_s == 163
     assert [line.step_time_s for line in lines if isinstance(line, Step)] == [1, 1, 1]
     assert [line.wall_s for line in lines if isinstance(line, Block)] == [1, 1, 1]
 
 
 def test_batches_may_be_fetched_ahead_of_their_steps(training: Training) -> None:
-    progress = Progress(training)
-    progress.begin()
-    batches = [progress.fetch() for _ in range(3)]
+    loop = TrainingLoop(training)
+    loop.begin()
+    batches = [loop.fetch() for _ in range(3)]
     for batch in batches:
-        progress.step_done(training.stepper.step(batch))
-    assert progress.last_done == 3
+        loop.after_step(training.stepper.step(batch))
+    assert loop.last_done == 3
     with pytest.raises(IndexError):
-        progress.step_done(torch.zeros(()))
+        loop.after_step(torch.zeros(()))
 
 
 def test_a_batch_is_let_go_once_it_was_trained_on(training: Training) -> None:
     """The first too, which is put back after the model was compiled on it."""
-    progress = Progress(training)
-    progress.begin()
-    batches = [weakref.ref(step(progress)) for _ in range(3)]
+    loop = TrainingLoop(training)
+    loop.begin()
+    batches = [weakref.ref(step(loop)) for _ in range(3)]
     assert [batch() for batch in batches] == [None, None, None]
 
 
@@ -174,13 +183,12 @@ def test_a_sample_that_reaches_back_into_a_pause_is_none(
     clock, lines = Slow(), Lines()
     training = replace(training, writer=lines, last_step=4)  # type: ignore[arg-type]
     training = replace(training, checkpoint_every=2)
-    progress = Progress(training, clock)
-    progress._monitor = Busy()  # type: ignore[assignment]
-    progress.begin()
-    while not progress.finished:
-        loss = training.stepper.step(progress.fetch())
+    loop = TrainingLoop(training, clock=clock, monitor=Busy())  # type: ignore[arg-type]
+    loop.begin()
+    while not loop.finished:
+        loss = training.stepper.step(loop.fetch())
         clock.now_s += block_s
-        progress.step_done(loss)
+        loop.after_step(loss)
     found = [(line.last_step, line.utilization) for line in lines if isinstance(line, Block)]
     after_a_pause = 0.5 if known else None
     # One step a block here. After the first step there is no pause, after the second a checkpoint is written.
@@ -191,6 +199,6 @@ def test_a_sample_that_reaches_back_into_a_pause_is_none(
 def test_threads_are_chosen_before_anything_is_compiled(training: Training) -> None:
     """Dynamo compiles again once their number is another."""
     done: list[Any] = []
-    progress = Progress(training, choose_threads=done.append)
-    progress.begin(lambda batch: done.append("compiled"))
+    loop = TrainingLoop(training, choose_threads=done.append)
+    loop.begin(lambda batch: done.append("compiled"))
     assert done == [CPU, "compiled"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.master_weights import MasterWeights
+from fastlaunch_train.steppers.optimizers import MasterWeights
 
 SGD = functools.partial(torch.optim.SGD, lr=1e-4, momentum=0.5)
 

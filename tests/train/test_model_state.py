@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.models.model_state import ALLOW_PICKLES, load_model_state, model_state
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.recipe import RecipeError
 
 
 class Scaling:
@@ -91,12 +91,6 @@ def test_a_pickle_in_the_file_is_never_opened(monkeypatch: pytest.MonkeyPatch) -
     saved, restored = models()
     state = model_state(saved)
     state["1._extra_state"] = torch.frombuffer(bytearray(pickle.dumps({"recipe": Bomb()})), dtype=torch.uint8)
-    with pytest.raises(RecipeError, match=r"1\._extra_state is not one that this version saves"):
+    with pytest.raises(RecipeError, match=r"1\._extra_state is of another version"):
         load_model_state(restored, state, fp8_recipe=Scaling())
     assert restored[1].scale.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_scales_without_a_recipe_are_refused() -> None:
-    saved, restored = models()
-    with pytest.raises(RecipeError, match="_extra_state"):
-        load_model_state(restored, model_state(saved))

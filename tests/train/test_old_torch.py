@@ -1,6 +1,5 @@
 """The training package under torch 1.13, and ORTModule there, whose losses are eager's."""
 
-import ast
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,156 +9,15 @@ import pytest
 from old_environment import run_quietly
 
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.recipes.requirements import Machine, missing_part
+from fastlaunch_train.recipes.requirements import Capabilities, missing_part
 from fastlaunch_train.records.records import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "train" / "fastlaunch_train"
 
-#: What the package takes from torch while it is imported. Each was looked up in torch 1.13.1: look there for
-#: one more too, and take what is newer where it is used, inside a function.
-IN_TORCH_1_13 = {
-    "torch",
-    "torch.Generator",
-    "torch.Size",
-    "torch.Tensor",
-    "torch.autograd.Function",
-    "torch.bfloat16",
-    "torch.device",
-    "torch.distributed",
-    "torch.distributed.GradBucket",
-    "torch.dtype",
-    "torch.float16",
-    "torch.float32",
-    "torch.float64",
-    "torch.futures.Future",
-    "torch.library.Library",
-    "torch.nn",
-    "torch.nn.Linear",
-    "torch.nn.Module",
-    "torch.nn.ModuleList",
-    "torch.nn.Parameter",
-    "torch.nn.Sequential",
-    "torch.nn.modules.batchnorm._BatchNorm",
-    "torch.no_grad",
-    "torch.optim.Optimizer",
-    "torch.profiler.ProfilerActivity",
-    "torch.profiler.profile",
-    "torch.utils._python_dispatch.TorchDispatchMode",
-    "torch.utils.checkpoint",
-    "torch.utils.data.DataLoader",
-    "torch.utils.data.Dataset",
-}
-
-
-class _AtImport(ast.NodeVisitor):
-    """Collects the dotted names of torch that are looked up while a module is imported."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self._local: dict[str, str] = {}
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            if alias.name.split(".")[0] == "torch":
-                self.names.add(alias.name)
-                self._local[alias.asname or "torch"] = alias.name if alias.asname else "torch"
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.module and node.module.split(".")[0] == "torch":
-            for alias in node.names:
-                self.names.add(f"{node.module}.{alias.name}")
-                self._local[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        parts: list[str] = []
-        value: ast.expr = node
-        while isinstance(value, ast.Attribute):
-            parts.append(value.attr)
-            value = value.value
-        if isinstance(value, ast.Name) and value.id in self._local:
-            self.names.add(".".join([self._local[value.id], *reversed(parts)]))
-        else:
-            self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        # The body runs later.
-        arguments = node.args
-        every = [
-            *arguments.posonlyargs,
-            *arguments.args,
-            *arguments.kwonlyargs,
-            arguments.vararg,
-            arguments.kwarg,
-        ]
-        annotations = [argument.annotation for argument in every if argument is not None]
-        defaults = [*arguments.defaults, *arguments.kw_defaults]
-        for part in (*node.decorator_list, *annotations, *defaults, node.returns):
-            if part is not None:
-                self.visit(part)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        pass
-
-    def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) != "TYPE_CHECKING":
-            self.generic_visit(node)
-
-
-def names_at_import(source: str) -> set[str]:
-    collected = _AtImport()
-    collected.visit(ast.parse(source))
-    return collected.names
-
-
-def test_names_taken_while_importing_are_told_from_those_taken_later() -> None:
-    source = """
-import torch
-from typing import TYPE_CHECKING
-from torch import nn
-from torch.utils.data import DataLoader as Loader
-if TYPE_CHECKING:
-    from torch.amp import GradScaler
-def later(x: torch.Tensor, scaler: "torch.amp.GradScaler") -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-    return torch.compile(x)
-class Timer:
-    event: torch.cuda.Event
-    def stop(self, at=torch.float8_e4m3fn): return torch.accelerator.now()
-"""
-    assert names_at_import(source) == {
-        *("torch", "torch.nn", "torch.utils.data.DataLoader", "torch.Tensor", "torch.nn.Module"),
-        *("torch.cuda.Event", "torch.float8_e4m3fn"),
-    }
-
-
-def test_nothing_newer_than_torch_1_13_is_needed_to_import() -> None:
-    newer = {
-        f"{path.relative_to(PACKAGE)}: {name}"
-        for path in PACKAGE.rglob("*.py")
-        for name in names_at_import(path.read_text())
-        if name not in IN_TORCH_1_13
-    }
-    assert not newer, (
-        "does torch 1.13.1 have these? If so, add them above; else import them inside a function"
-    )
-
 
 def test_what_an_old_torch_lacks_is_refused_and_the_rest_runs() -> None:
-    def nothing(*asked: str) -> str | None:
-        return None
-
-    old = Machine(
-        device_type="cpu",
-        compute_capability=None,
-        cuda=None,
-        version_of=lambda package: (1, 13, 1),
-        transformer_engine_problem=nothing,
-        scaling_problem=nothing,
-        ort_problem=nothing,
-        inductor_problem=nothing,
-        compile_backends=lambda: ["inductor"],
-    )
+    old = Capabilities(compute_capability=None, cuda=None, version_of=lambda package: (1, 13, 1))
     for name in ("fp32", "bf16", "jit-script", "library"):
         assert missing_part(RECIPES[name], old) is None
     assert missing_part(resolve_recipe("ort", ["precision=fp32"]), old) is None
@@ -221,7 +79,7 @@ def losses(record: RankRecord) -> list[float]:
     return [loss for loss in found if loss is not None]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_every_module_imports_under_torch_1_13(old_python: Path) -> None:
     modules = [
@@ -250,7 +108,7 @@ def pair(
     yield by_torch, by_ort
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_ort_trains_as_torch_does(pair: tuple[RankRecord, RankRecord]) -> None:
     by_torch, by_ort = pair

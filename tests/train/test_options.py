@@ -4,62 +4,47 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch_train.run.options import DEFAULT_MEMORY_BUDGET, parse_options
+from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.run.options import Options, parse_options
 
-REQUIRED = [
-    "--workload",
-    "vit-tiny",
-    "--recipe",
-    "bf16",
-    "--batch-size",
-    "8",
-    "--steps",
-    "5",
-    "--output",
-    "o",
-]
+REQUIRED = ["--workload", "vit-tiny", "--recipe", "bf16", "--batch-size", "8", "--output", "o"]
+
+
+def parse(text: str) -> Options:
+    return parse_options([*REQUIRED, *text.split()])
 
 
 def test_defaults() -> None:
-    options = parse_options(REQUIRED)
-    assert options.batch_size == 8
-    assert options.output == Path("o")
-    assert (options.seed, options.data, options.num_workers) == (0, "synthetic", None)
-    assert (options.checkpoint_every, options.resume) == (0, False)
-    assert options.memory_budget == DEFAULT_MEMORY_BUDGET
+    options = parse("--steps 5")
+    assert vars(options) == {
+        "workload": "vit-tiny",
+        "recipe": RECIPES["bf16"],
+        "batch_size": 8,
+        "memory_budget": 2**30,
+        "steps": 5,
+        "epochs": None,
+        "output": Path("o"),
+        "seed": 0,
+        "data": "synthetic",
+        "num_workers": None,
+        "checkpoint_every": 0,
+        "resume": False,
+        "eval_every": 0,
+        "model": None,
+        "tokenizer": None,
+        "sequence_length": None,
+    }
 
 
-def test_what_of_a_workload_can_be_asked_for() -> None:
-    options = parse_options(
-        [*REQUIRED, "--model", "m", "--tokenizer", "t", "--sequence-length", "64", "--data", "file:a b.txt"]
+def test_every_option_has_its_field() -> None:
+    options = parse(
+        "--epochs 3 --eval-every 50 --model m --tokenizer t --sequence-length 64 --data file:a.txt --resume"
+        " --batch-size auto --set optimizer_impl=fused --set precision=fp16"
     )
-    assert (options.model, options.tokenizer, options.sequence_length) == ("m", "t", 64)
-    assert options.data == "file:a b.txt"
-    assert (parse_options(REQUIRED).model, parse_options(REQUIRED).eval_every) == (None, 0)
-
-
-def test_epochs_stand_for_steps() -> None:
-    argv = [*REQUIRED[: REQUIRED.index("--steps")], *REQUIRED[REQUIRED.index("--output") :]]
-    options = parse_options([*argv, "--epochs", "3", "--eval-every", "50"])
     assert (options.steps, options.epochs, options.eval_every) == (None, 3, 50)
-
-
-@pytest.mark.parametrize("both", [True, False])
-def test_either_steps_or_epochs_are_given(both: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*REQUIRED, "--epochs", "1"] if both else [*REQUIRED[:6], "--output", "o"]
-    with pytest.raises(SystemExit) as exited:
-        parse_options(argv)
-    assert exited.value.code == 2
-    assert "--steps or --epochs" in capsys.readouterr().err
-
-
-def test_overrides_resolve_the_recipe() -> None:
-    options = parse_options([*REQUIRED, "--set", "optimizer_impl=fused", "--set", "precision=fp16"])
+    assert (options.model, options.tokenizer, options.sequence_length) == ("m", "t", 64)
+    assert (options.data, options.resume, options.batch_size) == ("file:a.txt", True, None)
     assert options.recipe.label == "bf16 optimizer_impl=fused precision=fp16"
-
-
-def test_an_automatic_batch_size() -> None:
-    assert parse_options([*REQUIRED, "--batch-size", "auto"]).batch_size is None
 
 
 @pytest.mark.parametrize(
@@ -73,30 +58,23 @@ def test_an_automatic_batch_size() -> None:
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
-    assert parse_options([*REQUIRED, "--memory-budget", text]).memory_budget == expected
+    assert parse_options([*REQUIRED, "--steps", "5", "--memory-budget", text]).memory_budget == expected
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        ["--steps", "0"],
-        ["--batch-size", "-8"],
-        ["--seed", "-1"],
-        ["--num-workers", "x"],
-        ["--checkpoint-every", "-2"],
-        ["--data", "folder:"],
-        ["--data", "file:"],
-        ["--eval-every", "-1"],
-        ["--sequence-length", "1"],
-        ["--memory-budget", "0"],
-        ["--memory-budget", "-1GiB"],
-        ["--nonsense", "1"],
+        *("", "--steps 5 --epochs 1"),
+        *("--steps 0", "--steps 5 --batch-size -8", "--steps 5 --seed -1", "--steps 5 --num-workers x"),
+        *("--steps 5 --checkpoint-every -2", "--steps 5 --data folder:", "--steps 5 --data disk"),
+        *("--steps 5 --sequence-length 1", "--steps 5 --memory-budget 0", "--steps 5 --memory-budget -1GiB"),
+        *(f"--steps 5 --seed {2**63}", "--steps 5 --nonsense 1"),
     ],
 )
-def test_a_bad_value_exits_2_with_one_line(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_value_exits_2_with_one_line(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
-        parse_options([*REQUIRED, *more])
+        parse(more)
     assert exited.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert "--help" in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert "--help" in printed

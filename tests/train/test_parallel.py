@@ -158,7 +158,7 @@ def test_a_peer_that_dies_is_an_error_and_no_hang() -> None:
 
 #: Of DDP over two ranks, against plain fp64, of losses and weights. With bf16 on the wire each gradient is
 #: rounded to 1 in 256, twice.
-DDP_ARMS = {
+DDP_RECIPES = {
     "fp32": 1e-6,
     "fp32,grad_accumulation=2": 1e-6,
     "fp32,activation_checkpointing=block,set_to_none=false": 1e-6,
@@ -172,16 +172,16 @@ DDP_ARMS = {
 
 @pytest.mark.slow
 def test_two_ranks_with_ddp_train_as_one_and_resume_with_the_same_bits(tmp_path: Path) -> None:
-    found = toy.run_ranks(tmp_path / "whole", list(DDP_ARMS), steps=6)
+    found = toy.run_ranks(tmp_path / "whole", list(DDP_RECIPES), steps=6)
     losses, weights = toy.reference(steps=6)
-    for arm, tolerance in DDP_ARMS.items():
-        assert found[arm]["model_class"] == "DistributedDataParallel"
-        assert toy.distance(found[arm], losses, weights) < tolerance, arm
+    for recipe, tolerance in DDP_RECIPES.items():
+        assert found[recipe]["model_class"] == "DistributedDataParallel"
+        assert toy.distance(found[recipe], losses, weights) < tolerance, recipe
     # It is there: what goes in bf16 is not exact.
     assert toy.distance(found["fp32,wire_dtype=bf16"], losses, weights) > 1e-5
-    resumed = toy.run_ranks(tmp_path / "resumed", list(DDP_ARMS), steps=6, resume_after=3)
-    for arm in DDP_ARMS:
-        assert resumed[arm]["losses"] == found[arm]["losses"], arm
+    resumed = toy.run_ranks(tmp_path / "resumed", list(DDP_RECIPES), steps=6, resume_after=3)
+    for recipe in DDP_RECIPES:
+        assert resumed[recipe]["losses"] == found[recipe]["losses"], recipe
 
 
 def test_alone_a_group_can_be_joined_for_sharding() -> None:

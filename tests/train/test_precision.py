@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastlaunch_train.cudnn import (
+from fastlaunch_train.models.attention import (
     cudnn_warning,
     decode_cudnn_version,
     guard_cudnn_attention,
@@ -42,9 +42,14 @@ def test_torchaos_fp8_is_inside_plain_bf16_autocast() -> None:
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-def test_tf32_is_on_for_tf32_alone() -> None:
+def test_tf32_is_on_for_tf32_alone_and_off_in_full_fp32() -> None:
     try:
         set_fp32_products(allow_tf32=True)
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+        with full_fp32():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32
         setup_precision(RECIPES["fp32"], CPU)
@@ -52,19 +57,6 @@ def test_tf32_is_on_for_tf32_alone() -> None:
         assert not torch.backends.cudnn.allow_tf32
         # The compiler reads it through this one, which fails if torch's two interfaces were mixed.
         assert not torch.backends.cuda.matmul.allow_tf32
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = True
-
-
-def test_full_fp32_ends_with_its_context() -> None:
-    try:
-        set_fp32_products(allow_tf32=True)
-        with full_fp32():
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = True

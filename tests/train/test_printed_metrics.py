@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from entrypoint import ROOT, arguments, record, run
+from entrypoint import ROOT, arguments, ended, record, run
 
 PLAN = ROOT / "tests" / "plans" / "sagemaker-p5.48xlarge-on-demand.json"
 
 
 def test_what_is_printed_is_what_the_console_finds(tmp_path: Path) -> None:
-    code, printed = run(arguments(tmp_path), FASTLAUNCH_PRINT_METRICS="1")
-    assert code == 0
+    printed = ended(0, arguments(tmp_path), FASTLAUNCH_PRINT_METRICS="1")
     request = json.loads(PLAN.read_text())["request"]
     definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
     found = {one["Name"]: [float(v) for v in re.findall(one["Regex"], printed)] for one in definitions}

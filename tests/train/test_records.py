@@ -18,22 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.record_lines import (
-    KINDS,
-    RECORD_SCHEMA,
-    SPLITS,
-    WEIGHTS,
-    Line,
-    header_problem,
-)
 from fastlaunch_train.records.records import (
     HEADER_TYPES,
+    KINDS,
+    SPLITS,
     STATUSES,
     SUFFIXES,
+    WEIGHTS,
     Block,
     Check,
     End,
     Eval,
+    Line,
     Phase,
     RankRecord,
     RecordError,
@@ -139,15 +135,6 @@ def read_bytes(path: Path, data: bytes) -> RankRecord:
     return read_record(path)
 
 
-def unchecked(data: bytes) -> bytes:
-    """The record as something else than RecordWriter writes it: without checksums."""
-    lines = [json.loads(line) for line in data.splitlines()]
-    return b"".join(
-        json.dumps({key: value for key, value in line.items() if key != "crc"}).encode() + b"\n"
-        for line in lines
-    )
-
-
 def all_lines(record: RankRecord) -> list[Line]:
     """What is in `record`, by kind in KINDS' order."""
     ends = [record.end] if record.end else []
@@ -193,31 +180,11 @@ def test_a_written_record_is_read_again(tmp_path: Path, suffix: str) -> None:
     assert not record.truncated
 
 
-def test_the_checksum_is_no_part_of_what_is_read(tmp_path: Path) -> None:
-    record = read_record(write(tmp_path / "record.jsonl"))
-    assert set(record.header) == {*HEADER_TYPES, "kind", "schema"}
-
-
-def test_what_data_are_is_read_where_it_was_recorded(tmp_path: Path) -> None:
-    known = {"digest": "ab", "covers": "contents", "generator": None, "generator_version": None}
-    for number, identity in enumerate(({**known, "tokenizer": "bytes", "added_later": 1}, None)):
-        found = read_record(write(tmp_path / f"{number}.jsonl", data_identity=identity))
-        assert found.header["data_identity"] == identity
-    for wrong, problem in (
-        ("ab", "data_identity is 'ab'"),
-        ({**known, "tokenizer": ["bytes"]}, "tokenizer is"),
-        (known, "lacks 'tokenizer'"),
-        ({**known, "tokenizer": None, "generator_version": True}, "generator_version is True"),
-    ):
-        line = {"kind": "header", "schema": RECORD_SCHEMA, **HEADER, "data_identity": wrong}
-        assert problem in (header_problem(line) or "")
-
-
-def test_how_many_processes_loaded_data_is_read_where_it_was_recorded(tmp_path: Path) -> None:
-    assert read_record(write(tmp_path / "a.jsonl", num_data_workers=4)).header["num_data_workers"] == 4
-    for wrong in (-1, "4", None, True):
-        line = {"kind": "header", "schema": RECORD_SCHEMA, **HEADER, "num_data_workers": wrong}
-        assert f"num_data_workers is {wrong!r}" in (header_problem(line) or "")
+def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
+    identity = {"digest": "ab", "generator": None, "generator_version": None, "tokenizer": "bytes"}
+    record = read_record(write(tmp_path / "a.jsonl", data_identity=identity, num_data_workers=4))
+    assert (record.header["data_identity"], record.header["num_data_workers"]) == (identity, 4)
+    assert read_record(write(tmp_path / "b.jsonl", data_identity=None)).header["data_identity"] is None
 
 
 finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
@@ -294,22 +261,6 @@ def test_any_record_is_read_as_it_was_written(scratch: Path, lines: tuple[Line, 
 
 
 @given(data=st.data())
-def test_a_changed_byte_is_found_at_its_line(sound: bytes, scratch: Path, data: st.DataObject) -> None:
-    position = data.draw(st.integers(0, len(sound) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != sound[position]))
-    whole = read_bytes(scratch, sound)
-    damaged = sound[:position] + bytes([byte]) + sound[position + 1 :]
-    try:
-        record = read_bytes(scratch, damaged)
-    except RecordError as error:
-        assert error.line == sound.count(b"\n", 0, position) + 1
-        assert error.path == scratch
-    else:
-        assert is_prefix(record, whole)
-        assert position == len(sound) - 1 or chr(byte).isspace()
-
-
-@given(data=st.data())
 def test_a_truncated_record_is_read_up_to_the_cut(sound: bytes, scratch: Path, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(sound)))
     header_end = sound.index(b"\n")
@@ -328,36 +279,20 @@ def test_a_truncated_record_is_read_up_to_the_cut(sound: bytes, scratch: Path, d
 
 
 @given(data=st.data())
-def test_lost_lines_are_missed(sound: bytes, scratch: Path, data: st.DataObject) -> None:
-    lines = sound.splitlines(keepends=True)
-    first = data.draw(st.integers(0, len(lines) - 1))
-    last = data.draw(st.integers(first, len(lines) - 1))
-    rest = lines[:first] + lines[last + 1 :]
-    whole = read_bytes(scratch, sound)
-    if first > 0 and last == len(lines) - 1:
-        assert is_prefix(read_bytes(scratch, b"".join(rest)), whole)
-        return
-    with pytest.raises(RecordError) as caught:
-        read_bytes(scratch, b"".join(rest))
-    assert caught.value.line == first + 1
-
-
-@given(data=st.data())
-def test_moved_lines_are_noticed(sound: bytes, scratch: Path, data: st.DataObject) -> None:
-    lines = sound.splitlines(keepends=True)
-    moved = data.draw(st.permutations(lines).filter(lambda order: list(order) != lines))
-    with pytest.raises(RecordError) as caught:
-        read_bytes(scratch, b"".join(moved))
-    expected = next(n for n, (now, before) in enumerate(zip(moved, lines, strict=True), 1) if now != before)
-    assert caught.value.line == expected
-
-
-def test_a_repeated_line_is_noticed(sound: bytes, tmp_path: Path) -> None:
-    lines = sound.splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        with pytest.raises(RecordError) as caught:
-            read_bytes(tmp_path / "record.jsonl", b"".join([*lines[:number], line, *lines[number:]]))
-        assert caught.value.line == number + 1
+def test_damage_never_crashes_the_reader(sound: bytes, scratch: Path, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(sound) - 1))
+    replaced = data.draw(st.integers(0, 3))
+    junk = data.draw(
+        st.binary(max_size=3) | st.sampled_from([b"1e999", b"-1", b"NaN", b"9" * 400, b"[" * 9999])
+    )
+    try:
+        record = read_bytes(scratch, sound[:position] + junk + sound[position + replaced :])
+    except RecordError as error:
+        assert error.path == scratch
+        assert error.line <= sound.count(b"\n", 0, position) + 2
+    else:
+        assert all(math.isfinite(step.step_time_s) and step.step_time_s >= 0 for step in record.steps)
+        assert all(math.isfinite(block.wall_s) and block.wall_s > 0 for block in record.blocks)
 
 
 @given(data=st.data())
@@ -378,36 +313,6 @@ def test_a_damaged_archive_is_a_record_error(
         assert record == whole  # the byte was of the archive's own header, such as its time stamp
 
 
-@given(data=st.data())
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_a_cut_archive_is_a_record_error(
-    sound: bytes, scratch: Path, pack: Callable[[bytes], bytes], data: st.DataObject
-) -> None:
-    path = scratch.with_suffix(".jsonl.gz" if pack is gzip.compress else ".jsonl.xz")
-    packed = pack(sound)
-    with pytest.raises(RecordError):
-        read_bytes(path, packed[: data.draw(st.integers(0, len(packed) - 1))])
-
-
-@given(data=st.data())
-def test_damage_to_a_record_without_checksums_never_crashes_the_reader(
-    sound: bytes, scratch: Path, data: st.DataObject
-) -> None:
-    plain = unchecked(sound)
-    position = data.draw(st.integers(0, len(plain) - 1))
-    replaced = data.draw(st.integers(0, 3))
-    junk = data.draw(
-        st.binary(max_size=3) | st.sampled_from([b"1e999", b"-1", b"NaN", b"9" * 400, b"[" * 9999])
-    )
-    try:
-        record = read_bytes(scratch, plain[:position] + junk + plain[position + replaced :])
-    except RecordError as error:
-        assert error.line <= plain.count(b"\n", 0, position) + 2
-    else:
-        assert all(math.isfinite(step.step_time_s) and step.step_time_s >= 0 for step in record.steps)
-        assert all(math.isfinite(block.wall_s) and block.wall_s > 0 for block in record.blocks)
-
-
 # Foreign files, and records that make no sense.
 
 
@@ -415,7 +320,6 @@ def test_damage_to_a_record_without_checksums_never_crashes_the_reader(
     "data",
     [
         b"",
-        b"\n",
         b"workload,instance\nvit-huge,p5.48xlarge\n",
         b"\x7fELF\x02\x01\x01\x00\xff\xfe",
         b"\x80\x04\x95" * 100_000,
@@ -424,9 +328,7 @@ def test_damage_to_a_record_without_checksums_never_crashes_the_reader(
         b'{"kind": "header"}\n',
         b'{"kind": "header", "schema": 3}\n',
         b"[1, 2]\n",
-        b"null\n",
         b"[" * 100_000,
-        b"x" * (2**20 + 5),
     ],
 )
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -435,22 +337,6 @@ def test_a_foreign_file_is_named_with_its_first_line(tmp_path: Path, suffix: str
         read_bytes(tmp_path / f"foreign{suffix}", data)
     assert caught.value.line == 1
     assert str(caught.value).startswith(f"{tmp_path / f'foreign{suffix}'}:1: ")
-
-
-def test_the_older_lzma_format_is_foreign(sound: bytes, tmp_path: Path) -> None:
-    # It has no checksum, and may ask for any amount of memory.
-    with pytest.raises(RecordError, match=":1: damaged"):
-        read_bytes(tmp_path / "record.jsonl.xz", lzma.compress(sound, format=lzma.FORMAT_ALONE))
-
-
-def test_a_line_without_end_is_not_read_to_its_end(sound: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=":16: too long"):
-        read_bytes(tmp_path / "record.jsonl", sound + b" " * 2**21)
-
-
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_record(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -464,46 +350,41 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         (1, {"seed": -1}, "seed is -1"),
         (1, {"started_at": "yesterday"}, "started_at"),
         (1, {"started_at": "2026-11-01T12:00:00"}, "started_at"),
-        (1, {"workload": {"name": "vit-tiny"}}, "workload lacks 'sample_unit'"),
-        (1, {"workload": {**HEADER["workload"], "flops_per_sample": 0}}, "flops_per_sample is 0"),
-        (1, {"recipe": {"name": "bf16"}}, "recipe lacks 'label'"),
-        (1, {"versions": {"torch": [2, 13]}}, "versions"),
-        (1, {"warnings": [1]}, "warnings"),
+        (1, {"workload": {"name": "vit-tiny"}}, "workload: lacks 'sample_unit'"),
+        (1, {"recipe": {"name": "bf16"}}, "recipe: lacks 'label'"),
         (1, {"schema": 3}, "record schema 3; this version reads 1 and 2"),
-        (1, {"more": 1}, "unknown key 'more'"),
+        (1, {"steps": 5}, None),
+        (1, {"steps": 7}, None),
+        (1, {"num_data_workers": "4"}, "num_data_workers is '4'"),
+        (1, {"data_identity": "ab"}, "data_identity is 'ab'"),
+        (1, {"data_identity": {"digest": "ab"}}, "data_identity: lacks 'generator'"),
+        (1, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}, "not a fastlaunch record"),
         (1, {"first_step": 2}, None),
         (2, {"kind": "stride"}, "unknown kind"),
         (2, {"kind": ["step"]}, "unknown kind"),
         (2, {"seconds": -1.0}, "seconds is -1.0"),
         (2, {"seconds": "1.5"}, "seconds is '1.5'"),
-        (2, {"seconds": True}, "seconds is True"),
         (2, {"seconds": 10**400}, "seconds is 1000"),
         (2, {"name": None}, "name is None"),
         (2, {"step": 7}, "after step 7"),
         (4, {"step": 2}, "step 2 after step 0"),
         (4, {"step_time_s": None}, "step_time_s is None"),
         (4, {"num_samples": 2.0}, "num_samples is 2.0"),
-        (4, {"num_padding": -1}, "num_padding is -1"),
         (4, {"more": 1}, "unknown field 'more'"),
         (7, {"first_step": 2}, "block from step 2"),
         (7, {"last_step": 4}, "block to step 4"),
-        (7, {"last_step": 0}, "block to step 0"),
         (7, {"wall_s": 0}, "wall_s is 0"),
         (13, {"passed": 1}, "passed is 1"),
-        (13, {"limit": "low"}, "limit is 'low'"),
-        (13, {"name": 3}, "name is 3"),
         (14, {"step": 7}, "eval after step 7"),
         (14, {"split": "train"}, "of train with best weights"),
         (14, {"weights": "good"}, "of test with good weights"),
-        (14, {"metric_value": True}, "metric_value is True"),
-        (14, {"num_samples": -1}, "num_samples is -1"),
         (15, {"status": "fine"}, "status is 'fine'"),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(
     sound: bytes, tmp_path: Path, line: int, changes: dict[str, Any], problem: str | None
 ) -> None:
-    lines = unchecked(sound).splitlines()
+    lines = sound.splitlines()
     lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changes}).encode()
     with pytest.raises(RecordError) as caught:
         read_bytes(tmp_path / "record.jsonl", b"\n".join(lines))
@@ -512,43 +393,18 @@ def test_a_line_that_makes_no_sense_is_named(
         assert problem in caught.value.problem
 
 
-@pytest.mark.parametrize("key", HEADER_TYPES)
-def test_a_header_lacks_nothing(sound: bytes, tmp_path: Path, key: str) -> None:
-    header, _, rest = unchecked(sound).partition(b"\n")
-    values = json.loads(header)
-    del values[key]
-    with pytest.raises(RecordError, match=f":1: header lacks '{key}'"):
-        read_bytes(tmp_path / "record.jsonl", json.dumps(values).encode() + b"\n" + rest)
-
-
-@pytest.mark.parametrize("key", ["step", "step_time_s", "data_wait_s", "loss", "num_samples", "num_tokens"])
-def test_a_step_lacks_nothing(sound: bytes, tmp_path: Path, key: str) -> None:
-    lines = unchecked(sound).splitlines()
-    values = json.loads(lines[3])
-    del values[key]
-    with pytest.raises(RecordError, match=f":4: step line: lacks '{key}'"):
-        read_bytes(
-            tmp_path / "record.jsonl", b"\n".join([*lines[:3], json.dumps(values).encode(), *lines[4:]])
-        )
-
-
-def test_a_key_twice_is_damage(sound: bytes, tmp_path: Path) -> None:
-    data = unchecked(sound).replace(b'"loss": 2.0', b'"loss": 1.0, "loss": 2.0')
-    with pytest.raises(RecordError, match=":4: not valid JSON"):
-        read_bytes(tmp_path / "record.jsonl", data)
-
-
-def test_a_number_that_is_none_is_damage_in_a_header_too(sound: bytes, tmp_path: Path) -> None:
-    data = unchecked(sound).replace(b'"memory_gib": 7.5', b'"memory_gib": NaN')
-    with pytest.raises(RecordError, match=":1: not a fastlaunch record"):
-        read_bytes(tmp_path / "record.jsonl", data)
-
-
-def test_half_a_surrogate_pair_is_damage(sound: bytes, tmp_path: Path) -> None:
-    whole, data = read_bytes(tmp_path / "a.jsonl", sound), unchecked(sound)
-    assert read_bytes(tmp_path / "a.jsonl", data.replace(b'"run-1"', b'"\\u0072un-1"')) == whole
-    with pytest.raises(RecordError, match=":1: not a fastlaunch record"):
-        read_bytes(tmp_path / "a.jsonl", data.replace(b'"run-1"', b'"run-\\ud800"'))
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        *((1, key) for key in HEADER_TYPES),
+        *((4, key) for key in ("step", "step_time_s", "data_wait_s", "loss", "num_samples", "num_tokens")),
+    ],
+)
+def test_a_line_lacks_nothing(sound: bytes, tmp_path: Path, line: int, key: str) -> None:
+    lines = [json.loads(text) for text in sound.splitlines()]
+    del lines[line - 1][key]
+    with pytest.raises(RecordError, match=f":{line}: .*: lacks '{key}'"):
+        read_bytes(tmp_path / "record.jsonl", "\n".join(map(json.dumps, lines)).encode())
 
 
 def test_a_message_that_is_not_text_is_written_all_the_same(tmp_path: Path) -> None:
@@ -559,26 +415,14 @@ def test_a_message_that_is_not_text_is_written_all_the_same(tmp_path: Path) -> N
     assert record.end.message == "no such file: ?a.jpg"
 
 
-def test_there_are_no_more_steps_than_asked_for(sound: bytes, tmp_path: Path) -> None:
-    data = unchecked(sound).replace(b'"steps": 6', b'"steps": 5')
-    with pytest.raises(RecordError, match=":11: step 6 of 5"):
-        read_bytes(tmp_path / "record.jsonl", data)
-
-
-def test_completed_means_every_step(sound: bytes, tmp_path: Path) -> None:
-    lines = unchecked(sound).splitlines(keepends=True)
-    with pytest.raises(RecordError, match=":9: completed with step 3 of 6"):
-        read_bytes(tmp_path / "record.jsonl", b"".join([*lines[:8], lines[-1]]))
-
-
-def test_a_record_without_checksums_is_read(sound: bytes, tmp_path: Path) -> None:
+def test_a_record_of_lines_with_checksums_is_read(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    whole, plain = read_bytes(path, sound), read_bytes(path, unchecked(sound))
-    assert plain == whole
+    older = sound.replace(b"}\n", b',"crc":"0123abcd"}\n')
+    assert read_bytes(path, older) == read_bytes(path, sound)
 
 
 def test_a_record_of_the_schema_before_is_read(sound: bytes, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in unchecked(sound).splitlines()]
+    lines = [json.loads(line) for line in sound.splitlines()]
     lines[0] |= {"schema": 1, "recipe": {"name": "bf16", "label": "bf16", "precision": "bf16"}}
     older = [line for line in lines if line["kind"] not in ("eval", "check")]
     for line in older:
@@ -588,12 +432,6 @@ def test_a_record_of_the_schema_before_is_read(sound: bytes, tmp_path: Path) -> 
     assert (record.steps, record.blocks, record.end) == (whole.steps, whole.blocks, whole.end)
     assert record.header["schema"] == 1
     assert (record.evals, record.checks) == ((), ())
-
-
-def test_line_ends_of_another_system_do_no_harm(sound: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
-    whole = read_bytes(path, sound)
-    assert read_bytes(path, sound.replace(b"\n", b"\r\n")) == whole
 
 
 # The writer.
@@ -652,22 +490,16 @@ def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, line: Line
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rank": 5}, {"more": 1}, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}]
+    "changes",
+    [{"rank": 5}, {"first_step": 4}, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}],
 )
 def test_a_header_that_could_not_be_read_is_not_written(tmp_path: Path, changes: dict[str, Any]) -> None:
     writer = RecordWriter(tmp_path / "record.jsonl")
+    writer.add(step_line(1))
     with pytest.raises(ValueError):
         writer.write_header({**HEADER, **changes})
     assert writer.path.read_bytes() == b""
     assert not writer.header_written
-    writer.close()
-
-
-def test_a_step_that_waits_for_its_header_is_checked_against_it(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / "record.jsonl")
-    writer.add(step_line(1))
-    with pytest.raises(ValueError, match="step 1 after step 3"):
-        writer.write_header({**HEADER, "first_step": 4})
     writer.close()
 
 

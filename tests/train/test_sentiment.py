@@ -11,15 +11,16 @@ import torch
 from entrypoint import arguments, record, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastlaunch_train.data.hub import import_transformers
 from fastlaunch_train.models.attention import attention_backend
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.workloads import WORKLOADS, WorkloadError
-from fastlaunch_train.workloads.contract import Asked, Workload, load_workload
-from fastlaunch_train.workloads.language_models import transformer_blocks, transformers_for
+from fastlaunch_train.workloads.contract import ModelOptions, Workload, load_workload
+from fastlaunch_train.workloads.language_models import transformer_blocks
+from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError
 
 # Importing transformers' models takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 CPU = data_requests.CPU
 #: Of batches of twelve, as in the experiment.
@@ -40,7 +41,7 @@ class _Operators(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    return transformers_for("a test")
+    return import_transformers("a test")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_the_model_is_run_as_transformers_runs_it(transformers: Any, tmp_path: P
     torch.manual_seed(3)
     own = transformers.DistilBertForSequenceClassification(config).eval()
     own.save_pretrained(tmp_path)
-    workload = load_workload("distilbert-imdb", Asked(model=str(tmp_path)))
+    workload = load_workload("distilbert-imdb", ModelOptions(model=str(tmp_path)))
     assert workload.sequence_length == 48
     model = workload.build_model().eval()
     batch = next(workload.batches(request()))
@@ -135,15 +136,15 @@ def test_attention_is_torchs(tiny: Workload) -> None:
 
 
 def test_reviews_of_a_file_are_split_and_scored(tiny: Workload, csv_file: Path) -> None:
-    arm = f"file:{csv_file}"
+    source = f"file:{csv_file}"
     assert tiny.samples_per_epoch is not None
     assert tiny.held_out is not None
     assert tiny.score is not None
-    assert tiny.samples_per_epoch(arm) == 140
+    assert tiny.samples_per_epoch(source) == 140
     model = tiny.build_model().eval()
     for split, number in (("validation", 20), ("test", 40)):
         with torch.no_grad():
-            scores = [tiny.score(model, batch) for batch in tiny.held_out(request(arm), split)]
+            scores = [tiny.score(model, batch) for batch in tiny.held_out(request(source), split)]
         assert sum(int(score.weight) for score in scores) == number
         assert len(scores) == -(-number // 12)
         assert all(
@@ -151,7 +152,7 @@ def test_reviews_of_a_file_are_split_and_scored(tiny: Workload, csv_file: Path) 
             for score in scores
             if score.metric_sum is not None
         )
-    batch = next(tiny.batches(request(arm)))
+    batch = next(tiny.batches(request(source)))
     # A start, "film", its number, "was", the word, a comma, "very" and an end.
     assert set(batch["mask"].sum(1).tolist()) == {8}
 
@@ -162,7 +163,7 @@ def test_a_tokenizer_is_taken_from_a_folder(transformers: Any, csv_file: Path, t
     )
     folder = tmp_path / "tokenizer"
     transformers.DistilBertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
-    workload = load_workload("distilbert-tiny", Asked(tokenizer=str(folder), sequence_length=10))
+    workload = load_workload("distilbert-tiny", ModelOptions(tokenizer=str(folder), sequence_length=10))
     batch = next(workload.batches(request(f"file:{csv_file}")))
     for text, label in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
         assert text == [2, 5, 1, 6, (8, 7)[label], 10, 9, 3, 0, 0]
@@ -178,7 +179,7 @@ def test_reviews_of_which_a_tokenizer_makes_nothing_train_and_score(
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
     rows = ['"",positive', '" \t ",negative', "good,positive", "bad,negative"] * 10
     (tmp_path / "reviews.csv").write_text("\n".join(["review,sentiment", *rows]))
-    workload = load_workload("distilbert-tiny", Asked(tokenizer=str(tmp_path)))
+    workload = load_workload("distilbert-tiny", ModelOptions(tokenizer=str(tmp_path)))
     batch = next(workload.batches(request(f"file:{tmp_path / 'reviews.csv'}")))
     assert set(batch["mask"].sum(1).tolist()) == {1}
     model = workload.build_model()
@@ -191,24 +192,12 @@ def test_reviews_of_which_a_tokenizer_makes_nothing_train_and_score(
             assert workload.score(model.eval(), held_out).loss_sum.isfinite()
 
 
-def test_requests_that_cannot_be_met_are_refused(tmp_path: Path, csv_file: Path) -> None:
-    for asked, message in (
-        (Asked(sequence_length=129), "--sequence-length 129 is more than the model's 128 positions"),
-        (Asked(model=str(tmp_path)), "holds no model that can be loaded"),
-        (Asked(tokenizer=str(tmp_path)), "holds no tokenizer that can be loaded"),
-    ):
-        with pytest.raises(WorkloadError, match=message) as caught:
-            load_workload("distilbert-tiny", asked)
-        assert caught.value.hint
-
-
 def test_a_model_that_cannot_tell_padding_is_refused(transformers: Any, tmp_path: Path) -> None:
     for kind in ("GPT2", "T5"):
         folder = tmp_path / kind
         getattr(transformers, f"{kind}Config")().save_pretrained(folder)
-        with pytest.raises(WorkloadError, match="none of its kind, or without padding") as caught:
-            load_workload("distilbert-tiny", Asked(model=str(folder)))
-        assert "DistilBERT" in (caught.value.hint or "")
+        with pytest.raises(WorkloadError, match="padding"):
+            load_workload("distilbert-tiny", ModelOptions(model=str(folder)))
 
 
 def test_distilbert_tiny_tells_good_from_bad_far_above_chance(tmp_path: Path) -> None:
@@ -230,16 +219,3 @@ def test_distilbert_tiny_tells_good_from_bad_far_above_chance(tmp_path: Path) ->
         assert each.loss < 0.9 * math.log(2)
     padding = sum(step.num_padding for step in found.steps) / sum(step.num_tokens for step in found.steps)
     assert padding == pytest.approx(0.5, abs=0.06)
-
-
-def test_epochs_of_a_file_are_counted(csv_file: Path, tmp_path: Path) -> None:
-    argv = [
-        *("--workload", "distilbert-tiny", "--recipe", "fp32", "--batch-size", "12", "--epochs", "2"),
-        *("--data", f"file:{csv_file}", "--eval-every", "12", "--output", str(tmp_path / "out")),
-    ]
-    exit_code, output = run(argv)
-    assert exit_code == 0, output
-    assert "reviews: 140 to train, 20 for validation, 40 to test" in output
-    found = record(tmp_path / "out")
-    assert len(found.steps) == 2 * 12
-    assert [each.num_samples for each in found.evals] == [20, 20, 40, 40]

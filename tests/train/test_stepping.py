@@ -8,19 +8,18 @@ import pytest
 import torch
 import toy
 from torch import nn
+from toy import ALONE
 
-from fastlaunch_train.deterministic import without_deterministic
-from fastlaunch_train.distributed.parallel import Process, stop_process
-from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.distributed.parallel import stop_process
+from fastlaunch_train.models.precision import nondeterministic_error, setup_precision
 from fastlaunch_train.models.prepare import hold_in_bf16
-from fastlaunch_train.recipes.recipes import RECIPES, RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
 from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch
 
-ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 STEPS = 6
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.
@@ -131,19 +130,6 @@ def test_what_cuda_graphs_return_is_added_to_gradients_that_were_there(override:
     assert there == len(there) * [True]
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    stepper, batches = toy.build(resolve_recipe("fp32", ["grad_accumulation=3"]), ALONE)
-    with pytest.raises(RecipeError, match="a batch of 8 does not divide into 3"):
-        stepper.step(next(batches))
-
-
-def test_a_loss_that_is_no_scalar_is_named() -> None:
-    workload = dataclasses.replace(toy.TOY, loss=lambda model, batch: model(batch[0]))
-    stepper, batches = toy.build(RECIPES["fp32"], ALONE, workload=workload)
-    with pytest.raises(WorkloadError, match=r"its loss is a tensor of shape \(8, 5\)"):
-        stepper.step(next(batches))
-
-
 class Fills(nn.Module):
     """Writes to one place several times, of which torch cannot say what is left there."""
 
@@ -164,7 +150,7 @@ def test_an_operator_without_a_deterministic_algorithm_is_named() -> None:
     stepper, batches = toy.build(resolve_recipe("fp32", ["deterministic=true"]), ALONE, workload=workload)
     with pytest.raises(RecipeError, match="no deterministic algorithm for put_"):
         stepper.step(next(batches))
-    assert without_deterministic(RuntimeError("deterministic"), RECIPES["fp32"]) is None
+    assert nondeterministic_error(RuntimeError("deterministic"), RECIPES["fp32"]) is None
 
 
 def test_a_workload_that_does_not_train_is_only_called() -> None:

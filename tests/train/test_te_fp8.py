@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, reset_scales, te_autocast
+from fastlaunch_train.models.model_state import preserve_state
+from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, te_autocast
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.undisturbed import left_as_it_was
 
 
 class Format(Enum):
@@ -110,26 +110,6 @@ def test_contexts_are_entered_in_order_and_left() -> None:
     assert log == ["outer", "inner", "inside", "inner left", "outer left"] * 2
 
 
-class Scaled(nn.Module):
-    """Keeps scales as Transformer Engine's modules do, in no buffer."""
-
-    def __init__(self, state: object) -> None:
-        super().__init__()
-        self.fp8_meta = {"scaling_fwd": state} if state else {}
-        self.resets = 0
-
-    def reset_fp8_meta_tensors(self) -> None:
-        self.resets += 1
-
-
-def test_only_scales_with_a_history_are_reset() -> None:
-    delayed = Scaled(SimpleNamespace(amax_history=torch.zeros(3)))
-    current, unused = Scaled(SimpleNamespace(scale=None)), Scaled(None)
-    model = nn.Sequential(nn.Linear(2, 2), delayed, current, unused)
-    reset_scales(model)
-    assert [module.resets for module in (delayed, current, unused)] == [1, 0, 0]
-
-
 class Delayed(nn.Module):
     """Remembers maxima from its first pass on, as Transformer Engine's modules do: beside its buffers."""
 
@@ -156,7 +136,7 @@ def test_scales_that_were_there_come_back_and_new_ones_are_reset() -> None:
     trained, new = Delayed(), Delayed()
     trained(torch.tensor([2.0]))
     for _ in range(2):
-        with left_as_it_was(nn.Sequential(trained, new)):
+        with preserve_state(nn.Sequential(trained, new)):
             new(trained(torch.tensor([-7.0])))
             assert trained.remembered() == new.remembered() == [7, 0, 7]
         assert trained.remembered() == [2, 0, 2]
@@ -166,7 +146,7 @@ def test_scales_that_were_there_come_back_and_new_ones_are_reset() -> None:
 def test_a_model_is_left_as_it_was_by_what_fails_too() -> None:
     model = nn.BatchNorm1d(2)
     drawn, drawn_by_numpy = random.getstate(), pickle.dumps(numpy.random.get_state())
-    with pytest.raises(ZeroDivisionError), left_as_it_was(model):
+    with pytest.raises(ZeroDivisionError), preserve_state(model):
         model(torch.randn(3, 2))
         random.random()
         numpy.random.random()
@@ -181,7 +161,7 @@ def test_buffers_that_a_pass_makes_are_left_to_it() -> None:
     model = nn.Module()
     model.register_buffer("cache", torch.zeros(2))
     model.register_buffer("count", torch.zeros(1))
-    with left_as_it_was(model):
+    with preserve_state(model):
         model.count += 1
         model.cache = torch.ones(4)
         model.register_buffer("made", torch.ones(1))
@@ -193,7 +173,7 @@ def test_a_model_is_left_as_it_was() -> None:
     model[1].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    with left_as_it_was(model):
+    with preserve_state(model):
         model.train()
         model(torch.randn(8, 4))
         model.eval()

@@ -6,7 +6,7 @@ from data_requests import request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.data.order import seed_of, share, shuffled
+from fastlaunch_train.data.batches import seed_of, share, shuffled
 
 
 def global_batches(num_samples: int, number: int, *, world_size: int, **changes: int) -> list[list[int]]:

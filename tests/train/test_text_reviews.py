@@ -1,19 +1,18 @@
 """Reviews: the IMDB folder, CSV files, how they are split, and the made-up ones."""
 
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastlaunch_train.data import made_up_reviews, reviews
-from fastlaunch_train.data.made_up_reviews import END, NOT, PADDING, START
+from fastlaunch_train.data import reviews
+from fastlaunch_train.data.reviews import END, NOT, PADDING, START
 from fastlaunch_train.data.text import Sequences, batch_of
 from fastlaunch_train.data.tokens import WordTokens
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import DataRequest
+from fastlaunch_train.workloads.registry import WorkloadError
 
 VOCABULARY, LENGTH = 256, 32
 
@@ -103,75 +102,56 @@ def test_a_review_without_a_token_has_something_to_attend_to(caplog: pytest.LogC
     assert "2 of 3 reviews have no token" in caplog.text
 
 
-def test_data_that_cannot_be_used_are_refused_with_what_to_do(tmp_path: Path, acl_imdb: Path) -> None:
-    def file(name: str, data: bytes) -> str:
-        (tmp_path / name).write_bytes(data)
-        return str(tmp_path / name)
-
+def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, acl_imdb: Path) -> None:
     for text in (acl_imdb / "train" / "neg").iterdir():
         text.unlink()
-    broken = acl_imdb / "test" / "pos" / "0_8.txt"
-    broken.write_bytes(b"\xff")
-    for name in ("neg", "pos"):
-        (tmp_path / "links" / name).mkdir(parents=True)
-        (tmp_path / "links" / name / "0_1.txt").mkdir()
-    for read, path, message, hint in (
-        (reviews.read_folder, str(tmp_path / "nowhere"), "does not exist", "aclImdb"),
-        (reviews.read_folder, str(acl_imdb / "train"), "has no review in neg$", "PATH/train/pos"),
-        (reviews.read_folder, str(tmp_path), "has no review in neg and pos", "PATH/train/pos"),
-        (reviews.read_folder, str(acl_imdb), r"0_8\.txt is not UTF-8: byte 0", "repair or remove"),
-        (reviews.read_csv, str(tmp_path / "no.csv"), "there is no CSV file", "file:PATH.csv"),
-        (reviews.read_csv, file("empty.csv", b""), "is empty", "review and sentiment, or text and label"),
-        (reviews.read_csv, file("a.csv", b"review,stars\nx,1\n"), "has the columns review, stars", "names"),
-        (reviews.read_csv, file("b.csv", b"text,label\nx,1\ny,7\n"), "line 3: label is '7'", "positive"),
-        (reviews.read_csv, file("c.csv", b"text,label\nx\n"), "line 2: label is ''", "positive"),
-        (
-            reviews.read_folder,
-            str(tmp_path / "links"),
-            "0_1.txt cannot be read: Is a dir",
-            "repair or remove",
-        ),
-        (reviews.read_folder, file("a.txt", b"x"), "is a file", "file:PATH"),
-        (
-            reviews.read_csv,
-            file("h.csv", b"label,text\n1,x\n0,y, z\n"),
-            "line 3 has more values",
-            "quotation",
-        ),
-        (
-            reviews.read_csv,
-            file("i.csv", b'text,label\n"' + b"x" * 2**18),
-            "cannot be read: field",
-            "not closed",
-        ),
-        (reviews.read_csv, file("e.csv", b"text,label\n"), "holds no review", "at least 10"),
-        (reviews.read_csv, file("f.csv", b"text,label\nx,1\ny,pos\n"), "has good reviews alone", "both"),
-        (reviews.read_csv, file("g.csv", b"text,label\n,1\n ,0\n"), "text is empty in every line", "reviews"),
-        (reviews.read_csv, file("d.csv", b"text,label\n\xff,1\n"), "cannot be read: 'utf-8'", "UTF-8"),
+    (acl_imdb / "test" / "pos" / "0_8.txt").write_bytes(b"\xff")
+    (tmp_path / "a.txt").touch()
+    for name, words in (
+        ("nowhere", "does not exist"),
+        ("aclImdb/train", "no review in neg$"),
+        (".", "no review in neg and pos"),
+        ("aclImdb", r"0_8\.txt is not UTF-8"),
+        ("a.txt", "is a file"),
     ):
-        with pytest.raises(WorkloadError, match=message) as caught:
-            read(path)
-        assert hint in (caught.value.hint or "")
-    with pytest.raises(WorkloadError, match="9 reviews are too few") as caught:
+        with pytest.raises(WorkloadError, match=words):
+            reviews.read_folder(str(tmp_path / name))
+    with pytest.raises(WorkloadError, match="9 reviews"):
         reviews.split_reviews(reviews.Reviews(texts=["x"] * 9, classes=[0] * 9))
-    assert caught.value.hint == "give at least 10"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that nobody can read from its start")
-def test_a_csv_file_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="cannot be read: Input/output error") as caught:
-        reviews.read_csv("/proc/self/mem")
-    assert "file:PATH.csv" in (caught.value.hint or "")
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "no CSV file"),
+        (b"", "is empty"),
+        (b"review,stars\nx,1\n", "review, stars"),
+        (b"text,label\nx,1\ny,7\n", "line 3: label is '7'"),
+        (b"text,label\nx\n", "line 2: label is ''"),
+        (b"label,text\n1,x\n0,y, z\n", "line 3 has more values"),
+        (b'text,label\n"' + b"x" * 2**18, "cannot be read: field"),
+        (b"text,label\n", "no review"),
+        (b"text,label\nx,1\ny,pos\n", "good reviews"),
+        (b"text,label\n,1\n ,0\n", "text is empty"),
+        (b"text,label\n\xff,1\n", "utf-8"),
+    ],
+)
+def test_csv_files_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes | None, words: str) -> None:
+    path = tmp_path / "a.csv"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(WorkloadError, match=words):
+        reviews.read_csv(str(path))
 
 
-def made_up(number: int = 4000) -> Sequences:
-    return made_up_reviews.write_reviews(number, VOCABULARY, LENGTH, torch.Generator().manual_seed(1))
+def synthetic(number: int = 4000) -> Sequences:
+    return reviews.write_reviews(number, VOCABULARY, LENGTH, torch.Generator().manual_seed(1))
 
 
 def judged(texts: Sequences) -> torch.Tensor:
     """What counting praise and blame says of each review, NOT turning the word after it round."""
     words = texts.tokens
-    number = made_up_reviews.opinion_words(VOCABULARY)
+    number = reviews.num_opinion_words(VOCABULARY)
     opinion = ((words >= 4 + number) & (words < 4 + 2 * number)).int()
     opinion -= ((words >= 4) & (words < 4 + number)).int()
     turned = words.roll(1, dims=1) == NOT
@@ -179,8 +159,8 @@ def judged(texts: Sequences) -> torch.Tensor:
     return torch.where(balance == 0, -1, (balance > 0).int())
 
 
-def test_made_up_reviews_say_what_they_are_but_for_a_tenth_of_the_labels() -> None:
-    texts = made_up()
+def test_synthetic_reviews_say_what_they_are_but_for_a_tenth_of_the_labels() -> None:
+    texts = synthetic()
     assert texts.classes is not None
     decided = judged(texts) >= 0
     right = (judged(texts) == texts.classes)[decided].double().mean()
@@ -193,8 +173,8 @@ def test_made_up_reviews_say_what_they_are_but_for_a_tenth_of_the_labels() -> No
     assert (ignorant == texts.classes)[decided].double().mean() < right - 0.02
 
 
-def test_made_up_reviews_begin_end_and_are_padded() -> None:
-    texts = made_up()
+def test_synthetic_reviews_begin_end_and_are_padded() -> None:
+    texts = synthetic()
     assert texts.lengths is not None
     rows = torch.arange(len(texts))
     assert (texts.tokens[:, 0] == START).all()
@@ -206,17 +186,17 @@ def test_made_up_reviews_begin_end_and_are_padded() -> None:
     assert 0.4 < 1 - texts.lengths.double().mean() / LENGTH < 0.6
 
 
-def test_made_up_reviews_depend_on_seed_rank_and_step_alone() -> None:
+def test_synthetic_reviews_depend_on_seed_rank_and_step_alone() -> None:
     def batches(**changes: int) -> list[list[list[int]]]:
         values = {"batch_size": 4, "seed": 0, "rank": 0, "world_size": 1, "num_workers": 0, "first_step": 1}
-        asked = DataRequest(arm="synthetic", device=torch.device("cpu"), **(values | changes))
-        found = made_up_reviews.written_batches(VOCABULARY, LENGTH, asked)
+        request = DataRequest(source="synthetic", device=torch.device("cpu"), **(values | changes))
+        found = reviews.synthetic_batches(VOCABULARY, LENGTH, request)
         return [batch["tokens"].tolist() for batch in itertools.islice(found, 4)]
 
     found = batches()
     assert batches(first_step=3)[:2] == found[2:]
     assert batches(seed=1)[0] != found[0] != batches(rank=1)[0]
-    held_out = made_up_reviews.written_splits(VOCABULARY, LENGTH)
+    held_out = reviews.synthetic_splits(VOCABULARY, LENGTH)
     assert {name: len(part) for name, part in held_out.items()} == {"validation": 1000, "test": 2000}
     out = {tuple(text) for part in held_out.values() for text in part.tokens.tolist()}
     assert not out & {tuple(text) for batch in found for text in batch}

@@ -3,7 +3,7 @@
 import pytest
 
 from fastlaunch_train.data.tokens import ByteTokens, WordTokens, chosen_tokenizer
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.registry import WorkloadError
 
 
 def test_bytes_are_tokens() -> None:

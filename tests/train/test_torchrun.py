@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from entrypoint import NO_GPU, ROOT, TINY, arguments, record, run
 
-from fastlaunch_train.process.torchrun import SignalRelay, attach, own_code
+from fastlaunch_train.process.torchrun import SignalRelay, attach, exit_code_of
 
 #: A relay with one child that says when it is there and what signal it got.
 PROGRAM = """
@@ -31,7 +31,8 @@ def heard(number, frame):
 signal.signal(signal.SIGTERM, heard)
 signal.signal(signal.SIGINT, heard)
 os.write(1, b"ready\\\\n")
-time.sleep(60)
+while True:  # A signal that comes just before a long sleep begins would be handled after it.
+    time.sleep(0.01)
 '''
 
 def child():
@@ -46,6 +47,7 @@ relay.listen()
 def start(body: str, *, child: str = "sys.exit(3)", limit_s: float = 30) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(body=body, child=child, limit_s=limit_s)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,7 +65,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 #: In torchrun's order: until `started`, which may come later than the child's first word, a signal waits.
-RUN = "relay.starting()\nprocess = child()\nrelay.started(Ranks(process))\nsys.exit(process.wait())"
+RUN = """
+relay.starting()
+process = child()
+relay.started(Ranks(process))
+while process.poll() is None:
+    time.sleep(0.01)
+sys.exit(process.returncode)
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -102,16 +111,7 @@ def test_before_there_are_ranks_a_signal_ends_it() -> None:
 
 
 def test_while_ranks_are_started_a_signal_waits_for_them() -> None:
-    body = (
-        "relay.starting()\nprocess = child()\nsys.stdin.read()\n"
-        "relay.started(Ranks(process))\nsys.exit(process.wait())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body=body, child="sys.exit(3)", limit_s=30)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start(RUN.replace("process = child()", "process = child()\nsys.stdin.read()"))
     wait_for(process, "ready")
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -121,10 +121,7 @@ def test_while_ranks_are_started_a_signal_waits_for_them() -> None:
 
 
 def test_ranks_are_not_started_again_after_they_were_asked_to_end() -> None:
-    process = start(
-        "relay.starting()\nprocess = child()\nrelay.started(Ranks(process))\nprocess.wait()\n"
-        "relay.starting()\nprint('started again')"
-    )
+    process = start(RUN.replace("sys.exit(process.returncode)", "relay.starting()\nprint('again')"))
     wait_for(process, "ready")
     process.send_signal(signal.SIGTERM)
     assert ended(process)[:2] == (128 + signal.SIGTERM, "heard SIGTERM\n")
@@ -199,7 +196,7 @@ def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path)
     [([78, -15], 78), ([1, 78], 78), ([130, -15, 130], 130), ([130, 1], None), ([1], None), ([-15], None)],
 )
 def test_ranks_have_two_exit_codes_that_say_more(codes: list[int], code: int | None) -> None:
-    assert own_code(codes) == code
+    assert exit_code_of(codes) == code
 
 
 @pytest.mark.slow
@@ -221,7 +218,7 @@ def test_without_the_hooks_torchrun_still_runs_and_a_warning_says_how_it_stops()
     )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "there is no PContext.pids, so that torchrun stops in its own way" in output
+    assert "there is no PContext.pids, so torchrun stops in its own way" in output
     assert "\n95\n" in output
 
 

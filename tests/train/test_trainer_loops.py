@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from entrypoint import TINY, arguments, record, run, run_command
+from entrypoint import TINY, arguments, end_of, ended, record, run_command
 
 from fastlaunch_train.loop.trainers.adapter import LossShare, StepLoss, check_trainer
 from fastlaunch_train.models.precision import setup_precision
-from fastlaunch_train.recipes.recipes import RecipeError, resolve_recipe
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import RankRecord
 from fastlaunch_train.workloads.contract import load_workload
 
@@ -38,8 +39,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
     """24 steps of two micro-batches each, with dropout and batch normalisation, by our own loop."""
     output = tmp_path_factory.mktemp("ours")
     more = ("--steps", "24", "--eval-every", "7", "--set", "grad_accumulation=2")
-    code, printed = run(asked(output, *more))
-    assert code == 0, printed
+    ended(0, asked(output, *more))
     return record(output)
 
 
@@ -49,8 +49,7 @@ def test_steps_evaluations_and_blocks_are_those_of_our_loop(
     ours: RankRecord, tmp_path: Path, loop: str
 ) -> None:
     more = ("--steps", "24", "--eval-every", "7", "--set", "grad_accumulation=2")
-    code, printed = run(asked(tmp_path, *more, loop=loop))
-    assert code == 0, printed
+    printed = ended(0, asked(tmp_path, *more, loop=loop))
     found = record(tmp_path)
     assert losses(found) == pytest.approx(losses(ours), rel=1e-6)
     assert [e[:3] for e in scores(found)] == [e[:3] for e in scores(ours)]
@@ -67,19 +66,17 @@ def test_steps_evaluations_and_blocks_are_those_of_our_loop(
 
 
 @both_loops
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_trainer_that_is_stopped_goes_on_as_if_it_had_not_been(
     ours: RankRecord, tmp_path: Path, loop: str
 ) -> None:
     more = ("--steps", "24", "--eval-every", "7", "--checkpoint-every", "100", "--set", "grad_accumulation=2")
     argv = asked(tmp_path, *more, loop=loop, of="stopped_at_micro_batch_34")
-    code, printed = run(argv)
-    assert code == 130, printed
+    ended(130, argv)
     first = record(tmp_path)
     assert first.end is not None
     assert (first.end.status, first.end.message) == ("interrupted", "stopped by SIGTERM")
-    code, printed = run([*argv, "--resume"])
-    assert code == 0, printed
+    ended(0, [*argv, "--resume"])
     second = record(tmp_path, attempt=2)
     assert second.header["first_step"] == 18
     assert losses(first) + losses(second) == pytest.approx(losses(ours), rel=1e-6)
@@ -87,31 +84,29 @@ def test_a_trainer_that_is_stopped_goes_on_as_if_it_had_not_been(
 
 
 @both_loops
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_loss_that_is_no_number_ends_a_trainer(tmp_path: Path, loop: str) -> None:
-    code, printed = run(asked(tmp_path, "--steps", "40", loop=loop, of="evaluated_nan"))
-    assert code == 33, printed
-    end = record(tmp_path).end
-    assert end is not None and end.status == "nan_loss"
+    ended(33, asked(tmp_path, "--steps", "40", loop=loop, of="evaluated_nan"))
+    end = end_of(tmp_path)
+    assert end.status == "nan_loss"
 
 
 @both_loops
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_trainer_waits_for_no_loss(tmp_path: Path, loop: str) -> None:
     more = ("--steps", "6", "--set", "grad_accumulation=2")
-    code, printed = run(asked(tmp_path, *more, loop=loop, of="not_waited_for"))
-    assert code == 0, printed
+    ended(0, asked(tmp_path, *more, loop=loop, of="not_waited_for"))
 
 
 @both_loops
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_trainer_compiles_before_its_first_step(tmp_path: Path, loop: str) -> None:
     compiling = ("compile_mode=default", "compile_backend=aot_eager", "compile_scope=model")
     sets = [word for setting in compiling for word in ("--set", setting)]
-    code, printed = run(
-        asked(tmp_path, "--steps", "12", "--eval-every", "5", *sets, loop=loop, recipe="bf16", of="compiled")
+    ended(
+        0,
+        asked(tmp_path, "--steps", "12", "--eval-every", "5", *sets, loop=loop, recipe="bf16", of="compiled"),
     )
-    assert code == 0, printed
     found = record(tmp_path)
     assert [phase.name for phase in found.phases].count("compile") == 2, "training, and evaluation"
     compiles = [block.num_compiles for block in found.blocks]
@@ -120,18 +115,17 @@ def test_a_trainer_compiles_before_its_first_step(tmp_path: Path, loop: str) -> 
 
 
 @both_loops
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_trainers_mixed_precision_is_close_to_ours(tmp_path: Path, loop: str) -> None:
     precision = "fp16" if loop == "lightning" else "bf16"
     found = {}
     for each in ("ours", loop):
-        code, printed = run(asked(tmp_path / each, "--steps", "12", loop=each, recipe=precision))
-        assert code == 0, printed
+        ended(0, asked(tmp_path / each, "--steps", "12", loop=each, recipe=precision))
         found[each] = losses(record(tmp_path / each))
     assert found[loop] == pytest.approx(found["ours"], rel=0.05, abs=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("setting", ["grad_accumulation=2", "wire_dtype=bf16"])
 def test_two_ranks_of_a_trainer_train_as_two_of_ours(setting: str, tmp_path: Path) -> None:
@@ -182,9 +176,9 @@ def test_gradients_that_cuda_graphs_overwrite_are_refused_where_they_are_added_u
     check_trainer(workload, resolve_recipe("bf16", [f"loop={loop}", *graphs]), torch.device("cuda"))
 
 
+@pytest.mark.slow
 def test_what_is_not_trained_is_refused(tmp_path: Path) -> None:
-    code, printed = run(asked(tmp_path, loop="lightning", of="untrainable"))
-    assert code == 2
+    printed = ended(2, asked(tmp_path, loop="lightning", of="untrainable"))
     assert "nothing to train" in printed
 
 

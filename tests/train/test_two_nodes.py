@@ -14,7 +14,7 @@ from entrypoint import ROOT
 
 from fastlaunch_train.records.records import RankRecord, read_record
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
 RUN = "20261121-090312-k3f9"
 

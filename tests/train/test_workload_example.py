@@ -1,4 +1,4 @@
-"""The README's own workload: its code is run as it stands there, by the real entrypoint."""
+"""The workloads of the README and the guide: their code is run as it stands there, by the real entrypoint."""
 
 import re
 from pathlib import Path
@@ -7,20 +7,27 @@ import pytest
 from entrypoint import ROOT, arguments, record, run
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(# my\.py:.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    path = tmp_path_factory.mktemp("example") / "my.py"
+def example_of(page: str, folder: Path) -> Path:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# my\.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    path = folder / "my.py"
     path.write_text(code)
     return path
 
 
-def test_the_readmes_workload_is_one_short_file(example: Path) -> None:
-    assert len(example.read_text().splitlines()) < 120
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return example_of("docs/guide.md", tmp_path_factory.mktemp("example"))
 
 
-def test_the_readmes_workload_learns_and_is_checked_and_evaluated(example: Path, tmp_path: Path) -> None:
+def test_the_readmes_workload_trains(tmp_path: Path) -> None:
+    workload = f"{example_of('README.md', tmp_path)}:build"
+    argv = arguments(tmp_path / "out", "--steps", "12", "--batch-size", "32", workload=workload)
+    exit_code, output = run(argv)
+    assert exit_code == 0, output
+
+
+def test_the_guides_workload_learns_and_is_checked_and_evaluated(example: Path, tmp_path: Path) -> None:
     argv = arguments(tmp_path / "out", "--steps", "60", "--eval-every", "30", workload=f"{example}:build")
     exit_code, output = run([*argv, "--batch-size", "32"])
     assert exit_code == 0, output
@@ -44,7 +51,7 @@ def test_the_readmes_workload_learns_and_is_checked_and_evaluated(example: Path,
 
 
 @pytest.mark.slow
-def test_the_readmes_workload_sees_the_same_batches_after_a_stop(example: Path, tmp_path: Path) -> None:
+def test_the_guides_workload_sees_the_same_batches_after_a_stop(example: Path, tmp_path: Path) -> None:
     argv = arguments(tmp_path / "whole", "--steps", "12", "--batch-size", "8", workload=f"{example}:build")
     assert run(argv)[0] == 0
     parts = arguments(tmp_path / "parts", "--batch-size", "8", workload=f"{example}:build")

@@ -15,11 +15,14 @@ from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
 from fastlaunch_train.models.precision import setup_precision
-from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.stepping import Stepper, build_stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
+CPU = torch.device("cpu")
+ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU)
 WIDTH = 16
 CLASSES = 5
 
@@ -103,7 +106,7 @@ def build(
 
 def request(process: Process, first_step: int = 1) -> DataRequest:
     return DataRequest(
-        arm="synthetic",
+        source="synthetic",
         batch_size=BATCH_SIZE // process.world_size,
         seed=0,
         rank=process.rank,

@@ -5,30 +5,33 @@ import os
 import sys
 
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.process.launch import read_launched
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.process.launch import read_launch_settings
+from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.run.options import parse_options
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.registry import WorkloadError
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 completed, 130 interrupted, 12 out of memory, 33 NaN loss, 28 disk full, 2 bad request."""
-    # How far it is, a machine says once; what is wrong, every rank.
+    """Train as `argv` says; return the exit code.
+
+    0 completed, 130 interrupted, 12 out of memory, 33 NaN loss, 28 disk full, 2 bad request, 1 otherwise.
+    """
+    # One rank of a machine reports progress, every rank what is wrong.
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     level = logging.INFO if is_first else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
         options = parse_options(argv)
-        launched = read_launched(os.environ)
+        launch = read_launch_settings(os.environ)
     except (RecipeError, WorkloadError) as error:
         logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
         return 2
-    interrupts = Interrupts(grace_s=launched.stop_grace_s)
+    interrupts = Interrupts(grace_s=launch.stop_grace_s)
     interrupts.install()
-    # torch takes a second to import; a bad request is refused before, a signal noticed meanwhile.
+    # torch takes a second to import: a bad request is refused before, a signal noticed meanwhile.
     from fastlaunch_train.run.run import run
 
-    return run(options, interrupts, launched)
+    return run(options, interrupts, launch)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,4 @@
+"""What an AWS account needs, as data: the template and the policies.
+
+May import core.
+"""

@@ -1,113 +1,85 @@
-"""Every policy that fastlaunch needs in an account, as data, for people and for the template. Pure.
+"""The policies of policies.yaml with an account's names in them."""
 
-`node` is the role of EC2's machines, `training` that of SageMaker's jobs, `scheduler` that of the timer in
-the account.
-"""
-
-from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from fastlaunch.account_statements import (
-    JOB_LOGS,
-    AccountNames,
-    Statement,
-    bucket_key,
-    find,
-    pull,
-    storage,
-)
-from fastlaunch.launcher_policies import launcher, launcher_build, launcher_sagemaker
 
-VERSION = "2012-10-17"
+@dataclass(frozen=True, kw_only=True)
+class AccountNames:
+    """What the policies name. Texts such as `ACCOUNT`, or a template's `${AWS::AccountId}`, will do."""
 
-
-def node(names: AccountNames) -> tuple[Statement, ...]:
-    """What a machine of EC2 may do: its runs, the code, its image. It ends itself without any right."""
-    return (*storage(names), *find(names, "runs/*"), *pull(names), *bucket_key(names))
-
-
-def training(names: AccountNames) -> tuple[Statement, ...]:
-    """What a training job, and SageMaker on its behalf, may do."""
-    return (
-        *storage(names),
-        # SageMaker lists what it fetches, the code as well.
-        *find(names, "runs/*", "code/*"),
-        Statement(
-            sid="BucketRegion",
-            why="SageMaker asks in which region the bucket is",
-            actions=("s3:GetBucketLocation",),
-            resources=(names.bucket_arn,),
-        ),
-        *pull(names),
-        Statement(
-            sid="Logs",
-            why="what the containers print goes to CloudWatch",
-            actions=(
-                "logs:CreateLogGroup",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-            ),
-            resources=(names.arn("logs", JOB_LOGS), names.arn("logs", f"{JOB_LOGS}:*")),
-        ),
-        Statement(
-            sid="Metrics",
-            why="the console's graphs of loss and step time",
-            actions=("cloudwatch:PutMetricData",),
-            resources=("*",),
-            condition={"StringLike": {"cloudwatch:namespace": "/aws/sagemaker/*"}},
-        ),
-        *bucket_key(names),
-    )
+    account: str
+    bucket: str
+    # ARNs of the roles.
+    node_role: str
+    training_role: str
+    scheduler_role: str
+    partition: str = "aws"
+    prefix: str = "fastlaunch"
+    # Account of AWS's own images.
+    registry: str = "763104351884"
+    # Of images built here.
+    repository: str = "fastlaunch"
+    # ARN of a key for the bucket and the volumes, None for AWS's.
+    kms_key: str | None = None
 
 
-def scheduler(names: AccountNames) -> tuple[Statement, ...]:
-    """What the timer in the account may do: end fastlaunch's machines."""
-    return (
-        Statement(
-            sid="EndTagged",
-            why="a detached run's machines end after their deadline, whatever happened to them",
-            actions=("ec2:TerminateInstances",),
-            resources=(names.arn("ec2", "instance/*"),),
-            condition={"Null": {"aws:ResourceTag/fastlaunch:run": "false"}},
-        ),
-    )
+def names_by_hand(*, account: str, bucket: str, partition: str = "aws", **given: Any) -> AccountNames:
+    """Return the names that docs/setup.md gives to what it makes."""
+    role = f"arn:{partition}:iam::{account}:role/fastlaunch"
+    roles = {f"{name}_role": f"{role}-{name}" for name in ("node", "training", "scheduler")}
+    return AccountNames(account=account, bucket=bucket, partition=partition, **{**roles, **given})
 
 
-#: Every policy by its name.
-POLICIES: Mapping[str, Callable[[AccountNames], tuple[Statement, ...]]] = {
-    "node": node,
-    "training": training,
-    "scheduler": scheduler,
-    "launcher": launcher,
-    "launcher-sagemaker": launcher_sagemaker,
-    "launcher-build": launcher_build,
-}
-#: Who takes on the role of a name.
-SERVICES: Mapping[str, str] = {"node": "ec2", "training": "sagemaker", "scheduler": "scheduler"}
+def policy_names() -> tuple[str, ...]:
+    """Return the names of all policies."""
+    return tuple(_data()["policies"])
+
+
+def statements(name: str, names: AccountNames) -> list[dict[str, Any]]:
+    """Return the statements of a policy, each with its `Why`."""
+    return [
+        {"Why": statement["Why"], "Sid": statement["Sid"], "Effect": "Allow", **_filled(statement, names)}
+        for statement in _data()["policies"][name]
+        if names.kms_key or statement["Resource"] != "{kms_key}"
+    ]
 
 
 def policy(name: str, names: AccountNames) -> dict[str, Any]:
-    """The policy of this name, of POLICIES, as IAM takes it."""
-    statements = [statement.to_json() for statement in POLICIES[name](names)]
-    return {"Version": VERSION, "Statement": statements}
+    """Return the policy of this name, as IAM takes it."""
+    return _document([{k: v for k, v in one.items() if k != "Why"} for one in statements(name, names)])
 
 
 def trust(name: str, names: AccountNames) -> dict[str, Any]:
-    """Who may take on the role of this name, of SERVICES: its service, for this account alone."""
-    service = f"{SERVICES[name]}.amazonaws.com"
-    statement: dict[str, Any] = {
-        "Effect": "Allow",
-        "Principal": {"Service": service},
-        "Action": "sts:AssumeRole",
-    }
-    # EC2 takes on the role of the account's own machines, and tells no account.
-    if name != "node":
-        statement["Condition"] = {"StringEquals": {"aws:SourceAccount": names.account}}
-    return {"Version": VERSION, "Statement": [statement]}
+    """Return the trust policy of the role `node`, `training` or `scheduler`."""
+    return _document(_filled(_data()["trust"][name], names))
 
 
 def documents(names: AccountNames) -> dict[str, dict[str, Any]]:
-    """Every policy and every trust policy, by the name of its file in docs/aws-setup.md."""
-    trusts = {f"{name}-trust.json": trust(name, names) for name in SERVICES}
-    return trusts | {f"{name}-policy.json": policy(name, names) for name in POLICIES}
+    """Return every policy and trust policy, by the name of its file in docs/setup.md."""
+    trusts = {f"{name}-trust.json": trust(name, names) for name in _data()["trust"]}
+    return trusts | {f"{name}-policy.json": policy(name, names) for name in policy_names()}
+
+
+def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _filled(value: Any, names: AccountNames) -> Any:
+    """Return the data with the names in place of the braces."""
+    if isinstance(value, dict):
+        return {key: _filled(part, names) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_filled(part, names) for part in value]
+    folder = f"{names.prefix}/" if names.prefix else ""
+    return value.format(**asdict(names), folder=folder)
+
+
+@cache
+def _data() -> Any:
+    import yaml
+
+    text = (files("fastlaunch.account") / "policies.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)

@@ -1,1 +1,4 @@
-"""What measurements mean: pure functions, no files, no clock."""
+"""What measurements mean: statistics, cost, verdicts, convergence, finish, target. Pure: no I/O, no clock.
+
+May import core, catalog and measure.
+"""

@@ -1,98 +1,216 @@
 """Runs side by side: what a step takes, what a dollar bought, and whether a difference is one.
 
-Rows are compared within a workload, each workload with a baseline of its own. The rules are those of the
-README's "how to read the numbers". What is not known is None, never guessed.
+Rows are compared within a workload, each workload with a baseline of its own. The rules are those of
+docs/method.md. What is not known is None, never guessed.
 """
 
 import datetime
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.pooling import Candidate, Pool, global_batch, log_time, pool
-from fastlaunch.analysis.pricing import PriceRequest, price_row
-from fastlaunch.analysis.rows import Row, make_row
-from fastlaunch.analysis.schemas import schema_warnings
-from fastlaunch.analysis.statistics import LEAST_DOF, Spread, pooled_spread
-from fastlaunch.analysis.uneven import told_apart, uneven_notes
-from fastlaunch.analysis.validity import guards
-from fastlaunch.analysis.verdicts import PricedPool, judge
+from fastlaunch.analysis import cost
+from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
+from fastlaunch.analysis.notes import schema_warnings
+from fastlaunch.analysis.pooling import (
+    SAMPLE,
+    STEP,
+    Group,
+    MeasuredRun,
+    Offer,
+    first_runs,
+    log_time,
+    pool,
+    sample_of,
+    samples_per_step,
+)
+from fastlaunch.analysis.statistics import (
+    LEAST_DOF,
+    RunVariance,
+    mark_uneven,
+    mean_of,
+    pooled_spread,
+    uncertainty,
+    uneven_notes,
+)
+from fastlaunch.analysis.validity import Validity, judge_validity
+from fastlaunch.analysis.verdicts import BASELINE, PricedGroup, Verdict, exp, judge
+from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.measure.summary import Interval, Setup
 
-if TYPE_CHECKING:
-    from fastlaunch.catalog.prices import Catalogue
-
-__all__ = ["Candidate", "Comparison", "PriceRequest", "Row", "compare"]
+__all__ = ["Comparison", "MeasuredRun", "PriceRequest", "Row", "compare"]
 
 DEFAULT_BASELINE = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """rows: workload by workload, in order of their first runs. baselines: recipe by workload.
+class Speed:
+    """How fast a row trains; all with 95% intervals."""
 
-    prices_as_of: the one day as of which prices were looked up; None where they were as billed or as given,
-    or where there are none. spread: between runs, pooled over all rows; a workload with enough repeats is
-    judged by its own, and where its rows spread very unequally each of those that can by its own. warnings:
-    what was left out, and why.
-    allow_unverified: whether rows are ranked whatever their guards hold against them.
-    unfit: the runs that were left out for their problems.
+    step_time_s: Interval | None = None
+    samples_per_s: Interval | None = None
+    tokens_per_s: Interval | None = None
+    tflops_per_gpu: Interval | None = None
+    percent_of_peak: Interval | None = None  # of the recipe's own precision
+    percent_of_bf16_peak: Interval | None = None
+    percent_of_fp8_peak: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a row's training costs; all with 95% intervals."""
+
+    usd_per_million_samples: Interval | None = None
+    usd_per_billion_tokens: Interval | None = None
+    samples_per_usd: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What the step time leaves out, and what its machines were busy with: means over the runs."""
+
+    build_s: float | None  # of unsteady runs too, like compile_s
+    compile_s: float | None  # over the runs that compiled without a cache, if there are any
+    warmup_s: float | None
+    data_wait_fraction: float | None  # of the steps' time, in which the host fetched batches
+    utilization: float | None  # fraction of that time in which a GPU ran kernels
+    padding_fraction: float | None  # of the tokens
+    peak_memory_gib: float | None  # the largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Runs that are repeats of each other, and how they compare with the baseline of their workload.
+
+    Quantities are None if unknown.
     """
 
-    rows: tuple[Row, ...]
-    baselines: Mapping[str, str]
+    group: Group  # the runs
+    price: Price | None  # of one node
+    speed: Speed
+    cost: Cost
+    overhead: Overhead
+    verdict: Verdict  # beside the baseline
+    validity: Validity  # of numerics and convergence
+    is_barred: bool  # by its validity; the row then has no verdict
+
+    @property
+    def setup(self) -> Setup:
+        """What was trained, how and on what."""
+        return self.group.setup
+
+    @property
+    def runs(self) -> list[MeasuredRun]:
+        """Those used, then the unsteady ones."""
+        return self.group.all_runs
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Of the runs used; of the unsteady ones if there are no others."""
+        return tuple(run.run_id for run in self.group.shown_runs)
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs used."""
+        return len(self.group.steady)
+
+    @property
+    def num_unsteady(self) -> int:
+        """Runs that did not settle: left out, or shown without interval if there are no others."""
+        return len(self.group.unsteady)
+
+    @property
+    def offer(self) -> Offer:
+        """How its machines were billed."""
+        return self.group.shown_runs[0].offer
+
+    @property
+    def derived(self) -> bool:
+        """Whether some of it was worked out from published percentages."""
+        return any(run.summary.figures.derived for run in self.group.shown_runs)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where it was published."""
+        sources = (run.summary.figures.source for run in self.group.shown_runs)
+        return tuple(dict.fromkeys(source for source in sources if source))
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.verdict.kind == BASELINE
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What one forward pass ran, in words; several if its runs differ, empty if none looked."""
+        kernels = (run.summary.kernels for run in self.runs)
+        return tuple(dict.fromkeys(text for text in kernels if text))
+
+    @property
+    def place(self) -> str:
+        """Where it ran, as short as can be: the instance, else the device."""
+        return self.setup.instance or self.setup.device_name or "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows beside their baselines, workload by workload."""
+
+    rows: tuple[Row, ...]  # within a workload in order of their first runs
+    baselines: Mapping[str, str]  # the baseline's recipe by workload
+    #: The day as of which prices were looked up; None if they were as billed or given, or if there are none.
     prices_as_of: datetime.date | None
-    spread: Spread
-    warnings: tuple[str, ...] = ()
-    allow_unverified: bool = False
-    unfit: tuple[Candidate, ...] = ()
+    #: Between runs, pooled over all rows. A workload with enough repeats is judged by its own, and rows that
+    #: vary too unequally each by its own.
+    spread: RunVariance
+    warnings: tuple[str, ...] = ()  # what was left out, and why
+    allow_unverified: bool = False  # whether rows are ranked whatever their judge_validity hold against them
+    unfit: tuple[MeasuredRun, ...] = ()  # the runs that were left out for their problems
 
 
 def compare(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[MeasuredRun],
     *,
-    catalogue: "Catalogue",
+    catalogue: Catalogue,
     prices: PriceRequest,
     baseline: str | None = None,
     allow_unverified: bool = False,
 ) -> Comparison:
-    """The comparison of `candidates`. baseline: a recipe's label, or a run's id, a prefix or last part of it.
+    """Compare `candidates`. baseline: a recipe's label, or a run's id, or a prefix or last part of it.
 
     allow_unverified: rank also what fails a check of its numerics, or trains to a worse loss.
     Raises UnknownName for a baseline that is not among them, UserError for one that is not ranked and for a
     price that cannot be charged.
     """
-    pools, unfit = pool(candidates)
-    warnings = [f"{c.run_id} ({c.summary.recipe}) is left out: {c.summary.problems[0]}" for c in unfit]
-    if baseline is not None and pools and not any(_is_named(row, baseline) for row in pools):
-        raise UnknownName("baseline", baseline, {row.first.recipe for row in pools})
-    workloads: dict[str, list[Pool]] = {}
-    for row in pools:
-        workloads.setdefault(row.first.workload, []).append(row)
-    spread = pooled_spread([row.log_times for row in pools])
+    groups, unfit = pool(candidates)
+    warnings = [f"{c.run_id} ({c.summary.setup.recipe}) is left out: {c.summary.problems[0]}" for c in unfit]
+    if baseline is not None and groups and not any(_is_named(group, baseline) for group in groups):
+        raise UnknownName("baseline", baseline, {group.setup.recipe for group in groups})
+    workloads: dict[str, list[Group]] = {}
+    for group in groups:
+        workloads.setdefault(group.setup.workload, []).append(group)
+    spread = pooled_spread([group.log_times for group in groups])
 
     rows: list[Row] = []
     baselines = {}
     for workload, of_workload in workloads.items():
         items = []
-        guarded = guards(of_workload, unfit, own_region=prices.region)
-        for row, guard in zip(of_workload, guarded, strict=True):
-            price, warning = price_row(row, prices, catalogue)
+        validities = judge_validity(of_workload, unfit, own_region=prices.region)
+        for group, validity in zip(of_workload, validities, strict=True):
+            price, warning = price_row(group, prices, catalogue)
             warnings += [warning] if warning else []
-            items.append(PricedPool(pool=row, price=price, guard=guard, unverified=allow_unverified))
+            items.append(
+                PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
+            )
         warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
-        baselines[workload] = base.pool.first.recipe
-        times = [row.log_times for row in of_workload]
+        baselines[workload] = base.group.setup.recipe
+        times = [group.log_times for group in of_workload]
         own = pooled_spread(times)
-        own = told_apart(own if own.dof >= LEAST_DOF else spread, times)
+        own = mark_uneven(own if own.dof >= LEAST_DOF else spread, times)
         warnings += uneven_notes(workload, own, times)
-        judgements = judge(items, base, own)
-        rows += [
-            make_row(item, judgement, own, catalogue)
-            for item, judgement in zip(items, judgements, strict=True)
-        ]
+        judged = zip(items, judge(items, base, own), strict=True)
+        rows += [make_row(item, verdict, own, catalogue) for item, verdict in judged]
     return Comparison(
         rows=tuple(rows),
         baselines=baselines,
@@ -104,24 +222,23 @@ def compare(
     )
 
 
-def _ranked_unverified(items: Sequence[PricedPool]) -> Iterator[str]:
+def _ranked_unverified(items: Sequence[PricedGroup]) -> Iterator[str]:
     for item in items:
-        if item.unverified and item.guard.failures:
+        if item.unverified and item.validity.failures:
             yield (
-                f"{item.pool.first.recipe} is ranked as --allow-unverified asks, although"
-                f" {'; '.join(item.guard.failures)}"
+                f"{item.group.setup.recipe} is ranked as --allow-unverified asks, although"
+                f" {'; '.join(item.validity.failures)}"
             )
 
 
-def _is_named(row: Pool, name: str) -> bool:
-    return row.first.recipe == name or any(
-        run.run_id.startswith(name) or run.run_id.endswith(f"-{name}")
-        for run in (*row.candidates, *row.unsteady)
-    )
+def _is_named(group: Group, name: str) -> bool:
+    ids = [run.run_id for run in group.all_runs]
+    return group.setup.recipe == name or any(id.startswith(name) or id.endswith(f"-{name}") for id in ids)
 
 
-def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
-    """The named row, else the first of recipe bf16, as it is or with overrides, else the first of all.
+def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
+    """Return the named row, else the first of recipe bf16, as it is or with overrides, else the first of
+    all.
 
     A row with a speed comes before one without, and of several batches the one at which there are the most
     rows, then the one of the most runs. A row that is barred is none unless all are, and then has no verdict
@@ -129,38 +246,129 @@ def _baseline(items: Sequence[PricedPool], name: str | None) -> PricedPool:
     """
     num_rows_at = Counter(_batch(item) for item in items)
 
-    def preference(item: PricedPool) -> tuple[int, ...]:
-        recipe = item.pool.first.recipe
-        is_named = name is not None and _is_named(item.pool, name)
+    def preference(item: PricedGroup) -> tuple[int, ...]:
+        recipe = item.group.setup.recipe
+        is_named = name is not None and _is_named(item.group, name)
         return (
             is_named and not item.is_barred,
             is_named,
             not item.is_barred,
-            log_time(item.pool) is not None,
+            log_time(item.group) is not None,
             recipe == DEFAULT_BASELINE,
             recipe.partition(" ")[0] == DEFAULT_BASELINE,
-            item.pool.is_steady,
+            item.group.is_steady,
             num_rows_at[_batch(item)],
-            len(item.pool.candidates),
+            len(item.group.steady),
         )
 
     base = max(items, key=preference)
-    if name is not None and base.is_barred and _is_named(base.pool, name):
+    if name is not None and base.is_barred and _is_named(base.group, name):
         raise UserError(
-            f"{base.pool.first.recipe} is no baseline: it is not ranked, {base.guard.failures[0]}",
+            f"{base.group.setup.recipe} is no baseline: it is not ranked, {base.validity.failures[0]}",
             "choose another, or rank it all the same: --allow-unverified",
         )
     return base
 
 
-def _batch(item: PricedPool) -> tuple[int, int | None]:
-    """What rows share that are compared as training, beside their workload."""
-    return global_batch(item.pool.first), item.pool.first.sequence_length
+def _batch(item: PricedGroup) -> tuple[int, int | None]:
+    """Return what rows share that are compared as training, beside their workload."""
+    return item.group.setup.global_batch, item.group.setup.sequence_length
 
 
 def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | None:
     if prices.as_of is not None:
         return prices.as_of
     charged = [row.price for row in rows if row.price is not None]
-    as_listed = bool(charged) and not any(price.stored or price.as_of is None for price in charged)
+    as_listed = bool(charged) and not any(price.basis in ("billed", "given") for price in charged)
     return prices.today if as_listed else None
+
+
+def make_row(item: PricedGroup, verdict: Verdict, spread: RunVariance, catalogue: Catalogue) -> Row:
+    """Return the row of a group with its price and the verdict on it."""
+    group = item.group
+    speed = _speed(group, spread, catalogue)
+    return Row(
+        group=group,
+        price=item.price,
+        speed=speed,
+        cost=_cost(speed, item.price, group.setup.num_nodes),
+        overhead=_overhead(group),
+        verdict=verdict,
+        validity=item.validity,
+        is_barred=item.is_barred,
+    )
+
+
+def _overhead(group: Group) -> Overhead:
+    shown = [run.summary for run in group.shown_runs]
+    started = [run.summary for run in group.all_runs]
+    memory_gib = [run.peak_memory_gib for run in shown if run.peak_memory_gib is not None]
+    return Overhead(
+        build_s=mean_of([run.startup.build_s for run in started]),
+        compile_s=mean_of([run.startup.compile_s for run in first_runs(started)]),
+        warmup_s=mean_of([run.timing.warmup_s for run in shown]),
+        data_wait_fraction=mean_of([run.timing.data_wait_fraction for run in shown]),
+        utilization=mean_of([run.timing.utilization for run in shown]),
+        padding_fraction=mean_of([run.padding_fraction for run in shown]),
+        peak_memory_gib=max(memory_gib, default=None),
+    )
+
+
+def _speed(group: Group, spread: RunVariance, catalogue: Catalogue) -> Speed:
+    """Return what follows from the row's time."""
+    time_s = _time_s(group, spread)
+    if time_s is None or group.measure not in (STEP, SAMPLE):
+        return Speed()
+    setup = group.setup
+    rate = cost.samples_per_s(time_s, samples_per_step(group) if group.measure == STEP else 1.0)
+    tflops = None
+    if setup.flops_per_sample:
+        tflops = cost.tflops_per_gpu(rate, setup.num_gpus, setup.flops_per_sample)
+    accelerator = accelerator_of(setup, catalogue)
+    peaks = accelerator.peak_tflops if accelerator else {}
+
+    def percent(precision: str | None) -> Interval | None:
+        peak = peaks.get(precision or "")
+        return cost.percent_of_peak(tflops, peak) if tflops and peak else None
+
+    return Speed(
+        step_time_s=time_s if group.measure == STEP else None,
+        samples_per_s=rate,
+        tokens_per_s=_tokens_per_s(group, time_s, rate),
+        tflops_per_gpu=tflops,
+        percent_of_peak=percent(setup.precision),
+        percent_of_bf16_peak=percent("bf16"),
+        percent_of_fp8_peak=percent("fp8") if setup.precision == "fp8" else None,
+    )
+
+
+def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
+    if price is None or speed.samples_per_s is None:
+        return Cost()
+    tokens = speed.tokens_per_s
+    return Cost(
+        samples_per_usd=cost.samples_per_usd(speed.samples_per_s, price, num_nodes),
+        usd_per_million_samples=cost.usd_per_million(speed.samples_per_s, price, num_nodes),
+        usd_per_billion_tokens=tokens and cost.usd_per_billion(tokens, price, num_nodes),
+    )
+
+
+def _time_s(group: Group, spread: RunVariance) -> Interval | None:
+    """Return seconds of a step, or of a sample, as the group's measure says: the geometric mean of its
+    runs.
+    """
+    mean = log_time(group)
+    if mean is None:
+        return None
+    sample = sample_of(group)
+    if sample is None:
+        return Interval(value=exp(mean))
+    half_width = uncertainty([sample], spread).half_width()
+    return Interval(value=exp(mean), low=exp(mean - half_width), high=exp(mean + half_width))
+
+
+def _tokens_per_s(group: Group, time_s: Interval, rate: Interval) -> Interval | None:
+    tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.shown_runs])
+    if tokens and group.measure == STEP:
+        return cost.samples_per_s(time_s, tokens)
+    return rate if group.setup.sample_unit == "tokens" else None

@@ -18,13 +18,24 @@ recipe is *worse*; that presumes a reference which diverges in fewer than one ru
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.held_out import at_end, diverged
-from fastlaunch.analysis.loss_pairs import Pair, by_reason, end_step, listed, named_seeds, pairs_of_seed
+from fastlaunch.analysis.pooling import data_of
 from fastlaunch.analysis.statistics import t_quantile
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.measure.summary import RunSummary
+
+if TYPE_CHECKING:
+    from fastlaunch.measure.summary import RunSummary
+    from fastlaunch_train.records.records import Eval
+
+#: No loss that was computed in fp32 is larger. What a foreign record holds beyond it would overflow in sums.
+_MOST = 3.5e38
+COMPLETED, NAN_LOSS = "completed", "nan_loss"
+VALIDATION, TEST = "validation", "test"
+CURRENT, BEST = "current", "best"
 
 #: Of the reference's loss; and the level of each one-sided limit.
 MARGIN = 0.01
@@ -38,21 +49,50 @@ WITHIN, WORSE, UNKNOWN, REFERENCE = "within", "worse", "unknown", "reference"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Held-out loss less the reference's after `step`, paired: the mean with its one-sided 95% limits.
+class HeldOut:
+    """Held-out figures at the end of training, means over the runs of a row that have them."""
 
-    low, high: None for fewer than two pairs. reference_loss: the mean over the same pairs.
-    """
+    num_runs: int
+    loss: float | None  # None if that of some run was not finite
+    metric: str | None = None  # its name; higher is better
+    metric_value: float | None = None  # of the last weights on validation data
+    test_metric_value: float | None = None  # of the last weights on test data
+    best_test_metric_value: float | None = None  # of the best weights on test data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Held-out losses by step of one seed, the recipe's and the reference's, means over repeats."""
+
+    ours: Mapping[int, float | None]
+    theirs: Mapping[int, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedPairs:
+    """What there is at one seed."""
+
+    pairs: Mapping[int, Pair] = field(default_factory=dict)  # by the step at which both end
+    diverged: bool = False
+    reference_diverged: bool = False
+    lacks: str = ""  # why there is no pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Held-out loss less the reference's after `step`, paired, with its one-sided 95% limits."""
 
     step: int
     num_pairs: int
     mean: float
-    low: float | None
+    low: float | None  # None for fewer than two pairs, like high
     high: float | None
-    reference_loss: float
+    reference_loss: float  # mean over the same pairs
 
     def relative(self, value: float | None) -> float | None:
-        """`value`, one of the above, as a part of the reference's loss; None if that is not above 0."""
+        """Return `value`, one of the above, as a fraction of the reference's loss; None if that is not
+        above 0.
+        """
         return None if value is None or self.reference_loss <= 0 else value / self.reference_loss
 
     @property
@@ -68,23 +108,17 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """The verdict on a row, with its evidence.
-
-    reference: the recipe compared with. seeds: of the pairs. end: None without a pair. checkpoints: at most
-    three, none where there are no evaluations on the way. diverged: seeds at which the loss is no number and
-    the reference's is. missing: why seeds make no pair. caveats: what else to know of the evidence.
-    more_pairs: about how many would tell, None if that cannot be said.
-    """
+    """The verdict on a row, with its evidence."""
 
     verdict: str
-    reference: str | None = None
-    seeds: tuple[int, ...] = ()
-    end: Difference | None = None
-    checkpoints: tuple[Difference, ...] = ()
-    diverged: tuple[int, ...] = ()
-    missing: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
-    more_pairs: int | None = None
+    reference: str | None = None  # the recipe that it is compared with
+    seeds: tuple[int, ...] = ()  # of the pairs
+    end: Difference | None = None  # None without a pair
+    checkpoints: tuple[Difference, ...] = ()  # at most three, on the way
+    diverged: tuple[int, ...] = ()  # seeds at which its loss is not a number and the reference's is
+    missing: tuple[str, ...] = ()  # why seeds make no pair
+    caveats: tuple[str, ...] = ()  # what else to know of the evidence
+    more_pairs: int | None = None  # about how many would settle it; None if that cannot be said
 
     @property
     def num_pairs(self) -> int:
@@ -92,7 +126,7 @@ class Convergence:
 
 
 def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) -> Convergence:
-    """The verdict on `runs`, of one row, against runs of its reference, of the same workload."""
+    """Return the verdict on `runs`, of one row, against runs of its reference, of the same workload."""
     if not any(at_end(run) or diverged(run) for run in runs):
         return Convergence(verdict=UNKNOWN, missing=("no held-out loss was recorded at the end",))
     if not reference_runs:
@@ -102,23 +136,23 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
         for seed in sorted({run.seed for run in runs if run.seed is not None})
     }
     last_step = end_step(seeds.values())
-    pairs = {seed: found.pairs[last_step] for seed, found in seeds.items() if last_step in found.pairs}
-    lost = tuple(seed for seed, found in seeds.items() if found.diverged)
-    without = {seed: found.lacks for seed, found in seeds.items() if seed not in pairs and seed not in lost}
-    found = _judged(last_step, list(pairs.values()), num_lost=len(lost))
-    name = reference_runs[0].recipe
+    pairs = {seed: result.pairs[last_step] for seed, result in seeds.items() if last_step in result.pairs}
+    lost = tuple(seed for seed, result in seeds.items() if result.diverged)
+    without = {seed: result.lacks for seed, result in seeds.items() if seed not in pairs and seed not in lost}
+    result = _judged(last_step, list(pairs.values()), num_lost=len(lost))
+    name = reference_runs[0].setup.recipe
     caveats = [f"its loss is no number at {named_seeds(lost)}"] if lost else []
-    reference_lost = [seed for seed, found in seeds.items() if found.reference_diverged]
+    reference_lost = [seed for seed, result in seeds.items() if result.reference_diverged]
     if reference_lost:
         caveats.append(f"the loss of {name} itself is no number at {named_seeds(reference_lost)}")
         if lost:
-            found = replace(found, verdict=UNKNOWN)
+            result = replace(result, verdict=UNKNOWN)
         if all(diverged(run) for run in reference_runs):
             # More of them would make no pair either.
-            found = replace(found, more_pairs=None)
-    caveats += [*_on_the_way(found), *_schemas(name, runs, reference_runs)]
+            result = replace(result, more_pairs=None)
+    caveats += [*_on_the_way(result), *_schemas(name, runs, reference_runs)]
     return replace(
-        found,
+        result,
         reference=name,
         seeds=tuple(pairs),
         diverged=lost,
@@ -128,7 +162,7 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
 
 
 def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Convergence:
-    """The verdict by the losses of `pairs`, and of `num_lost` seeds at which only the recipe has none."""
+    """Judge the losses of `pairs`, and `num_lost` seeds at which only the recipe's loss is no number."""
     end = _difference(last_step, pairs)
     checkpoints = _checkpoints(last_step, pairs)
     num_pairs = len(pairs) + num_lost
@@ -149,7 +183,7 @@ def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Converge
 
 
 def _difference(step: int, pairs: Iterable[Pair]) -> Difference | None:
-    """The paired difference after `step`, over the pairs whose losses there are numbers."""
+    """Return the paired difference after `step`, over the pairs whose losses there are numbers."""
     losses = [
         (ours, theirs)
         for pair in pairs
@@ -181,12 +215,12 @@ def _limited(step: int, num_pairs: int, mean: float, deviation: float, reference
 
 
 def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[Difference, ...]:
-    """The differences at the evaluations of all pairs nearest to a quarter, a half and three quarters."""
+    """Return the differences at the evaluations nearest to a quarter, a half and three quarters."""
     shared = set.intersection(*(set(pair.ours) & set(pair.theirs) for pair in pairs)) if pairs else set()
     steps = sorted(step for step in shared if 0 < step < last_step)
     nearest = [_nearest(steps, part * last_step) for part in QUARTERS if steps]
-    found = [_difference(step, pairs) for step in dict.fromkeys(nearest)]
-    return tuple(difference for difference in found if difference is not None)
+    differences = [_difference(step, pairs) for step in dict.fromkeys(nearest)]
+    return tuple(difference for difference in differences if difference is not None)
 
 
 def _nearest(steps: Sequence[int], to: float) -> int:
@@ -194,7 +228,7 @@ def _nearest(steps: Sequence[int], to: float) -> int:
 
 
 def _more_pairs(end: Difference) -> int | None:
-    """How many more pairs would tell if mean and spread stayed as they are; None if too many, or never."""
+    """Return how many more pairs would settle it if mean and spread stayed; None if too many, or never."""
     assert end.high is not None
     deviation = (end.high - end.mean) * math.sqrt(end.num_pairs) / t_quantile(1 - LEVEL, end.num_pairs - 1)
     for more in range(1, MOST_PAIRS_PROPOSED + 1):
@@ -204,22 +238,180 @@ def _more_pairs(end: Difference) -> int | None:
     return None
 
 
-def _on_the_way(found: Convergence) -> Iterator[str]:
-    if found.end is None or found.end.reference_loss <= 0:
-        if found.end is not None:
+def _on_the_way(convergence: Convergence) -> Iterator[str]:
+    if convergence.end is None or convergence.end.reference_loss <= 0:
+        if convergence.end is not None:
             yield "the reference's loss is not above 0, so 1% of it is no margin"
         return
-    for checkpoint in found.checkpoints:
+    for checkpoint in convergence.checkpoints:
         part = checkpoint.relative(checkpoint.mean)
-        if found.end.verdict == WITHIN and checkpoint.verdict == WORSE and part is not None:
+        if convergence.end.verdict == WITHIN and checkpoint.verdict == WORSE and part is not None:
             yield f"within 1% at the end, but {part:+.1%} after step {checkpoint.step}: it trains slower"
 
 
 def _schemas(name: str, runs: Sequence[RunSummary], references: Sequence[RunSummary]) -> Iterator[str]:
     for what in ("record", "recipe"):
         ours, theirs = (
-            sorted({number for run in of if (number := getattr(run, f"{what}_schema")) is not None})
-            for of in (runs, references)
+            sorted({getattr(run.environment, f"{what}_schema") for run in side} - {None})
+            for side in (runs, references)
         )
         if ours and theirs and ours != theirs:
             yield f"{what} schema {listed(ours)} is paired with {listed(theirs)} of {name}"
+
+
+def curve(run: "RunSummary") -> Mapping[int, "Eval"]:
+    """Return the evaluations of the current weights on validation data, by step, in order."""
+    current = [e for e in run.quality.evals if e.split == VALIDATION and e.weights == CURRENT]
+    return {e.step: e for e in sorted(current, key=lambda e: e.step)}
+
+
+def at_end(run: "RunSummary") -> "Eval | None":
+    """Return the evaluation at the end of a run; None if the run did not complete or was not evaluated."""
+    evals = curve(run)
+    return evals[max(evals)] if evals and run.status == COMPLETED else None
+
+
+def diverged(run: "RunSummary") -> bool:
+    """Return whether the run's loss stopped being a number: in training, or on held-out data at the end."""
+    end = at_end(run)
+    return run.status == NAN_LOSS or (end is not None and not is_finite(end.loss))
+
+
+def is_finite(loss: float | None) -> bool:
+    return loss is not None and abs(loss) < _MOST
+
+
+def held_out(runs: Sequence["RunSummary"]) -> HeldOut | None:
+    """Return the figures at the end of runs that are repeats of each other; None if none was evaluated."""
+    ends = [end for run in runs if (end := at_end(run)) is not None]
+    if not ends:
+        return None
+    metric = next((end.metric for end in ends if end.metric is not None), None)
+    return HeldOut(
+        num_runs=len(ends),
+        loss=_mean_if_all(end.loss if is_finite(end.loss) else None for end in ends),
+        metric=metric,
+        metric_value=_mean_if_all(end.metric_value for end in ends),
+        test_metric_value=_mean_if_all(_of_test(run, CURRENT) for run in runs if at_end(run)),
+        best_test_metric_value=_mean_if_all(_of_test(run, BEST) for run in runs if at_end(run)),
+    )
+
+
+def _of_test(run: "RunSummary", weights: str) -> float | None:
+    evals = [e for e in run.quality.evals if e.split == TEST and e.weights == weights]
+    return max(evals, key=lambda e: e.step).metric_value if evals else None
+
+
+def _mean_if_all(values: Iterable[float | None]) -> float | None:
+    """Return the mean; None if any value is unknown or not finite."""
+    known = list(values)
+    finite = [value for value in known if value is not None and math.isfinite(value)]
+    mean = sum(finite) / len(finite) if finite and len(finite) == len(known) else math.inf
+    return mean if math.isfinite(mean) else None
+
+
+def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) -> SeedPairs:
+    """Pair `runs`, of one seed, with the reference's runs of that seed."""
+    name = references[0].setup.recipe
+    partners, what = _partners(runs[0], references)
+    if not partners:
+        return SeedPairs(lacks=f"no {name} run{what}")
+    if any(diverged(run) for run in partners):
+        return SeedPairs(reference_diverged=True, lacks=f"no {name} run whose loss stays a number")
+    theirs = [run for run in partners if at_end(run)]
+    if not theirs:
+        return SeedPairs(lacks=f"a {name} run, but no held-out loss at its end")
+    if any(diverged(run) for run in runs):
+        return SeedPairs(diverged=True)
+    ours = [run for run in runs if at_end(run)]
+    if not ours:
+        return SeedPairs(lacks="no held-out loss at the end")
+    pairs = {
+        step: Pair(ours=_mean_curve(own), theirs=_mean_curve(reference))
+        for step in {_end_of(run) for run in ours}
+        if (own := [run for run in ours if _end_of(run) == step])
+        and (reference := [run for run in theirs if _end_of(run) == step])
+    }
+    if not pairs:
+        ends = [max(_end_of(run) for run in of) for of in (theirs, ours)]
+        return SeedPairs(lacks=f"a {name} run, but to step {ends[0]} and not {ends[1]}")
+    sizes = [max(curve(run)[_end_of(run)].num_samples for run in of) for of in (theirs, ours)]
+    if sizes[0] != sizes[1]:
+        return SeedPairs(
+            lacks=f"a {name} run, but of other held-out data ({sizes[0]} samples, not {sizes[1]})"
+        )
+    return SeedPairs(pairs=pairs)
+
+
+def share_setup(run: RunSummary, other: RunSummary) -> bool:
+    """Return whether two runs share all that a pair does but the seed."""
+    return all(of(run) == of(other) for what, of in _SHARED if what)
+
+
+def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[RunSummary], str]:
+    """Return the reference's runs with the setup of `run`; if there are none, what none of them shares."""
+    left = list(references)
+    for what, of in _SHARED:
+        left = [other for other in left if of(other) == of(run)]
+        if not left:
+            return [], what.format(of(run))
+    return left, ""
+
+
+def _model_files(run: RunSummary) -> str:
+    known = [run.setup.fingerprint.get(f"model_{part}") or "?" for part in ("config", "weights")]
+    return f"{run.setup.fingerprint.get('model') or 'the model'} ({', '.join(known)})"
+
+
+#: What a pair shares besides workload and end, and how its lack is told; coarsest first, the seed last.
+_SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
+    (" on data {}", lambda run: run.setup.data),
+    (" trained on the same data ({})", data_of),
+    (" of the same tokenizer ({})", lambda run: run.setup.fingerprint.get("tokenizer") or "not recorded"),
+    (" that starts from {}", lambda run: run.setup.fingerprint.get("model") or "random weights"),
+    (" that starts from the same files of {}", _model_files),
+    (" at sequence length {}", lambda run: run.setup.sequence_length),
+    (" at a global batch of {}", lambda run: run.setup.batch_size_per_gpu * run.setup.num_gpus),
+    (" on so many GPUs ({})", lambda run: run.setup.num_gpus),
+    ("", lambda run: run.seed),
+)
+
+
+def _end_of(run: RunSummary) -> int:
+    return max(curve(run))
+
+
+def _mean_curve(runs: Sequence[RunSummary]) -> Mapping[int, float | None]:
+    """Return the loss by step, the mean over `runs` at the steps all have; None if one is no number."""
+    curves = [curve(run) for run in runs]
+    means: dict[int, float | None] = {}
+    for step in curves[0]:
+        if all(step in other for other in curves):
+            losses = [loss for other in curves if (loss := other[step].loss) is not None and is_finite(loss)]
+            means[step] = sum(losses) / len(losses) if len(losses) == len(curves) else None
+    return means
+
+
+def end_step(seeds: Iterable[SeedPairs]) -> int:
+    """Return the step at which most pairs end, the latest of several; 0 without a pair."""
+    ends = Counter(step for pairs in seeds for step in pairs.pairs)
+    return max(ends, key=lambda step: (ends[step], step), default=0)
+
+
+def by_reason(lacking: Mapping[int, str], *, otherwise: str) -> Iterator[str]:
+    """Yield a sentence for each reason in `lacking`, which is by seed: `seeds 1 and 4 have no bf16 run`."""
+    reasons = {seed: reason or otherwise for seed, reason in lacking.items()}
+    for reason in dict.fromkeys(reasons.values()):
+        seeds = [seed for seed, of in reasons.items() if of == reason]
+        yield f"{named_seeds(seeds)} {'has' if len(seeds) == 1 else 'have'} {reason}"
+
+
+def named_seeds(seeds: Sequence[int]) -> str:
+    """Return `seed 1`, `seeds 1 and 4`."""
+    return f"seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}"
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return `1, 2 and 4`."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} and {last}" if most else last

@@ -3,44 +3,109 @@
 `$ per million samples` says nothing of what comes before the steps. A recipe that compiles for ten minutes to
 save a second a step is the dearer one for a job of under 600 steps: here that is counted, and said.
 
-Arms of different global batch or sequence length do not train alike in equally many steps. They are taken for
+Rows of different global batch or sequence length do not train alike in equally many steps. They are taken for
 as many samples, which compares throughput and no training progress, and is headed so.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.accounts import ONCE, Account, Repeated, account_of_row
-from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.rows import Row
+from fastlaunch.analysis.pooling import first_runs
+from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.verdicts import NOT_STEADY, TRAINING
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summarize import Interval
+from fastlaunch.measure.summary import Interval, RunSummary
+
+if TYPE_CHECKING:
+    from fastlaunch_train.records.records import Eval
+
+#: The parts, in the order of time; those that come once are the first five.
+PARTS = ("boot", "pull", "build", "compile", "warmup", "steps", "evaluations", "checkpoints")
+ONCE = PARTS[:5]
+#: In words, where they are not the part's name.
+WORDS = {"warmup": "warm-up"}
 
 USD, TIME = "usd", "time"
 #: Times of compiling that are no further apart than this are alike.
 _COMPILES_ALIKE_S = 1.0
-#: Two arms evaluate, or write checkpoints, equally often if their periods differ by no more than this.
+#: Two rows evaluate, or write checkpoints, equally often if their periods differ by no more than this.
 _SAME_PERIOD = 0.01
 _NO_STEP_TIME = "no step time is known"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
-    """A job of `steps` steps on one row: as many samples as the baseline's steps have.
+class Repeated:
+    """What recurs between the steps: evaluating, writing checkpoints."""
 
-    total_s, usd: None where the step time, or the price, is not known; without the parts named by `unknown`.
-    parts_s: seconds by part, in the order of `accounts.PARTS`. reason: why there is no total.
+    s_per_step: float
+    once_s: float = 0.0  # what any job takes for it, however short, such as scoring test data at the end
+    every: float | None = None  # steps from one to the next, on average; None if it came at the end alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a job takes, by one run or by repeats, of which these are the means.
+
+    None is for what is not known: of a published figure, everything but its steps.
+    """
+
+    step_time_s: Interval  # whose interval carries through to everything here
+    once_s: dict[str, float | None]  # seconds by part of ONCE
+    evaluations: Repeated | None
+    checkpoints: Repeated | None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The parts that are not included because they are unknown."""
+        return tuple(name for name, seconds in self.parts_s(1).items() if seconds is None)
+
+    def parts_s(self, steps: float) -> dict[str, float | None]:
+        """Return seconds by part, in the order of PARTS, of a job of so many steps; None if unknown."""
+        between = {"evaluations": self.evaluations, "checkpoints": self.checkpoints}
+        return {
+            **{name: self.once_s[name] for name in ONCE},
+            "steps": steps * self.step_time_s.value,
+            **{
+                name: None if part is None else part.once_s + steps * part.s_per_step
+                for name, part in between.items()
+            },
+        }
+
+    def total_s(self, steps: float) -> Interval:
+        """Return the seconds of a job of so many steps, without the parts that are unknown.
+
+        The interval is that of the step time: the one-off parts have none.
+        """
+        time, rest = self.step_time_s, self.rest_s(steps)
+        return Interval(
+            value=rest + steps * time.value,
+            low=None if time.low is None else rest + steps * time.low,
+            high=None if time.high is None else rest + steps * time.high,
+        )
+
+    def rest_s(self, steps: float) -> float:
+        """Return the seconds of everything but the steps."""
+        parts = self.parts_s(steps)
+        return sum(seconds for name, seconds in parts.items() if name != "steps" and seconds is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A job on one row, of as many samples as the baseline's steps have.
+
+    total_s and usd do not include the parts named by `unknown`.
     """
 
     row: Row
     steps: float
-    account: Account | None
-    usd_per_s: float | None
-    reason: str | None = None
+    account: Account | None  # None if no step time is known
+    usd_per_s: float | None  # of all nodes; None without a price
+    reason: str | None = None  # why there is no total
 
     @property
     def parts_s(self) -> dict[str, float | None]:
@@ -62,33 +127,27 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """How the costs of a job on two rows compare, as it grows longer.
+    """How the costs of a job on two rows compare, as it grows longer."""
 
-    `other` costs `more_once` than `one` whatever the length, and for each sample `less_each`: in USD, or in
-    seconds where `by` says `time`, as a row has no price. compiles_alike: whether no compiling is part of
-    `more_once`: builds and warm-ups differ by as much from run to run. error: half-width of less_each, None
-    where a step time has no interval. left_out: parts that are not known of both, or were not asked of both
-    alike.
-    """
-
-    one: Row
-    other: Row
-    by: str
-    more_once: float
-    less_each: float
-    error: float | None
+    first: Row
+    second: Row
+    by: str  # `usd`, or `time`, in seconds, if a row has no price
+    more_once: float  # what `second` costs more than `first`, whatever the length
+    less_each: float  # what it costs less for each sample
+    error: float | None  # half-width of less_each; None if a step time has no interval
+    #: Whether no compiling is part of more_once: builds and warm-ups differ by as much from run to run.
     compiles_alike: bool = False
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # parts that are unknown of one row, or not equally frequent
 
     @property
     def short(self) -> Row:
         """The cheaper row of a job of few samples: of one, since equal times may differ in the last digit."""
-        return self.one if (self.more_once - self.less_each, -self.less_each) >= (0, 0) else self.other
+        return self.first if (self.more_once - self.less_each, -self.less_each) >= (0, 0) else self.second
 
     @property
     def long(self) -> Row:
         """The cheaper row of a job of very many samples."""
-        return self.one if (-self.less_each, self.more_once) >= (0, 0) else self.other
+        return self.first if (-self.less_each, self.more_once) >= (0, 0) else self.second
 
     @property
     def settled(self) -> bool | None:
@@ -115,16 +174,16 @@ class BreakEven:
         """The same in steps; None for rows of different global batch, whose steps are not alike."""
         if self.samples is None or not self.trains_alike:
             return None
-        return scaled(self.samples, 1 / self.one.global_batch)
+        return scaled(self.samples, 1 / self.first.setup.global_batch)
 
     @property
     def trains_alike(self) -> bool:
         """Whether both have one global batch and sequence length; else it is throughput that is compared."""
-        one, other = self.one, self.other
-        return (one.global_batch, one.sequence_length) == (other.global_batch, other.sequence_length)
+        first, second = self.first.setup, self.second.setup
+        return (first.global_batch, first.sequence_length) == (second.global_batch, second.sequence_length)
 
     def difference(self, samples: float) -> Interval:
-        """What a job of so many samples costs more on `other` than on `one`."""
+        """Return how much more a job of so many samples costs on `second` than on `first`."""
         value = self.more_once - samples * self.less_each
         if self.error is None:
             return Interval(value=value)
@@ -133,79 +192,79 @@ class BreakEven:
 
 @dataclass(frozen=True, kw_only=True)
 class ToFinish:
-    """Of one workload. steps: of the baseline. break_evens: of every two rows of which they can be told."""
+    """Jobs on the rows of one workload, each of as many samples."""
 
     workload: str
-    steps: float
+    steps: float  # of the baseline
     samples: float
     rows: tuple[Finish, ...]
-    break_evens: tuple[BreakEven, ...] = field(default=())
+    break_evens: tuple[BreakEven, ...] = ()  # of every two rows of which one can be worked out
 
 
 def to_finish(comparison: Comparison, steps: float) -> tuple[ToFinish, ...]:
-    """What jobs of `steps` steps of the baseline cost, workload by workload.
+    """Return what jobs of `steps` steps of the baseline cost, workload by workload.
 
     Raises UserError for a number of steps that is not above 0.
     """
     if not (math.isfinite(steps) and steps > 0):
         raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
-    workloads = dict.fromkeys(row.workload for row in comparison.rows)
+    workloads = dict.fromkeys(row.setup.workload for row in comparison.rows)
     return tuple(
-        _of_workload([row for row in comparison.rows if row.workload == workload], steps)
+        _of_workload([row for row in comparison.rows if row.setup.workload == workload], steps)
         for workload in workloads
     )
 
 
 def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
     # Where no row may be ranked none is the baseline; the first that the others are held against will do.
-    base = max(rows, key=lambda row: (row.is_baseline, row.comparable_as == TRAINING))
-    samples = steps * base.global_batch
-    finishes = [usd_to_finish(row, samples / row.global_batch) for row in rows]
-    arms = [finish for finish in finishes if _can_be_ranked(finish.row)]
-    found = (break_even(one, other) for one, other in combinations(arms, 2))
+    base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
+    samples = steps * base.setup.global_batch
+    finishes = [usd_to_finish(row, samples / row.setup.global_batch) for row in rows]
+    ranked = [finish for finish in finishes if _can_be_ranked(finish.row)]
+    break_evens = (break_even(first, second) for first, second in combinations(ranked, 2))
     return ToFinish(
-        workload=rows[0].workload,
+        workload=rows[0].setup.workload,
         steps=steps,
         samples=samples,
         rows=tuple(finishes),
-        break_evens=tuple(one for one in found if one is not None),
+        break_evens=tuple(pair for pair in break_evens if pair is not None),
     )
 
 
 def usd_to_finish(row: Row, steps: float) -> Finish:
-    """What a job of `steps` steps on this row takes and costs, part by part."""
+    """Return what a job of `steps` steps on this row takes and costs, part by part."""
     account = account_of_row(row)
     price = row.price
     return Finish(
         row=row,
         steps=steps,
         account=account,
-        usd_per_s=usd_per_second(price.usd_per_hour, row.num_nodes) if price else None,
+        usd_per_s=usd_per_second(price, row.setup.num_nodes) if price else None,
         reason=None if account else _NO_STEP_TIME,
     )
 
 
-def break_even(one: Finish, other: Finish) -> BreakEven | None:
-    """How the costs of two rows compare; None if a step time, or all that comes before the steps, is unknown.
+def break_even(first: Finish, second: Finish) -> BreakEven | None:
+    """Compare the costs of two rows; None if a step time, or all that comes before the steps, is unknown.
 
     Both costs are straight lines in the number of samples. The step times' half-widths add in quadrature.
     """
-    if one.account is None or other.account is None:
+    if first.account is None or second.account is None:
         return None
-    by = USD if one.usd_per_s and other.usd_per_s else TIME
-    counted, left_out = _counted(one, other)
+    by = USD if first.usd_per_s and second.usd_per_s else TIME
+    counted, left_out = _counted(first, second)
     if not any(name in ONCE for name in counted):
         return None
-    ours, theirs = _line(one, by, counted), _line(other, by, counted)
+    ours, theirs = _line(first, by, counted), _line(second, by, counted)
     known = ours.error is not None and theirs.error is not None
     return BreakEven(
-        one=one.row,
-        other=other.row,
+        first=first.row,
+        second=second.row,
         by=by,
         more_once=theirs.once - ours.once,
         less_each=ours.each - theirs.each,
         error=math.hypot(ours.error or 0.0, theirs.error or 0.0) if known else None,
-        compiles_alike=_compile_alike(one.account, other.account),
+        compiles_alike=_compile_alike(first.account, second.account),
         left_out=left_out,
     )
 
@@ -220,7 +279,7 @@ class _Line:
 
 
 def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
-    account, batch = finish.account, finish.row.global_batch
+    account, batch = finish.account, finish.row.setup.global_batch
     assert account is not None
     unit = finish.usd_per_s if by == USD and finish.usd_per_s else 1.0
     repeated = [part for name, part in _repeated(account).items() if part and name in counted]
@@ -234,20 +293,21 @@ def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
     )
 
 
-def _counted(one: Finish, other: Finish) -> tuple[list[str], tuple[str, ...]]:
-    """Parts that are known of both rows and were asked of both alike, and those that are left out."""
-    assert one.account is not None and other.account is not None
-    ours, theirs = one.account, other.account
+def _counted(first: Finish, second: Finish) -> tuple[list[str], tuple[str, ...]]:
+    """Return the parts that are known of both rows and done equally often, and those that are left out."""
+    assert first.account is not None and second.account is not None
+    ours, theirs = first.account, second.account
     counted = [name for name in ONCE if ours.once_s[name] is not None and theirs.once_s[name] is not None]
+    batch, second_batch = first.row.setup.global_batch, second.row.setup.global_batch
     for name, part in _repeated(ours).items():
-        if _are_alike(part, one.row.global_batch, _repeated(theirs)[name], other.row.global_batch):
+        if _are_alike(part, batch, _repeated(theirs)[name], second_batch):
             counted.append(name)
     left_out = (name for name in (*ONCE, *_repeated(ours)) if name not in counted)
     return counted, tuple(left_out)
 
 
-def _compile_alike(one: Account, other: Account) -> bool:
-    ours, theirs = one.once_s["compile"], other.once_s["compile"]
+def _compile_alike(first: Account, second: Account) -> bool:
+    ours, theirs = first.once_s["compile"], second.once_s["compile"]
     return abs((ours or 0.0) - (theirs or 0.0)) <= _COMPILES_ALIKE_S
 
 
@@ -255,26 +315,26 @@ def _repeated(account: Account) -> dict[str, Repeated | None]:
     return {"evaluations": account.evaluations, "checkpoints": account.checkpoints}
 
 
-def _are_alike(one: Repeated | None, batch: int, other: Repeated | None, other_batch: int) -> bool:
-    """Whether both are done as often: how often is asked for, and says nothing of a way to train."""
-    if one is None or other is None:
+def _are_alike(first: Repeated | None, batch: int, second: Repeated | None, second_batch: int) -> bool:
+    """Return whether both are done equally often: how often is an option, and no matter of the recipe."""
+    if first is None or second is None:
         return False
-    if one.every is None or other.every is None:
-        return one.every == other.every and (one.once_s > 0) == (other.once_s > 0)
-    return math.isclose(one.every * batch, other.every * other_batch, rel_tol=_SAME_PERIOD)
+    if first.every is None or second.every is None:
+        return first.every == second.every and (first.once_s > 0) == (second.once_s > 0)
+    return math.isclose(first.every * batch, second.every * second_batch, rel_tol=_SAME_PERIOD)
 
 
 def cheapest(pairs: Sequence[BreakEven], samples: float) -> Row | None:
-    """The row that costs less than all others for a job of so many samples; None if there are no two."""
+    """Return the row that costs least for a job of so many samples, or None if there are no two."""
     for row in _rows(pairs):
-        own = [pair for pair in pairs if row is pair.one or row is pair.other]
-        if all((pair.difference(samples).value >= 0) == (row is pair.one) for pair in own):
+        own = [pair for pair in pairs if row is pair.first or row is pair.second]
+        if all((pair.difference(samples).value >= 0) == (row is pair.first) for pair in own):
             return row
     return None
 
 
 def cheapest_in_turn(pairs: Sequence[BreakEven]) -> Iterator[BreakEven]:
-    """Those of `pairs` at which the cheapest of all their rows changes, as jobs grow longer."""
+    """Yield those of `pairs` at which the cheapest of all their rows changes, as jobs grow longer."""
     row = cheapest(pairs, 0.0)
     crossings = [(samples.value, pair) for pair in pairs if (samples := pair.samples) is not None]
     while row is not None:
@@ -287,8 +347,112 @@ def cheapest_in_turn(pairs: Sequence[BreakEven]) -> Iterator[BreakEven]:
 
 
 def _rows(pairs: Sequence[BreakEven]) -> list[Row]:
-    return list({id(row): row for pair in pairs for row in (pair.one, pair.other)}.values())
+    return list({id(row): row for pair in pairs for row in (pair.first, pair.second)}.values())
 
 
 def _can_be_ranked(row: Row) -> bool:
-    return not row.is_barred and row.verdict != NOT_STEADY
+    return not row.is_barred and row.verdict.kind != NOT_STEADY
+
+
+NEVER = Repeated(s_per_step=0.0)
+
+
+def account_of_row(row: Row) -> Account | None:
+    """Return the account of a row by all its runs, or None if its step time is unknown."""
+    if row.speed.step_time_s is None:
+        return None
+    runs = [run.summary for run in row.runs]
+    return _account(row.speed.step_time_s, runs, settled=runs[: row.num_runs or None])
+
+
+def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:
+    """Return the account of one run, or None if its step time is unknown. step_time_s: for a run without."""
+    own = summary.timing.step_time_s or step_time_s
+    return None if own is None else _account(own, [summary], settled=[summary])
+
+
+def _account(step_time_s: Interval, runs: Sequence[RunSummary], settled: Sequence[RunSummary]) -> Account:
+    """Account for what comes before the steps by all `runs`, and for the rest by those that settled."""
+    recorded = [run for run in runs if run.setup.kind == "records"]
+    timed = [run for run in settled if run.setup.kind == "records"]
+    return Account(
+        step_time_s=step_time_s,
+        once_s={
+            "boot": mean_of([run.startup.boot_s for run in recorded]),
+            "pull": mean_of([run.startup.pull_s for run in recorded]),
+            "build": mean_of([run.startup.build_s for run in recorded]),
+            # A run without a phase of compiling did not compile before its steps.
+            "compile": mean_of([run.startup.compile_s or 0.0 for run in first_runs(recorded)]),
+            "warmup": mean_of([_warmup_excess_s(run) for run in timed]),
+        },
+        evaluations=_mean_repeated([_evaluations(run) for run in timed]),
+        checkpoints=_mean_repeated([_checkpoints(run) for run in timed]),
+    )
+
+
+def _warmup_excess_s(run: RunSummary) -> float | None:
+    """Return how much longer the warm-up steps took than as many later steps; below 0 if they were faster.
+
+    None for a summary of a version that did not count them.
+    """
+    if run.timing.warmup_s is None or run.timing.num_warmup_steps is None or run.timing.step_time_s is None:
+        return None
+    return run.timing.warmup_s - run.timing.num_warmup_steps * run.timing.step_time_s.value
+
+
+def _evaluations(run: RunSummary) -> Repeated:
+    """Return what evaluations cost per step, at the run's own interval, and what comes on top at the end."""
+    if not run.quality.evals:
+        return NEVER
+    last = max(line.step for line in run.quality.evals)
+    by_step: dict[int, float] = {}
+    for line in run.quality.evals:
+        # Test data are scored at the end, also with the weights of an earlier step.
+        step = line.step if line.split == "validation" else last
+        by_step[step] = by_step.get(step, 0.0) + line.seconds
+    at_end_s, before = by_step.pop(last), by_step
+    # One before the first step is no period.
+    before_start_s = before.pop(0, 0.0)
+    if not before:
+        return Repeated(s_per_step=0.0, once_s=before_start_s + at_end_s)
+    every = max(before) / len(before)
+    # A compiled model is compiled once more for the first evaluation, and for none after it.
+    first_s, *others = (before[step] for step in sorted(before))
+    others = others or [
+        line.seconds for line in run.quality.evals if (line.step, line.split) == (last, "validation")
+    ]
+    first_more_s = max(0.0, first_s - sum(others) / len(others)) if others else 0.0
+    each_s = (sum(before.values()) - first_more_s) / len(before)
+    # At the end there is one anyhow; the rate has it already where the end is a multiple of the period.
+    return Repeated(
+        s_per_step=each_s / every,
+        once_s=before_start_s + first_more_s + max(0.0, at_end_s - each_s),
+        every=every,
+    )
+
+
+def evaluations_until(evals: "Sequence[Eval]", step: int) -> float:
+    """Return seconds of the evaluations on validation data up to `step`, it included."""
+    return sum(line.seconds for line in evals if line.split == "validation" and line.step <= step)
+
+
+def _checkpoints(run: RunSummary) -> Repeated | None:
+    """Checkpoints as the run wrote them; None for a summary of a version that did not count them."""
+    if run.checkpoints.total_s is None or not run.checkpoints.last_step or not run.checkpoints.number:
+        return NEVER if run.checkpoints.longest_s is None else None
+    return Repeated(
+        s_per_step=run.checkpoints.total_s / run.checkpoints.last_step,
+        every=run.checkpoints.last_step / run.checkpoints.number,
+    )
+
+
+def _mean_repeated(parts: Sequence[Repeated | None]) -> Repeated | None:
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    periods = [part.every for part in known if part.every is not None]
+    return Repeated(
+        s_per_step=sum(part.s_per_step for part in known) / len(known),
+        once_s=sum(part.once_s for part in known) / len(known),
+        every=sum(periods) / len(periods) if len(periods) == len(known) else None,
+    )

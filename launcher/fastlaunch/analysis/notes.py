@@ -1,4 +1,4 @@
-"""A row of several commits of the training code: said, with the speed of each where these differ."""
+"""What to know about rows besides their figures: GPUs that wait, several commits, several record versions."""
 
 import math
 import re
@@ -6,8 +6,19 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from fastlaunch.analysis.pooling import STEP, Candidate, Pool, log_time_of, samples_per_step
-from fastlaunch.analysis.statistics import LEVEL, Arm, p_value, pooled_spread, uncertainty
+from fastlaunch.analysis.convergence import listed
+from fastlaunch.analysis.pooling import (
+    STEP,
+    Group,
+    MeasuredRun,
+    data_of,
+    log_time_of,
+    only_from_cache,
+    samples_per_step,
+)
+from fastlaunch.analysis.statistics import LEVEL, Sample, mean_of, p_value, pooled_spread, uncertainty
+from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.records.records import FAILED_CHECK
 
 #: What the note begins with; any row may have it, the baseline too.
 OF_COMMITS = "runs of several commits make one row: "
@@ -17,37 +28,88 @@ FURTHER_APART = ", further apart than one commit's runs"
 _SHORT = 7
 _MOST_SHOWN = 4
 _COMMIT = re.compile(r"[0-9a-f]{7,64}(-dirty)?")
+_Groups = Mapping[str | None, Sequence[MeasuredRun]]
 
-_Groups = Mapping[str | None, Sequence[Candidate]]
+_KINDS = {"records": "measured", "published": "published"}
+#: Parts of a fingerprint that the row says elsewhere.
+_SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data")
+
+#: A GPU that runs kernels for less of the time than this is said to wait.
+BUSY = 0.9
+
+_VERSIONED = ("record", "recipe")
 
 
-def commit_notes(pool: Pool) -> Iterator[str]:
-    """Which commits the runs of a row are of, how many of each, and how to compare those of one alone.
+def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield which record or recipe schemas are mixed within the rows of one workload, and between them."""
+    for what in _VERSIONED:
+        recipes: dict[str, list[str]] = {}
+        for row in groups:
+            schemas = _schemas(row, what)
+            if len(schemas) > 1:
+                yield f"{row.setup.recipe}: runs of {what} schema {listed(schemas)} make one row"
+            for schema in schemas:
+                recipes.setdefault(schema, []).append(row.setup.recipe)
+        if len(recipes) > 1:
+            sides = [f"{schema} ({', '.join(dict.fromkeys(names))})" for schema, names in recipes.items()]
+            yield f"{groups[0].setup.workload}: rows of {what} schema {listed(sides)} are compared"
+
+
+def _schemas(row: Group, what: str) -> list[str]:
+    """Return the schemas of the row's runs, in order; `unknown` for summaries from before they were kept."""
+    runs = [candidate.summary for candidate in (*row.steady, *row.unsteady)]
+    schemas = {getattr(run.environment, f"{what}_schema") for run in runs if run.setup.kind == "records"}
+    return [*map(str, sorted(schema for schema in schemas if schema is not None))] + ["unknown"] * (
+        None in schemas
+    )
+
+
+def idle_note(runs: Sequence[RunSummary]) -> str | None:
+    """Return a note if the GPUs of a row's runs wait for much of the time; None if not, or if unknown."""
+    sampled = [run for run in runs if run.timing.utilization is not None]
+    busy = mean_of([run.timing.utilization for run in sampled])
+    if busy is None or busy >= BUSY:
+        return None
+    fetching = mean_of([run.timing.data_wait_fraction for run in sampled]) or 0.0
+    waits = f"a GPU computes {math.floor(100 * busy + 1e-9)}% of the time and waits for"
+    if fetching < (1 - busy) / 2:
+        more = "a larger batch, or CUDA graphs where there are none,"
+        return f"{waits} its host: {more} may gain more than a faster GPU"
+    if runs[0].setup.data == "synthetic":
+        return f"{waits} made-up data, which its host takes {fetching:.0%} of the time to write"
+    return (
+        f"{waits} data, which its host takes {fetching:.0%} of the time to fetch:"
+        " more --num-workers or a faster disk may gain more than a faster GPU"
+    )
+
+
+def commit_notes(group: Group) -> Iterator[str]:
+    """Yield of which commits a row's runs are, how many of each, and how to compare one commit alone.
 
     And the mean speed of each, where two are further apart than runs of one commit lie.
     """
-    groups: dict[str | None, list[Candidate]] = {}
-    for candidate in pool.all_runs:
-        groups.setdefault(candidate.summary.commit, []).append(candidate)
+    groups: dict[str | None, list[MeasuredRun]] = {}
+    for candidate in group.shown_runs:
+        groups.setdefault(candidate.summary.environment.commit, []).append(candidate)
     if len(groups) < 2:
         return
     largest = sorted(groups, key=lambda commit: (commit is None, -len(groups[commit])))
     shown = largest[:_MOST_SHOWN]
-    differ = _speeds_differ(pool, groups)
-    parts = [_named(commit, groups, _rate(pool, groups[commit]) if differ else None) for commit in shown]
+    differ = _speeds_differ(group, groups)
+    parts = [_named(commit, groups, _rate(group, groups[commit]) if differ else None) for commit in shown]
     if len(groups) > len(shown):
         parts.append(f"and {len(groups) - len(shown)} more")
     text = f"{OF_COMMITS}{', '.join(parts)}{FURTHER_APART if differ else ''}"
     if (glob := _glob(largest[0], groups)) is not None:
-        text += f"; for one alone, run fastlaunch compare {shlex.quote(f'commit={glob}')}"
+        text += f"; to compare one commit, run fastlaunch compare {shlex.quote(f'commit={glob}')}"
     yield text
 
 
-def other_commits(pool: Pool, base: Pool) -> Iterator[str]:
-    """That no commit has runs both in a row and in its baseline, where those of both are known."""
+def other_commits(group: Group, base: Group) -> Iterator[str]:
+    """Yield a note if no commit has runs both in a row and in its baseline, where commits are known."""
     ours, theirs = (
-        dict.fromkeys(commit for run in item.all_runs if (commit := run.summary.commit))
-        for item in (pool, base)
+        dict.fromkeys(commit for run in item.shown_runs if (commit := run.summary.environment.commit))
+        for item in (group, base)
     )
     if ours and theirs and not ours.keys() & theirs.keys():
         both = {*ours, *theirs}
@@ -55,35 +117,35 @@ def other_commits(pool: Pool, base: Pool) -> Iterator[str]:
         yield f"of another commit than the baseline: {row} against {baseline}"
 
 
-def _speeds_differ(pool: Pool, groups: _Groups) -> bool:
-    """Whether two commits are further apart than the spread of the row's runs within a commit allows."""
-    if not pool.is_steady or pool.measure != STEP:
+def _speeds_differ(group: Group, groups: _Groups) -> bool:
+    """Return whether two commits differ by more than the scatter of runs within a commit explains."""
+    if not group.is_steady or group.measure != STEP:
         return False
     times = [_log_times(runs) for runs in groups.values()]
     spread = pooled_spread(times)
-    arms = [Arm(log_time=sum(of_one) / len(of_one), num_runs=len(of_one)) for of_one in times]
-    pairs = list(combinations(arms, 2))
+    samples = [Sample(log_time=sum(of_one) / len(of_one), num_runs=len(of_one)) for of_one in times]
+    pairs = list(combinations(samples, 2))
     return any(
         p_value(one.log_time - other.log_time, uncertainty([one, other], spread)) < LEVEL / len(pairs)
         for one, other in pairs
     )
 
 
-def _log_times(runs: Sequence[Candidate]) -> list[float]:
+def _log_times(runs: Sequence[MeasuredRun]) -> list[float]:
     return [time for run in runs if (time := log_time_of(run.summary)[1]) is not None]
 
 
-def _rate(pool: Pool, runs: Sequence[Candidate]) -> str:
-    """`825 images/s`."""
+def _rate(group: Group, runs: Sequence[MeasuredRun]) -> str:
+    """Return `825 images/s`."""
     times = _log_times(runs)
     # Held back from overflowing: absurd numbers in a foreign file are no bug of ours.
-    rate = samples_per_step(pool) * math.exp(min(-sum(times) / len(times), 700.0))
+    rate = samples_per_step(group) * math.exp(min(-sum(times) / len(times), 700.0))
     number = f"{rate:,.0f}" if 100 <= rate < 1e12 else f"{rate:.3g}"
-    return f"{number} {pool.first.sample_unit}/s"
+    return f"{number} {group.setup.sample_unit}/s"
 
 
 def _named(commit: str | None, groups: _Groups, rate: str | None) -> str:
-    """`76689a9 (2 runs, 825 images/s)`."""
+    """Return `76689a9 (2 runs, 825 images/s)`."""
     number = len(groups[commit])
     facts = [f"{number} run{'' if number == 1 else 's'}", *([rate] if rate else [])]
     return f"{_short(commit, groups)} ({', '.join(facts)})"
@@ -99,7 +161,7 @@ def _short(commit: str | None, known: Iterable[str | None]) -> str:
 
 
 def _length(commit: str, known: Iterable[str | None]) -> int:
-    """So many of its characters as tell it from the others known, but for what is behind a dash."""
+    """Return how many characters of a commit tell it from the others, its part behind a dash left out."""
     names = {other.partition("-")[0] for other in known if other} - {commit.partition("-")[0]}
     length = _SHORT
     while any(other[:length] == commit[:length] for other in names) and length < len(commit):
@@ -108,8 +170,76 @@ def _length(commit: str, known: Iterable[str | None]) -> int:
 
 
 def _glob(commit: str | None, groups: _Groups) -> str | None:
-    """A pattern that fits this commit of the row's alone; None for one that is not known, or is no hash."""
+    """Return a pattern that matches this commit of the row alone; None if it is unknown, or no hash."""
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
     start = commit[: _length(commit, groups)]
     return commit if any(o and o != commit and o.startswith(start) for o in groups) else f"{start}*"
+
+
+def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str]:
+    """Yield in what a row differs from its baseline besides what its columns say.
+
+    by_speed: they are compared by speed, as one of them has no price.
+    """
+    ours, theirs = row.setup, base.setup
+    if ours.global_batch != theirs.global_batch:
+        batches = f"global batch {ours.global_batch} against {theirs.global_batch}"
+        yield f"throughput, not training progress: {batches}"
+    if ours.sequence_length != theirs.sequence_length:
+        yield f"sequence length {ours.sequence_length} against {theirs.sequence_length}: other samples"
+    if by_speed:
+        yield "by speed: no price is known"
+    if ours.data != theirs.data:
+        yield f"data {ours.data} against {theirs.data}"
+    elif data_of(row.first) != data_of(base.first):
+        yield f"trained on other data: {data_of(row.first)} against {data_of(base.first)}"
+    if ours.fingerprint and theirs.fingerprint:
+        names = dict.fromkeys((*theirs.fingerprint, *ours.fingerprint))
+        values = {name: [of.fingerprint.get(name, "none") for of in (ours, theirs)] for name in names}
+        differing = [
+            f"{name} ({own} against {other})"
+            for name, (own, other) in values.items()
+            if name not in _SAID_ELSEWHERE and own != other
+        ]
+        if differing:
+            yield f"differs from the baseline in {', '.join(differing)}"
+    elif ours.kind != theirs.kind:
+        yield f"{_KINDS[ours.kind]} against {_KINDS[theirs.kind]}: versions may differ"
+    yield from other_commits(row, base)
+    limits, others = _power_limits(row), _power_limits(base)
+    if limits and others and not set(limits) & set(others):
+        yield f"GPUs at a power limit of {listed(limits)} against {listed(others)}"
+
+
+def run_notes(group: Group) -> Iterator[str]:
+    """Yield what to know of a row's own runs."""
+    num_unsteady = len(group.unsteady)
+    if not group.is_steady:
+        yield f"the step time of {_num_runs(num_unsteady)} did not settle"
+    elif num_unsteady:
+        yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
+    if group.first.figures.derived:
+        yield "derived from published percentages"
+    yield from commit_notes(group)
+    if len(limits := _power_limits(group)) > 1:
+        yield f"runs on GPUs at power limits of {listed(limits)} make one row"
+    summaries = [run.summary for run in group.shown_runs]
+    if note := idle_note(summaries):
+        yield note
+    if only_from_cache([run.summary for run in group.all_runs]):
+        yield "compiled from a cache: a first run takes longer to compile"
+    for warning in summaries[0].warnings:
+        # A warning of one run alone is shown with that run; checks are judged in words of their own.
+        if all(warning in run.warnings for run in summaries) and not warning.startswith(FAILED_CHECK):
+            yield warning
+
+
+def _power_limits(group: Group) -> list[str]:
+    """Return `400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
+    limits = {run.summary.environment.power_limit_w or 0 for run in group.shown_runs} - {0}
+    return [f"{watts:g} W" for watts in sorted(limits)]
+
+
+def _num_runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"

@@ -5,7 +5,8 @@ sizes are of logarithms, so 0.01 is 1%. The constants were checked by simulation
 """
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -21,6 +22,8 @@ LEAST_DOF = 3
 #: Student's t is 12.7. By simulation of six rows of three to five runs, of deviations from 0.5% to 10%, some
 #: row is falsely called another than the baseline in 2% to 6% of cases so, with one deviation in 9% to 17%.
 LEAST_OWN_DOF = 2
+#: Of rows of so many runs or more the deviations are held against each other, and used where they differ.
+_LEAST_RUNS = LEAST_OWN_DOF + 1
 #: What one machine of an instance type may differ from another.
 MACHINE = 0.01
 #: Two-sided level of all verdicts of a comparison together.
@@ -35,7 +38,7 @@ BETTER, WORSE, TIE, UNRESOLVED = "better", "worse", "tie", "unresolved"
 
 
 def t_survival(t: float, dof: float) -> float:
-    """Probability that Student's t with `dof` degrees of freedom (infinite: the normal) exceeds t >= 0."""
+    """Return the probability that Student's t with `dof` degrees of freedom (inf: normal) exceeds t >= 0."""
     if math.isinf(dof):
         return NormalDist().cdf(-t)
     if t * t < dof:
@@ -45,13 +48,13 @@ def t_survival(t: float, dof: float) -> float:
 
 
 def f_survival(ratio: float, dof: float, dof_below: float) -> float:
-    """Probability that the F ratio of `dof` and `dof_below` degrees of freedom exceeds ratio >= 0."""
+    """Return the probability that F of `dof` and `dof_below` degrees of freedom exceeds ratio >= 0."""
     return regularised_beta(dof_below / (dof_below + dof * ratio), dof_below / 2, dof / 2)
 
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, dof: float) -> float:
-    """The point that Student's t stays below with probability p, 0.5 <= p < 1."""
+    """Return the point that Student's t stays below with probability p, 0.5 <= p < 1."""
     assert 0.5 <= p < 1 and dof > 0
     if math.isinf(dof):
         return NormalDist().inv_cdf(p)
@@ -67,7 +70,7 @@ def t_quantile(p: float, dof: float) -> float:
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (modified Lentz)."""
+    """Return I_x(a, b), the regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     # The fraction converges quickly on this side only.
@@ -93,7 +96,7 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class RunVariance:
     """Standard deviation of log run means between runs of one row, and its degrees of freedom.
 
     Without any row of two runs nothing is known: `deviation` is 0 and `dof` 0. is_uneven: it is pooled over
@@ -105,8 +108,8 @@ class Spread:
     is_uneven: bool = False
 
 
-def pooled_spread(rows: Sequence[Sequence[float]]) -> Spread:
-    """The deviation pooled over the rows of two runs or more, at least FLOOR. rows: log times by row."""
+def pooled_spread(rows: Sequence[Sequence[float]]) -> RunVariance:
+    """Return the deviation pooled over rows of two runs or more, at least FLOOR. rows: log times by row."""
     sum_of_squares, dof = 0.0, 0
     for row in rows:
         if len(row) >= 2:
@@ -114,12 +117,12 @@ def pooled_spread(rows: Sequence[Sequence[float]]) -> Spread:
             sum_of_squares += sum((value - mean) ** 2 for value in row)
             dof += len(row) - 1
     if dof == 0:
-        return Spread(deviation=0.0, dof=0)
-    return Spread(deviation=max(FLOOR, math.sqrt(sum_of_squares / dof)), dof=dof)
+        return RunVariance(deviation=0.0, dof=0)
+    return RunVariance(deviation=max(FLOOR, math.sqrt(sum_of_squares / dof)), dof=dof)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class Sample:
     """The log time of one row. within: of a single run, the standard error of its own interval, relative.
 
     own: how its runs spread among themselves, if that is known.
@@ -129,10 +132,10 @@ class Arm:
     num_runs: int
     within: float = 0.0
     num_machines: int = 1
-    own: Spread | None = None
+    own: RunVariance | None = None
 
-    def spread(self, pooled: Spread) -> Spread:
-        """That of `pooled` and its own which it is judged by."""
+    def spread(self, pooled: RunVariance) -> RunVariance:
+        """Return the variance to judge it by: its own, or the pooled."""
         return self.own if pooled.is_uneven and self.own and self.own.dof >= LEAST_OWN_DOF else pooled
 
 
@@ -144,12 +147,14 @@ class Uncertainty:
     dof: float
 
     def half_width(self, level: float = LEVEL) -> float:
-        """Half of the two-sided interval at `level`."""
+        """Return half of the two-sided interval at `level`."""
         return self.error * t_quantile(1 - level / 2, self.dof)
 
 
-def uncertainty(arms: Sequence[Arm], spread: Spread, *, other_machines: bool = False) -> Uncertainty:
-    """Of one row's log time, or of the difference of two.
+def uncertainty(
+    samples: Sequence[Sample], spread: RunVariance, *, other_machines: bool = False
+) -> Uncertainty:
+    """Return that of one row's log time, or of the difference of two.
 
     Rows of several runs share the pooled deviation, unless it is uneven and they have enough runs for their
     own. A row of one run takes the pooled one too if it is larger than ASSUMED, else this, as known; and so
@@ -158,17 +163,18 @@ def uncertainty(arms: Sequence[Arm], spread: Spread, *, other_machines: bool = F
     off by MACHINE.
     """
     seen = spread.deviation > ASSUMED and spread.dof >= LEAST_DOF
-    estimated = [arm for arm in arms if arm.num_runs >= 2 or seen]
+    estimated = [sample for sample in samples if sample.num_runs >= 2 or seen]
     known = (
-        max(ASSUMED, spread.deviation) ** 2 * (len(arms) - len(estimated))
-        + sum(arm.within**2 for arm in arms if arm.num_runs == 1)
-        + MACHINE**2 * sum(other_machines and arm.num_machines < 2 for arm in arms)
+        max(ASSUMED, spread.deviation) ** 2 * (len(samples) - len(estimated))
+        + sum(sample.within**2 for sample in samples if sample.num_runs == 1)
+        + MACHINE**2 * sum(other_machines and sample.num_machines < 2 for sample in samples)
     )
-    return _uncertainty([(arm.num_runs, arm.spread(spread)) for arm in estimated], known)
+    return _uncertainty([(sample.num_runs, sample.spread(spread)) for sample in estimated], known)
 
 
-def _uncertainty(parts: Sequence[tuple[int, Spread]], known: float) -> Uncertainty:
-    """Of the sum of the means of `parts`, so many runs of such a spread each, beside a variance `known`.
+def _uncertainty(parts: Sequence[tuple[int, RunVariance]], known: float) -> Uncertainty:
+    """Return that of the sum of the means of `parts` (number of runs, their variance), with `known` on
+    top.
 
     Welch-Satterthwaite: parts of one and the same spread share its degrees of freedom, and what is known has
     infinitely many and adds nothing below the line.
@@ -185,12 +191,12 @@ def _uncertainty(parts: Sequence[tuple[int, Spread]], known: float) -> Uncertain
 
 
 def p_value(log_ratio: float, of: Uncertainty) -> float:
-    """Two-sided probability of a log ratio as far from 0 as this, were there no difference."""
+    """Return the two-sided probability of a log ratio this far from 0 if there were no difference."""
     return 2 * t_survival(abs(log_ratio) / of.error, of.dof)
 
 
 def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """The level for each of `p_values` in Holm's step-down: it is rejected exactly if it is not above that.
+    """Return the level of each of `p_values` in Holm's step-down: it is rejected if it is not above that.
 
     From the smallest on the levels are level/m, level/(m-1), ...; from the first that is not rejected on, all
     keep the level of that one.
@@ -204,8 +210,8 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
     return levels
 
 
-def verdict(log_ratio: float, half_width: float) -> str:
-    """What the interval of a ratio (more is better) says: better, worse, tie or unresolved."""
+def classify(log_ratio: float, half_width: float) -> str:
+    """Return what the interval of a ratio (more is better) says: better, worse, tie or unresolved."""
     low, high = log_ratio - half_width, log_ratio + half_width
     if low > 0:
         return BETTER
@@ -215,28 +221,64 @@ def verdict(log_ratio: float, half_width: float) -> str:
 
 
 def more_runs(
-    log_ratio: float, arms: tuple[Arm, Arm], spread: Spread, *, level: float, other_machines: bool
+    log_ratio: float,
+    samples: tuple[Sample, Sample],
+    spread: RunVariance,
+    *,
+    level: float,
+    other_machines: bool,
 ) -> int | None:
-    """How many more runs of each row would settle this ratio if it stayed as it is; None if too many would.
+    """Return how many more runs of each row would settle this ratio if it stayed; None if too many.
 
     Runs of one row are taken to spread as those seen so far; ASSUMED before there are any.
     """
-    spread = spread if spread.dof else Spread(deviation=ASSUMED, dof=0)
-    machines = MACHINE**2 * sum(other_machines and arm.num_machines < 2 for arm in arms)
+    spread = spread if spread.dof else RunVariance(deviation=ASSUMED, dof=0)
+    machines = MACHINE**2 * sum(other_machines and sample.num_machines < 2 for sample in samples)
     for more in range(1, MOST_RUNS_PROPOSED + 1):
-        pooled = replace(spread, dof=spread.dof + more * sum(arm.spread(spread) is spread for arm in arms))
+        pooled = replace(
+            spread, dof=spread.dof + more * sum(sample.spread(spread) is spread for sample in samples)
+        )
         parts = [
-            (arm.num_runs + more, pooled if of is spread else replace(of, dof=of.dof + more))
-            for arm in arms
-            for of in (arm.spread(spread),)
+            (sample.num_runs + more, pooled if of is spread else replace(of, dof=of.dof + more))
+            for sample in samples
+            for of in (sample.spread(spread),)
         ]
         then = _uncertainty(parts, machines)
-        if verdict(log_ratio, then.half_width(level)) != UNRESOLVED:
+        if classify(log_ratio, then.half_width(level)) != UNRESOLVED:
             return more
     return None
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of what is known of `values`; None if nothing is."""
+    """Return the mean of the known `values`; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def mark_uneven(spread: RunVariance, rows: Sequence[Sequence[float]]) -> RunVariance:
+    """Return `spread`, marked if the rows of a workload vary too unequally for it. rows: log times by row.
+
+    The largest and the smallest deviation are compared by their F ratio, at a level that is shared out over
+    all pairs of rows (Bonferroni). Those below FLOOR count as that.
+    """
+    deviations = [(max(FLOOR, deviation), dof) for deviation, dof in _deviations(rows)]
+    if len(deviations) < 2:
+        return spread
+    (small, few), (large, many) = min(deviations), max(deviations)
+    p = f_survival((large / small) ** 2, many, few) * len(deviations) * (len(deviations) - 1)
+    return replace(spread, is_uneven=p <= LEVEL)
+
+
+def uneven_notes(workload: str, spread: RunVariance, rows: Sequence[Sequence[float]]) -> Iterator[str]:
+    """Yield a warning if the rows of a workload vary too unequally for one deviation."""
+    if spread.is_uneven:
+        seen = [deviation for deviation, _ in _deviations(rows)]
+        yield (
+            f"{workload}: the runs of its rows deviate by {min(seen):.1%} to {max(seen):.1%} from their"
+            f" means; rows of {_LEAST_RUNS} runs or more are judged by their own deviations"
+        )
+
+
+def _deviations(rows: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
+    """Return deviation and degrees of freedom of the rows with enough runs."""
+    return [(statistics.stdev(times), len(times) - 1) for times in rows if len(times) >= _LEAST_RUNS]

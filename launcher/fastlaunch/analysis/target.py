@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.accounts import account_of_row, account_of_run, evaluations_until
-from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.pooling import Candidate
-from fastlaunch.analysis.rows import Row
-from fastlaunch.analysis.statistics import FLOOR, t_quantile
+from fastlaunch.analysis.finish import account_of_row, account_of_run, evaluations_until
+from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
+from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_value, t_quantile
 from fastlaunch.analysis.suggest import seeds
-from fastlaunch.analysis.verdicts import NOT_STEADY
+from fastlaunch.analysis.verdicts import NOT_STEADY, exp
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.measure.summarize import Interval, RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary
 
 if TYPE_CHECKING:
     from fastlaunch_train.records.records import Eval
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
 LOSS = "loss"
 MIN_SEEDS = 3
 _TARGET = re.compile(r"\s*([A-Za-z_][\w.-]*?)\s*(=|<=|>=)\s*(\S+)\s*")
-#: What a run shares with its repeats, whether it is fit to be timed or not.
-_SHARED = (
-    *("workload", "recipe", "batch_size_per_gpu", "num_gpus", "num_nodes", "data", "kind"),
-    *("sequence_length", "instance", "device_name", "fingerprint"),
-)
 _EXPECTED = "give one such as accuracy=0.9 or loss=2.5"
 
 
@@ -47,12 +41,12 @@ class Target:
     value: float
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """`accuracy >= 0.9`."""
         return f"{self.metric} {'<=' if self.metric == LOSS else '>='} {self.value:g}"
 
     def value_of(self, line: "Eval") -> float | None:
-        """What an evaluation says of the metric; None if nothing, or no number."""
+        """Return what an evaluation says of the metric; None if nothing, or no number."""
         if self.metric == LOSS:
             value = line.loss
         else:
@@ -60,14 +54,14 @@ class Target:
         return value if value is not None and math.isfinite(value) else None
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value is as good as the target."""
+        """Return whether a value is as good as the target."""
         if value is None:
             return False
         return value <= self.value if self.metric == LOSS else value >= self.value
 
 
 def parse_target(text: str) -> Target:
-    """`accuracy=0.9` or `accuracy>=0.9`, `loss=2.5` or `loss<=2.5`. Raises UserError for anything else."""
+    """Read `accuracy=0.9` or `accuracy>=0.9`, `loss=2.5` or `loss<=2.5`. Raises UserError otherwise."""
     match = _TARGET.fullmatch(text)
     try:
         value = float(match[3]) if match else math.nan
@@ -84,40 +78,32 @@ def parse_target(text: str) -> Target:
 
 @dataclass(frozen=True, kw_only=True)
 class RunToTarget:
-    """One run. step: after which it had reached the target, None if it did not. best: of what it scored.
-
-    time_s: until then, None where its step time is not known. waited_steps: since the evaluation before.
-    last_step: of its last evaluation, 0 without one. unknown: parts that time_s leaves out.
-    """
+    """One run on its way to the target."""
 
     run_id: str
     seed: int | None
     status: str
-    best: float | None
-    last_step: int
-    step: int | None = None
-    time_s: float | None = None
-    waited_steps: int | None = None
-    unknown: tuple[str, ...] = ()
+    best: float | None  # of what it scored
+    last_step: int  # of its last evaluation, 0 without one
+    step: int | None = None  # of the first evaluation at which the target holds; None if it never did
+    time_s: float | None = None  # until then; None if its step time is unknown
+    waited_steps: int | None = None  # since the evaluation before
+    unknown: tuple[str, ...] = ()  # parts that time_s does not include
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowToTarget:
-    """One row: its runs, those included that are left out of the comparison for having failed.
-
-    A seed has reached the target if all its runs have; its time is their mean. times_s: of the seeds that
-    did. time_s: the mean over the seeds, with the 95% interval of Student's t, where all of MIN_SEEDS or more
-    reached it; else None, and `reason` says what is missing.
-    """
+    """One row on its way to the target. A seed reached it if all its runs did; its time is their mean."""
 
     row: Row
-    runs: tuple[RunToTarget, ...]
+    runs: tuple[RunToTarget, ...]  # those that failed too, which the comparison leaves out
     num_seeds: int
-    times_s: tuple[float, ...]
+    times_s: tuple[float, ...]  # of the seeds that reached it
     num_reached: int
+    #: Mean over the seeds with the 95% interval of Student's t, if there are MIN_SEEDS and all reached it.
     time_s: Interval | None
     usd_per_s: float | None
-    reason: str | None
+    reason: str | None  # why there is no mean time
 
     @property
     def usd(self) -> Interval | None:
@@ -128,11 +114,11 @@ class RowToTarget:
     def is_ranked(self) -> bool:
         """Whether it may be held against others: it has a mean, and the comparison bars nothing."""
         timed = self.time_s is not None and min(self.times_s) > 0
-        return timed and not self.row.is_barred and self.row.verdict != NOT_STEADY
+        return timed and not self.row.is_barred and self.row.verdict.kind != NOT_STEADY
 
 
 def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
-    """Every row of the comparison on its way to `target`.
+    """Return how every row of the comparison gets to `target`.
 
     Raises UserError if no run was evaluated on held-out data, UnknownName if none knows the metric.
     """
@@ -148,30 +134,27 @@ def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, 
     return tuple(_row(row, runs, target) for row, runs in rows)
 
 
-def _runs_of(row: Row, unfit: Iterable[Candidate]) -> list[Candidate]:
-    """The row's runs, and those like them that failed: they did not reach what they were to reach."""
-    first = row.runs[0]
-    failed = [run for run in unfit if _is_repeat(run, first) and _counts(run.summary)]
+def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """Return the row's runs, and failed runs like them: those did not reach the target either."""
+    key = pooling_key(row.runs[0], None)
+    failed = [run for run in unfit if pooling_key(run, None) == key and _counts(run.summary)]
     return [*row.runs, *failed]
 
 
-def _is_repeat(run: Candidate, of: Candidate) -> bool:
-    ours, theirs = run.summary, of.summary
-    return run.offer == of.offer and all(getattr(ours, name) == getattr(theirs, name) for name in _SHARED)
-
-
 def _counts(summary: RunSummary) -> bool:
-    """Whether a run that is unfit to be timed says something of how well its recipe trains."""
+    """Return whether a run that is unfit to be timed says something of how well its recipe trains."""
     return summary.status in ("nan_loss", "out_of_memory") or bool(_evals(summary))
 
 
 def _evals(summary: RunSummary) -> "list[Eval]":
-    """Evaluations on validation data of the weights as they were, by step."""
-    found = [line for line in summary.evals if line.split == "validation" and line.weights == "current"]
-    return sorted(found, key=lambda line: line.step)
+    """Return the evaluations of the current weights on validation data, by step."""
+    lines = [
+        line for line in summary.quality.evals if line.split == "validation" and line.weights == "current"
+    ]
+    return sorted(lines, key=lambda line: line.step)
 
 
-def _row(row: Row, candidates: Sequence[Candidate], target: Target) -> RowToTarget:
+def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTarget:
     runs = [_run(run, row, target) for run in candidates]
     by_seed: dict[int | None, list[RunToTarget]] = {}
     for run in runs:
@@ -188,26 +171,26 @@ def _row(row: Row, candidates: Sequence[Candidate], target: Target) -> RowToTarg
         num_reached=len(reached),
         times_s=known,
         time_s=None if reason else _mean_time(known),
-        usd_per_s=usd_per_second(price.usd_per_hour, row.num_nodes) if price else None,
+        usd_per_s=usd_per_second(price, row.setup.num_nodes) if price else None,
         reason=reason,
     )
 
 
-def _run(candidate: Candidate, row: Row, target: Target) -> RunToTarget:
+def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
     summary = candidate.summary
     scored = [(line.step, target.value_of(line)) for line in _evals(summary)]
     values = [value for _, value in scored if value is not None]
     step = next((step for step, value in scored if target.holds(value)), None)
     before = max((other for other, _ in scored if step is not None and other < step), default=0)
-    account = account_of_run(summary, row.step_time_s)
+    account = account_of_run(summary, row.speed.step_time_s)
     time_s: float | None = None
     unknown: tuple[str, ...] = ()
     if step is not None and account is not None:
-        parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.evals, step)}
-        if parts["warmup"] is not None and summary.num_warmup_steps:
+        parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.quality.evals, step)}
+        if parts["warmup"] is not None and summary.timing.num_warmup_steps:
             # A run that was there before it was warm had but a part of the warm-up.
-            parts["warmup"] *= min(1.0, step / summary.num_warmup_steps)
-        if summary.compile_cached and (of_row := account_of_row(row)) is not None:
+            parts["warmup"] *= min(1.0, step / summary.timing.num_warmup_steps)
+        if summary.startup.compile_cached and (of_row := account_of_row(row)) is not None:
             # A job on a machine of its own compiles as the first of the runs did.
             parts["compile"] = of_row.once_s["compile"]
         total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
@@ -228,7 +211,7 @@ def _run(candidate: Candidate, row: Row, target: Target) -> RunToTarget:
 def _why_no_mean(
     runs: Sequence[RunToTarget], num_seeds: int, num_reached: int, num_timed: int, target: Target
 ) -> str | None:
-    """Why the row has no mean time to the target, and what is missing; None if it has one."""
+    """Return why the row has no mean time to the target, and what is missing; None if it has one."""
     if not any(run.best is not None for run in runs) and all(run.last_step == 0 for run in runs):
         return "none of its runs was evaluated on held-out data"
     if not any(run.best is not None for run in runs):
@@ -246,7 +229,7 @@ def _why_no_mean(
 
 
 def _mean_time(times_s: Sequence[float]) -> Interval:
-    """The mean with its 95% interval; seeds are not taken to lie closer than repeats do."""
+    """Return the mean with its 95% interval; seeds are not taken to lie closer than repeats do."""
     mean = sum(times_s) / len(times_s)
     deviation = max(FLOOR * mean, stdev(times_s))
     half_width = t_quantile(0.975, len(times_s) - 1) * deviation / math.sqrt(len(times_s))
@@ -256,3 +239,75 @@ def _mean_time(times_s: Sequence[float]) -> Interval:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """How much more another row takes than the best: a ratio, at Holm's level over all the others."""
+
+    best: RowToTarget
+    other: RowToTarget
+    ratio: Interval
+
+    @property
+    def is_settled(self) -> bool:
+        return self.ratio.low is not None and self.ratio.low > 1
+
+
+def are_on_other_data(rows: Sequence[RowToTarget], target: Target) -> bool:
+    """Return whether the rows were evaluated on different data, so that their targets do not compare.
+
+    What is held out of images that are made up is the same, whether they come through a loader or not. A
+    loss is of tokens: cut otherwise, or into samples of other lengths, the same text has another.
+    """
+    return len({_evaluated_on(row.row.runs[0].summary, target) for row in rows}) > 1
+
+
+def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
+    data = data_of(run).replace("loader", "synthetic")
+    return (
+        (data, run.setup.fingerprint.get("tokenizer"), run.setup.sequence_length)
+        if target.metric == LOSS
+        else (data,)
+    )
+
+
+def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
+    """Return how far the other ranked rows are behind the best, the nearest first.
+
+    By dollars where every one of them has a price, else by time. None where they are on other data.
+    """
+    ranked = [row for row in rows if row.is_ranked]
+    if len(ranked) < 2 or are_on_other_data(ranked, target):
+        return ()
+    priced = all(row.usd_per_s for row in ranked)
+    means = {id(row): _log_mean(row, priced) for row in ranked}
+    ranked.sort(key=lambda row: means[id(row)])
+    best, *others = ranked
+    ratios = [means[id(other)] - means[id(best)] for other in others]
+    errors = [_error(best, other) for other in others]
+    levels = holm_levels([p_value(ratio, error) for ratio, error in zip(ratios, errors, strict=True)])
+    return tuple(
+        Margin(best=best, other=other, ratio=_ratio(ratio, error.half_width(level)))
+        for other, ratio, error, level in zip(others, ratios, errors, levels, strict=True)
+    )
+
+
+def _ratio(log_ratio: float, half_width: float) -> Interval:
+    return Interval(value=exp(log_ratio), low=exp(log_ratio - half_width), high=exp(log_ratio + half_width))
+
+
+def _log_mean(row: RowToTarget, priced: bool) -> float:
+    """Return the mean of the log times, or of the log costs."""
+    unit = row.usd_per_s if priced and row.usd_per_s else 1.0
+    return sum(math.log(time_s) for time_s in row.times_s) / len(row.times_s) + math.log(unit)
+
+
+def _error(one: RowToTarget, other: RowToTarget) -> Uncertainty:
+    """Return that of the difference of two mean log times, by Welch: each recipe has its own scatter."""
+    parts = []
+    for row in (one, other):
+        deviation = max(FLOOR, stdev(math.log(time_s) for time_s in row.times_s))
+        parts.append((deviation**2 / len(row.times_s), len(row.times_s) - 1))
+    variance = sum(part for part, _ in parts)
+    return Uncertainty(error=math.sqrt(variance), dof=variance**2 / sum(part**2 / dof for part, dof in parts))

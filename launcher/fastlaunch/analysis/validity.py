@@ -16,16 +16,27 @@ from fastlaunch.analysis.convergence import (
     WORSE,
     Convergence,
     Difference,
+    HeldOut,
+    at_end,
     converges,
+    curve,
+    diverged,
+    held_out,
+    named_seeds,
+    share_setup,
 )
-from fastlaunch.analysis.held_out import HeldOut, at_end, diverged, held_out
-from fastlaunch.analysis.loss_pairs import named_seeds
-from fastlaunch.analysis.pooling import Candidate, Pool, pooling_key
-from fastlaunch.analysis.references import Reference, evaluated_rows, reference_of, rules_of
+from fastlaunch.analysis.pooling import Group, MeasuredRun, pooling_key
 from fastlaunch.analysis.suggest import Place, next_seed, place_of, seeds, submit_command
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Check
+
+#: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else,
+#: where none of these was evaluated, the first row that was and that nothing bars. One whose loss is a number
+#: in none of its runs comes after the others.
+REFERENCES = ("bf16", "fp32", "tf32")
+#: Fields of a recipe that decide what it trains to. The others are how it computes, which is compared.
+RULES = ("optimizer", "learning_rate")
 
 #: The sample unit of workloads whose steps are no optimizer steps.
 FORWARD_ONLY = "tensors"
@@ -43,7 +54,36 @@ _NOT_EQUIVALENT = "te-article"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guard:
+class Reference:
+    """What the loss of a row is compared with.
+
+    recipe: the label of the reference, or of what would be one; None where nothing was evaluated. runs: those
+    of the reference that train by the row's rules. is_alike: whether some are also on its data, from its
+    weights, of its lengths, global batch and number of GPUs: others make no pair with the row.
+    """
+
+    recipe: str | None
+    runs: tuple[RunSummary, ...] = ()
+    is_alike: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A row with held-out losses, nothing being wrong with its numerics. rank: the lowest is taken first."""
+
+    runs: tuple[RunSummary, ...]
+    rules: tuple[str, ...]
+    stem: str
+    rank: int
+    ends: frozenset[int]
+
+    @property
+    def recipe(self) -> str:
+        return self.runs[0].setup.recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validity:
     """What is known of a row besides its speed.
 
     numerics: `passed`, `failed` or `not checked`. failures: what bars it from being ranked, with the
@@ -57,30 +97,33 @@ class Guard:
     notes: tuple[str, ...] = ()
 
 
-def guards(pools: Sequence[Pool], unfit: Sequence[Candidate], *, own_region: str) -> list[Guard]:
-    """A guard for each of `pools`, which are of one workload.
+def judge_validity(
+    groups: Sequence[Group], unfit: Sequence[MeasuredRun], *, own_region: str
+) -> list[Validity]:
+    """Return what is known of each of `groups`, which are of one workload, besides its speed.
 
     unfit: runs in no row; those whose loss stopped being a number still count against theirs. own_region: the
     user's, which the commands that are proposed need not name.
     """
-    arms = [_runs_of(pool, unfit) for pool in pools]
-    references = evaluated_rows([runs for runs in arms if not list(_wrong_numerics(runs))])
+    rows = [_runs_of(group, unfit) for group in groups]
+    references = evaluated_rows([runs for runs in rows if not list(_wrong_numerics(runs))])
+    places = [place_of(group.shown_runs[0], own_region=own_region) for group in groups]
     return [
-        _guard(runs, reference_of(runs, references), place=place_of(pool.all_runs[0], own_region=own_region))
-        for pool, runs in zip(pools, arms, strict=True)
+        _validity(runs, reference_of(runs, references), place=place)
+        for runs, place in zip(rows, places, strict=True)
     ]
 
 
-def _runs_of(pool: Pool, unfit: Sequence[Candidate]) -> list[RunSummary]:
-    key = pooling_key(pool.all_runs[0], None)
+def _runs_of(group: Group, unfit: Sequence[MeasuredRun]) -> list[RunSummary]:
+    key = pooling_key(group.shown_runs[0], None)
     lost = [other for other in unfit if diverged(other.summary) and pooling_key(other, None) == key]
-    return [candidate.summary for candidate in (*pool.candidates, *pool.unsteady, *lost)]
+    return [candidate.summary for candidate in (*group.steady, *group.unsteady, *lost)]
 
 
-def _guard(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Guard:
+def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Validity:
     wrong = tuple(_wrong_numerics(runs))
-    checked = any(run.checks for run in runs)
-    if reference.runs and runs[0].recipe == reference.recipe:
+    checked = any(run.quality.checks for run in runs)
+    if reference.runs and runs[0].setup.recipe == reference.recipe:
         convergence = Convergence(verdict=REFERENCE, reference=reference.recipe)
     else:
         convergence = converges(runs, reference.runs)
@@ -88,11 +131,11 @@ def _guard(runs: Sequence[RunSummary], reference: Reference, *, place: Place) ->
     notes = [] if checked else ["numerics not checked"]
     why = ""
     # A forward pass alone trains nothing, and can be held to nothing.
-    if convergence.verdict == UNKNOWN and runs[0].sample_unit != FORWARD_ONLY:
+    if convergence.verdict == UNKNOWN and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
         notes.append(f"convergence unknown: {why}")
     notes += [caveat for caveat in convergence.caveats if caveat != why]
-    return Guard(
+    return Validity(
         numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
         convergence=convergence,
         held_out=held_out(runs),
@@ -102,16 +145,16 @@ def _guard(runs: Sequence[RunSummary], reference: Reference, *, place: Place) ->
 
 
 def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
-    """The checks that failed in any run, by name, with the numbers of the first such run."""
+    """Yield the checks that failed in any run, by name, with the numbers of the first such run."""
     failed: dict[str, list[str]] = {}
     for run in runs:
-        for check in run.checks:
+        for check in run.quality.checks:
             if not check.passed:
                 failed.setdefault(check.name, []).append(_what_failed(check))
-    for name, told in failed.items():
-        share = f" (in {len(told)} of {len(runs)} runs)" if len(told) < len(runs) else ""
-        yield f"{name}: {told[0]}{share}"
-    if not failed and _blocks_of(runs[0].recipe) == _NOT_EQUIVALENT:
+    for name, results in failed.items():
+        share = f" (in {len(results)} of {len(runs)} runs)" if len(results) < len(runs) else ""
+        yield f"{name}: {results[0]}{share}"
+    if not failed and _blocks_of(runs[0].setup.recipe) == _NOT_EQUIVALENT:
         yield "known not to be equivalent: its blocks attend across the batch, and train another model"
 
 
@@ -123,70 +166,73 @@ def _what_failed(check: Check) -> str:
 
 
 def _per_hundred(part: float) -> str:
-    """`137%`, `5.2%`, `0.0013%`: to two digits, and without an exponent where it is large."""
+    """Return `137%`, `5.2%`, `0.0013%`: two digits, and no exponent if it is large."""
     return f"{100 * part:.0f}%" if 0.1 <= part < 1e6 else f"{100 * part:.2g}%"
 
 
 def _blocks_of(label: str) -> str | None:
-    """The blocks of a recipe by its label; None for one that is not ours, as of published figures."""
+    """Return the blocks of a recipe by its label; None for one that is not ours."""
     name, *overrides = label.split()
     given = dict(override.partition("=")[::2] for override in overrides)
     return given.get("blocks") or (RECIPES[name].blocks if name in RECIPES else None)
 
 
-def _evidence(found: Convergence) -> str:
-    """`held-out loss +3.1% against bf16 (at least +2.2%, 95%), 5 pairs`."""
-    if found.diverged:
-        return f"the loss is no number at {named_seeds(found.diverged)}, where that of {found.reference} is"
-    end = found.end
+def _evidence(convergence: Convergence) -> str:
+    """Return `held-out loss +3.1% against bf16 (at least +2.2%, 95%), 5 pairs`."""
+    if convergence.diverged:
+        seeds = named_seeds(convergence.diverged)
+        return f"the loss is no number at {seeds}, where that of {convergence.reference} is"
+    end = convergence.end
     assert end is not None
     return (
-        f"held-out loss {percent(end, end.mean)} against {found.reference}"
-        f" (at least {percent(end, end.low)}, 95%), {_pairs(found.num_pairs)}"
+        f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
+        f" (at least {percent(end, end.low)}, 95%), {_pairs(convergence.num_pairs)}"
     )
 
 
-def _unknown(found: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
-    """Why, and about how many more pairs would tell, or which runs of a reference."""
+def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
+    """Return why it is unknown, and about how many more pairs, or which runs of a reference, would settle
+    it.
+    """
     evaluated = any(at_end(run) or diverged(run) for run in runs)
     if not evaluated or reference.recipe is None:
-        return found.missing[0]
+        return convergence.missing[0]
     if not reference.runs:
         return f"there is no reference with {_rules(runs)}; {_run(reference.recipe, runs, place)}"
-    num_pairs = found.num_pairs + len(found.diverged)
+    num_pairs = convergence.num_pairs + len(convergence.diverged)
     if num_pairs < FEWEST_PAIRS:
-        why = ", ".join(found.missing) or "both need runs of more seeds (--repeats)"
+        why = ", ".join(convergence.missing) or "both recipes need more seeds (--repeats)"
         if not reference.is_alike:
             return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs, place)}"
-        told = f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}"
-        if found.more_pairs is None:
-            return told
-        return f"{told}; {_seeds(found.more_pairs, runs, reference)} would make {PAIRS_WANTED}"
+        text = f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}"
+        if convergence.more_pairs is None:
+            return text
+        return f"{text}; {_seeds(convergence.more_pairs, runs, reference)} would make {PAIRS_WANTED}"
     parts = []
-    if (end := found.end) is not None and end.reference_loss > 0:
+    if (end := convergence.end) is not None and end.reference_loss > 0:
         limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
-        against = f"held-out loss {percent(end, end.mean)} against {found.reference}"
+        against = f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
         against += "" if end.low is None else f" ({limits}, 95% each)"
-        parts.append(f"{against}, {_pairs(found.num_pairs)}")
-        if found.more_pairs is not None:
-            parts.append(f"about {_seeds(found.more_pairs, runs, reference)} would tell")
-        elif end.verdict == UNKNOWN and not found.diverged:
+        parts.append(f"{against}, {_pairs(convergence.num_pairs)}")
+        if convergence.more_pairs is not None:
+            parts.append(f"about {_seeds(convergence.more_pairs, runs, reference)} would tell")
+        elif end.verdict == UNKNOWN and not convergence.diverged:
             parts.append(f"more than {MOST_PAIRS_PROPOSED} more would be needed to tell")
-    return "; ".join([*parts, *found.missing, *found.caveats[: not parts]])
+    return "; ".join([*parts, *convergence.missing, *convergence.caveats[: not parts]])
 
 
 def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str:
-    """`3 more (of both: --seed 5 --repeats 3)`: of new seeds, since others make no new pair."""
+    """Return `3 more (of both: --seed 5 --repeats 3)`: new seeds, as others make no new pair."""
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
 def _rules(runs: Sequence[RunSummary]) -> str:
-    """`learning_rate=0.01`, or what a row without such an override has."""
-    return " and ".join(rules_of(runs[0].recipe)) or "the workload's own optimizer and learning rate"
+    """Return `learning_rate=0.01`, or what a row without such an override has."""
+    return " and ".join(rules_of(runs[0].setup.recipe)) or "the workload's own optimizer and learning rate"
 
 
 def _run(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
-    """The command that makes runs of the reference for the row's seeds."""
+    """Return the command that makes runs of the reference for the row's seeds."""
     known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
     repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
     # Between seeds far apart lie more runs than anybody would pay for.
@@ -206,8 +252,73 @@ def _pairs(number: int) -> str:
 
 
 def percent(of: Difference, value: float | None) -> str | None:
-    """`+1.2%`: a difference as a part of the reference's loss; None if it is not known."""
+    """Return a difference as a fraction of the reference's loss, `+1.2%`; None if unknown."""
     part = of.relative(value)
     if part is None:
         return None
     return f"{part:+.1%}" if abs(part) < 1e6 else f"{100 * part:+.2g}%"
+
+
+def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
+    """Return the rows of one workload that may be a reference, the best first."""
+    of = [runs for runs in rows if any(at_end(run) or diverged(run) for run in runs)]
+    labels = [_split(runs[0].setup.recipe) for runs in of]
+    known = any(_name(stem) in REFERENCES for stem, _ in labels)
+    rows_evaluated = [
+        Evaluated(runs=tuple(runs), rules=rules, stem=stem, rank=rank, ends=_ends(runs))
+        for runs, (stem, rules) in zip(of, labels, strict=True)
+        if (rank := _rank(stem) if known else 0 if stem == labels[0][0] else None) is not None
+    ]
+    return sorted(rows_evaluated, key=lambda row: (all(diverged(run) for run in row.runs), row.rank))
+
+
+def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Reference:
+    """Return the reference of a row among `rows`, from `evaluated_rows`: the first that makes pairs."""
+    if not rows:
+        return Reference(recipe=None)
+    rules = rules_of(runs[0].setup.recipe)
+    by_rules = [row for row in rows if row.rules == rules]
+    if not by_rules:
+        return Reference(recipe=" ".join([rows[0].stem, *rules]))
+    ends = _ends(runs)
+    alike = [row for row in by_rules if _trains_alike(runs[0], ends, row)]
+    best = (alike or by_rules)[0]
+    return Reference(
+        recipe=best.recipe,
+        runs=tuple(run for row in by_rules if row.recipe == best.recipe for run in row.runs),
+        is_alike=bool(alike),
+    )
+
+
+def rules_of(label: str) -> tuple[str, ...]:
+    """Return the overrides of a recipe's label that decide what it trains to."""
+    return _split(label)[1]
+
+
+def _split(label: str) -> tuple[str, tuple[str, ...]]:
+    """Return a recipe's label without the overrides that are rules, and those."""
+    name, *overrides = label.split()
+    rules = tuple(override for override in overrides if override.partition("=")[0] in RULES)
+    return " ".join([name, *(override for override in overrides if override not in rules)]), rules
+
+
+def _name(stem: str) -> str:
+    return stem.partition(" ")[0]
+
+
+def _rank(stem: str) -> int | None:
+    if stem in REFERENCES:
+        return REFERENCES.index(stem)
+    return len(REFERENCES) + REFERENCES.index(_name(stem)) if _name(stem) in REFERENCES else None
+
+
+def _ends(runs: Sequence[RunSummary]) -> frozenset[int]:
+    return frozenset(max(curve(run)) for run in runs if at_end(run))
+
+
+def _trains_alike(run: RunSummary, ends: frozenset[int], row: Evaluated) -> bool:
+    """Return whether `run` of a row that ends at `ends` is set up as `row` is, but for recipe and seed.
+
+    Runs of one row share what a pair does, except for the seed and the end.
+    """
+    return share_setup(run, row.runs[0]) and (not ends or not row.ends or bool(ends & row.ends))

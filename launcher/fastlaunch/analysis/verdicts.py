@@ -2,167 +2,154 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fastlaunch.analysis.compiling import only_from_cache
-from fastlaunch.analysis.idling import idle_note
-from fastlaunch.analysis.loss_pairs import listed
-from fastlaunch.analysis.notes import commit_notes, other_commits
-from fastlaunch.analysis.pooling import Pool, arm_of, data_of, global_batch, log_speed_ratio
-from fastlaunch.analysis.pricing import RowPrice
+from fastlaunch.analysis.notes import difference_notes, run_notes
+from fastlaunch.analysis.pooling import (
+    Group,
+    log_speed_ratio,
+    sample_of,
+)
 from fastlaunch.analysis.statistics import (
     ASSUMED,
     LEVEL,
     MACHINE,
     MOST_RUNS_PROPOSED,
     UNRESOLVED,
-    Arm,
-    Spread,
+    RunVariance,
+    Sample,
     Uncertainty,
+    classify,
     holm_levels,
     more_runs,
     p_value,
     uncertainty,
-    verdict,
 )
-from fastlaunch.analysis.validity import Guard
-from fastlaunch.measure.summarize import Interval
-from fastlaunch_train.records.records import FAILED_CHECK
+from fastlaunch.analysis.validity import Validity
+from fastlaunch.catalog.prices import Price
+from fastlaunch.measure.summary import Interval
 
 BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
 NOT_RANKED = "not ranked"
 TRAINING, THROUGHPUT = "training", "throughput"
-_KINDS = {"records": "measured", "published": "published"}
-#: Parts of a fingerprint that follow from the machine, which the row names anyway.
-_OF_THE_MACHINE = ("device_name", "num_gpus_per_node")
-#: What is told of it in words of its own.
-_TOLD_APART = (*_OF_THE_MACHINE, "data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PricedPool:
-    """The runs of a row with the price of one of their nodes, None if it is not known.
+class PricedGroup:
+    """The runs of a row with their price."""
 
-    guard: what is known of it besides its speed. unverified: what the guard holds against it does not bar it.
-    """
-
-    pool: Pool
-    price: RowPrice | None
-    guard: Guard
-    unverified: bool = False
+    group: Group
+    price: Price | None  # of one node; None if unknown
+    validity: Validity  # what is known of the row besides its speed
+    unverified: bool = False  # what the validity holds against it does not bar it
 
     @property
     def is_barred(self) -> bool:
-        return bool(self.guard.failures) and not self.unverified
+        return bool(self.validity.failures) and not self.unverified
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """ratio: of samples per dollar, speed_ratio: of samples/s, to the baseline's, at Holm's level.
+class Verdict:
+    """How a row compares with its baseline; the ratios' intervals are at Holm's level."""
 
-    more_runs: of the row and of the baseline each, about as many as would settle an unresolved verdict.
-    """
-
-    ratio: Interval | None
-    speed_ratio: Interval | None
-    verdict: str
+    ratio: Interval | None  # of samples per dollar
+    speed_ratio: Interval | None  # of samples/s
+    kind: str  # better, worse, tie, unresolved, baseline, no interval, not steady, not ranked
     reasons: tuple[str, ...]
     comparable_as: str
-    more_runs: int | None = None
+    more_runs: int | None = None  # about as many, of the row and the baseline each, would settle it
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
     """A row beside its baseline. log_ratio: of what the verdict is on, dollars where both have a price."""
 
-    row: PricedPool
-    base: PricedPool
+    row: PricedGroup
+    base: PricedGroup
     log_speed_ratio: float | None
     log_ratio: float | None
-    arms: tuple[Arm, Arm] | None
+    samples: tuple[Sample, Sample] | None
     other_machines: bool
     error: Uncertainty | None
-    level: float = LEVEL
 
     @property
     def is_priced(self) -> bool:
         return self.row.price is not None and self.base.price is not None
 
 
-def judge(items: Sequence[PricedPool], base: PricedPool, spread: Spread) -> list[Judgement]:
-    """A judgement for each of `items`, of which `base` is one; the verdicts are Holm-corrected together.
+def judge(items: Sequence[PricedGroup], base: PricedGroup, spread: RunVariance) -> list[Verdict]:
+    """Return a verdict for each of `items`, of which `base` is one, Holm-corrected together.
 
     Rows that are barred get no verdict and are none of those; their intervals are at 95%.
     """
-    pairs = [_pair(item, base, spread) for item in items if item is not base]
-    tested = [pair for pair in pairs if pair.error is not None and not pair.row.is_barred]
+    pairs = [None if item is base else _pair(item, base, spread) for item in items]
+    tested = [pair for pair in pairs if pair and pair.error and not pair.row.is_barred]
     levels = holm_levels(
         [p_value(pair.log_ratio, pair.error) for pair in tested if pair.log_ratio is not None and pair.error]
     )
-    leveled = iter([replace(pair, level=level) for pair, level in zip(tested, levels, strict=True)])
-    judged = iter(
-        [
-            _judgement(next(leveled) if pair.error and not pair.row.is_barred else pair, spread)
-            for pair in pairs
-        ]
-    )
-    return [next(judged) if item is not base else _of_baseline(base) for item in items]
+    level_of = dict(zip(map(id, tested), levels, strict=True))
+    return [
+        _of_baseline(base) if pair is None else _judge(pair, spread, level_of.get(id(pair), LEVEL))
+        for pair in pairs
+    ]
 
 
-def _pair(row: PricedPool, base: PricedPool, spread: Spread) -> _Pair:
-    speed = log_speed_ratio(row.pool, base.pool)
+def _pair(row: PricedGroup, base: PricedGroup, spread: RunVariance) -> _Pair:
+    speed = log_speed_ratio(row.group, base.group)
     ratio = speed
     if speed is not None and row.price is not None and base.price is not None:
         ratio = speed + math.log(_usd_per_hour(base, base.price) / _usd_per_hour(row, row.price))
-    ours, theirs = arm_of(row.pool), arm_of(base.pool)
-    arms = (ours, theirs) if ours and theirs and ratio is not None else None
-    other_machines = _type_of(row.pool) != _type_of(base.pool)
+    ours, theirs = sample_of(row.group), sample_of(base.group)
+    samples = (ours, theirs) if ours and theirs and ratio is not None else None
+    other_machines = _type_of(row.group) != _type_of(base.group)
     return _Pair(
         row=row,
         base=base,
         log_speed_ratio=speed,
         log_ratio=ratio,
-        arms=arms,
+        samples=samples,
         other_machines=other_machines,
-        error=uncertainty(arms, spread, other_machines=other_machines) if arms else None,
+        error=uncertainty(samples, spread, other_machines=other_machines) if samples else None,
     )
 
 
-def _usd_per_hour(item: PricedPool, price: RowPrice) -> float:
-    return price.usd_per_hour * item.pool.first.num_nodes
+def _usd_per_hour(item: PricedGroup, price: Price) -> float:
+    return price.usd_per_hour * item.group.setup.num_nodes
 
 
-def _type_of(pool: Pool) -> str | None:
-    return pool.first.instance or pool.first.device_name
+def _type_of(group: Group) -> str | None:
+    return group.setup.instance or group.setup.device_name
 
 
-def _judgement(pair: _Pair, spread: Spread) -> Judgement:
-    half_width = pair.error.half_width(pair.level) if pair.error else None
-    row, base = pair.row.pool.first, pair.base.pool.first
-    trains = (global_batch(row), row.sequence_length) == (global_batch(base), base.sequence_length)
-    said, why, more = _verdict(pair, half_width, spread)
-    return Judgement(
+def _judge(pair: _Pair, spread: RunVariance, level: float) -> Verdict:
+    half_width = pair.error.half_width(level) if pair.error else None
+    row, base = pair.row.group.setup, pair.base.group.setup
+    trains = (row.global_batch, row.sequence_length) == (base.global_batch, base.sequence_length)
+    by_speed = pair.log_ratio is not None and not pair.is_priced
+    differences = difference_notes(pair.row.group, pair.base.group, by_speed=by_speed)
+    name, why, more = _classify(pair, half_width, spread, level)
+    return Verdict(
         ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
         speed_ratio=_ratio(pair.log_speed_ratio, half_width),
-        verdict=said,
-        reasons=(*why, *_qualifications(pair), *_of_runs(pair.row.pool), *_of_guard(pair.row)),
+        kind=name,
+        reasons=(*why, *differences, *run_notes(pair.row.group), *_of_validity(pair.row)),
         comparable_as=TRAINING if trains else THROUGHPUT,
         more_runs=more,
     )
 
 
-def _of_baseline(base: PricedPool) -> Judgement:
-    """The baseline beside itself: the ratios are 1 exactly."""
+def _of_baseline(base: PricedGroup) -> Verdict:
+    """Return the baseline's verdict beside itself: the ratios are exactly 1."""
     one = Interval(value=1.0, low=1.0, high=1.0)
-    timed = log_speed_ratio(base.pool, base.pool) is not None
+    timed = log_speed_ratio(base.group, base.group) is not None
     # That it did not settle is said of its runs below.
-    why = [_why_no_interval(base.pool)] if base.pool.is_steady and not arm_of(base.pool) else []
-    barred = base.guard.failures if base.is_barred else ()
-    return Judgement(
+    why = [_why_no_interval(base.group)] if base.group.is_steady and not sample_of(base.group) else []
+    barred = base.validity.failures if base.is_barred else ()
+    return Verdict(
         ratio=one if timed and base.price is not None else None,
         speed_ratio=one if timed else None,
-        verdict=NOT_RANKED if barred else BASELINE,
-        reasons=(*barred, *why, *_of_runs(base.pool), *_of_guard(base)),
+        kind=NOT_RANKED if barred else BASELINE,
+        reasons=(*barred, *why, *run_notes(base.group), *_of_validity(base)),
         comparable_as=TRAINING,
     )
 
@@ -176,132 +163,75 @@ def _ratio(log_ratio: float | None, half_width: float | None) -> Interval | None
 
 
 def exp(logarithm: float) -> float:
-    """e to the power, held back from overflowing: absurd numbers in a foreign file are no bug of ours."""
+    """Return e to the power, at most e^700: absurd numbers in a foreign file are no bug of ours."""
     return math.exp(min(logarithm, 700.0))
 
 
-def _verdict(pair: _Pair, half_width: float | None, spread: Spread) -> tuple[str, list[str], int | None]:
-    """The verdict, why it is no better one, and how many more runs would tell."""
+def _classify(
+    pair: _Pair, half_width: float | None, spread: RunVariance, level: float
+) -> tuple[str, list[str], int | None]:
+    """Return the verdict, why it is no better one, and how many more runs would settle it."""
     if pair.row.is_barred:
-        unsure = pair.row.pool.is_steady and arm_of(pair.row.pool) is None
+        unsure = pair.row.group.is_steady and sample_of(pair.row.group) is None
         return (
             NOT_RANKED,
-            [*pair.row.guard.failures, *([_why_no_interval(pair.row.pool)] if unsure else [])],
+            [*pair.row.validity.failures, *([_why_no_interval(pair.row.group)] if unsure else [])],
             None,
         )
-    if not pair.row.pool.is_steady:
+    if not pair.row.group.is_steady:
         return NOT_STEADY, [], None
     if pair.log_ratio is None:
         return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
-    if half_width is None or pair.arms is None:
-        if arm_of(pair.row.pool) is None:
-            return NO_INTERVAL, [_why_no_interval(pair.row.pool)], None
-        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.pool)}"], None
-    said = verdict(pair.log_ratio, half_width)
+    if half_width is None or pair.samples is None:
+        if sample_of(pair.row.group) is None:
+            return NO_INTERVAL, [_why_no_interval(pair.row.group)], None
+        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.group)}"], None
+    name = classify(pair.log_ratio, half_width)
     why, more = [], None
-    if said == UNRESOLVED:
+    if name == UNRESOLVED:
         more = more_runs(
-            pair.log_ratio, pair.arms, spread, level=pair.level, other_machines=pair.other_machines
+            pair.log_ratio, pair.samples, spread, level=level, other_machines=pair.other_machines
         )
-        settle = min(_share_that_settles(pair.row.pool), _share_that_settles(pair.base.pool))
+        settle = min(_share_that_settles(pair.row.group), _share_that_settles(pair.base.group))
         more = math.ceil(more / settle) if more is not None else None
         more = more if more is not None and more <= MOST_RUNS_PROPOSED else None
         if more is not None:
-            unsettled = ", of which not all settle (longer ones may)" if settle < 1 else ""
-            why.append(f"about {more} more run{'' if more == 1 else 's'} of each{unsettled}")
-        elif pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
-            why.append("runs on a second machine of each type are needed")
+            unsettled = " (some may not settle unless they are longer)" if settle < 1 else ""
+            why.append(f"needs about {_num_more(more)}, and as many of the baseline{unsettled}")
+        elif pair.other_machines and any(sample.num_machines < 2 for sample in pair.samples):
+            why.append("needs runs on a second machine of each type")
         else:
-            why.append(f"more than {MOST_RUNS_PROPOSED} more runs of each")
-    if any(arm.num_runs == 1 for arm in pair.arms):
+            why.append(f"needs more than {MOST_RUNS_PROPOSED} more runs, and as many of the baseline")
+    if any(sample.num_runs == 1 for sample in pair.samples):
         assumed = 100 * max(ASSUMED, spread.deviation)
-        why.append(f"{assumed:.2g}% between runs is assumed where there is one run")
-    if pair.other_machines and any(arm.num_machines < 2 for arm in pair.arms):
-        why.append(f"{MACHINE:.0%} is allowed for each machine that stands alone for its type")
-    return said, why, more
+        why.append(f"a single run is assumed to vary by {assumed:.2g}%")
+    if pair.other_machines and any(sample.num_machines < 2 for sample in pair.samples):
+        why.append(f"{MACHINE:.0%} is allowed for each type with a single machine")
+    return name, why, more
 
 
-def _share_that_settles(pool: Pool) -> float:
-    return len(pool.candidates) / len(pool.whole_runs)
+def _share_that_settles(group: Group) -> float:
+    return len(group.steady) / len(group.all_runs)
 
 
-def _why_no_interval(pool: Pool) -> str:
-    first = pool.first
-    if not pool.is_steady:
+def _why_no_interval(group: Group) -> str:
+    first = group.first
+    if not group.is_steady:
         return "its step time did not settle"
-    if not pool.log_times:
+    if not group.log_times:
         return "no time or speed is known"
-    if first.kind == "published":
+    if first.setup.kind == "published":
         return "published, without repeats"
-    return f"one run of {first.num_retained_steps} steps that count, too few for an interval"
+    return f"one run of {first.timing.num_retained_steps} measured steps, too few for an interval"
 
 
-def _qualifications(pair: _Pair) -> Iterator[str]:
-    """In what the row differs from its baseline besides what its columns say."""
-    row, base = pair.row.pool.first, pair.base.pool.first
-    ours, theirs = global_batch(row), global_batch(base)
-    if ours != theirs:
-        yield f"throughput, not training progress: global batch {ours} against {theirs}"
-    if row.sequence_length != base.sequence_length:
-        yield f"sequence length {row.sequence_length} against {base.sequence_length}: other samples"
-    if pair.log_ratio is not None and not pair.is_priced:
-        yield "by speed: no price is known"
-    if row.data != base.data:
-        yield f"data {row.data} against {base.data}"
-    elif data_of(row) != data_of(base):
-        yield f"trained on other data: {data_of(row)} against {data_of(base)}"
-    if row.fingerprint and base.fingerprint:
-        differing = [
-            f"{name} ({row.fingerprint.get(name, 'none')} against {base.fingerprint.get(name, 'none')})"
-            for name in dict.fromkeys((*base.fingerprint, *row.fingerprint))
-            if name not in _TOLD_APART and row.fingerprint.get(name) != base.fingerprint.get(name)
-        ]
-        if differing:
-            yield f"differs from the baseline in {', '.join(differing)}"
-    elif row.kind != base.kind:
-        yield f"{_KINDS[row.kind]} against {_KINDS[base.kind]}: versions may differ"
-    yield from other_commits(pair.row.pool, pair.base.pool)
-    limits, others = _power_limits(pair.row.pool), _power_limits(pair.base.pool)
-    if limits and others and not set(limits) & set(others):
-        yield f"GPUs at a power limit of {listed(limits)} against {listed(others)}"
-
-
-def _power_limits(pool: Pool) -> list[str]:
-    """`400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
-    return [
-        f"{watts:g} W" for watts in sorted({run.summary.power_limit_w or 0 for run in pool.all_runs} - {0})
-    ]
-
-
-def _of_runs(pool: Pool) -> Iterator[str]:
-    """What to know of the row's own runs."""
-    num_unsteady = len(pool.unsteady)
-    if not pool.is_steady:
-        yield f"the step time of {_num_runs(num_unsteady)} did not settle"
-    elif num_unsteady:
-        yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
-    if pool.first.derived:
-        yield "derived from published percentages"
-    yield from commit_notes(pool)
-    if len(limits := _power_limits(pool)) > 1:
-        yield f"runs on GPUs at power limits of {listed(limits)} make one row"
-    if note := idle_note([candidate.summary for candidate in pool.all_runs]):
-        yield note
-    if only_from_cache([candidate.summary for candidate in pool.whole_runs]):
-        yield "compiled from a cache: a first run takes longer to compile"
-    told = [candidate.summary.warnings for candidate in pool.candidates or pool.unsteady]
-    for warning in told[0] if told else ():
-        # What is of one run alone is told with that run; checks are judged in words of their own.
-        if all(warning in other for other in told) and not warning.startswith(FAILED_CHECK):
-            yield warning
-
-
-def _of_guard(item: PricedPool) -> Iterator[str]:
-    """What is not known of the row's numerics and convergence, and what is disregarded."""
+def _of_validity(item: PricedGroup) -> Iterator[str]:
+    """Yield what is unknown of the row's numerics and convergence, and what is disregarded."""
     if item.unverified:
-        yield from (f"ranked all the same (--allow-unverified): {failure}" for failure in item.guard.failures)
-    yield from item.guard.notes
+        for failure in item.validity.failures:
+            yield f"ranked all the same (--allow-unverified): {failure}"
+    yield from item.validity.notes
 
 
-def _num_runs(number: int) -> str:
-    return f"{number} run{'' if number == 1 else 's'}"
+def _num_more(number: int) -> str:
+    return f"{number} more run{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Asks each question once: what many candidates need to know of one region is one request."""
+"""Calls to AWS made once, whatever number of candidates need the answer."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -9,8 +9,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AskOnce:
-    """Calls a method of `Aws` and remembers its answer, a refusal too: `ask(aws.parameter, region, name)`.
+class CachedCalls:
+    """Calls a method of `Aws` and remembers its answer or refusal: `cached(aws.parameter, region, name)`.
 
     For calls that only look, within one command. Arguments are hashable.
     """

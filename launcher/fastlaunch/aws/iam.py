@@ -1,44 +1,150 @@
-"""Roles, by which services of AWS act for an account."""
+"""Who is logged in, and what roles and policies allow (STS and IAM)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.core.errors import BadConfiguration
+from fastlaunch.aws.session import AwsSession
+from fastlaunch.aws.types import Identity
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+
+#: A resource, and the actions on it. Resources begin with `arn:PARTITION:`, or are `*`.
+Permission = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A role. trusts: the services that may take it on, such as `sagemaker.amazonaws.com`."""
+    """A role of the account."""
 
     arn: str
+    # Services that may assume it, such as `sagemaker.amazonaws.com`.
     trusts: frozenset[str]
 
 
-def role(aws: Aws, region: str, arn: str) -> Role | None:
-    """The role of this ARN, None if there is none in the account (iam:GetRole)."""
-    name = arn.rpartition("/")[2]
-    try:
-        told = aws.ask("iam", region, "GetRole", subject=name, RoleName=name)["Role"]
-    except BadConfiguration as error:
-        if error.code == "NoSuchEntity":
+class IamCalls(AwsSession):
+    def identity(self) -> Identity:
+        """Return whose credentials these are (sts:GetCallerIdentity)."""
+        answer = self.call("sts", self._home_region(), "GetCallerIdentity")
+        return Identity(account=answer["Account"], arn=answer["Arn"])
+
+    def role(self, region: str, arn: str) -> Role | None:
+        """Return the role of this ARN, None if the account has none (iam:GetRole)."""
+        name = arn.rpartition("/")[2]
+        try:
+            answer = self.call("iam", region, "GetRole", subject=name, RoleName=name)["Role"]
+        except BadConfiguration as error:
+            if error.code == "NoSuchEntity":
+                return None
+            raise
+        # The name may belong to another account's role, or to another path.
+        if answer["Arn"] != arn:
             return None
-        raise
-    # The name may be one of another account's role, or of another path.
-    if told["Arn"] != arn:
-        return None
-    return Role(arn=arn, trusts=_trusted(told.get("AssumeRolePolicyDocument", {})))
+        return Role(arn=arn, trusts=_trusted_services(answer.get("AssumeRolePolicyDocument", {})))
+
+    def may_pass_role(self, instance_profile: str) -> str | None:
+        """Return why an instance cannot get this profile, in words; None if it can.
+
+        Raises NotAuthorised where IAM does not say.
+        """
+        try:
+            role = self._profile_role(instance_profile)
+        except BadConfiguration as error:
+            if error.code == "NoSuchEntity":
+                return f"there is no instance profile {instance_profile.rpartition('/')[2]}"
+            raise
+        if role is None:
+            return f"the instance profile {instance_profile.rpartition('/')[2]} holds no role"
+        return self.may_pass(role, "ec2.amazonaws.com")
+
+    def may_pass(self, role: str, service: str) -> str | None:
+        """Return why you may not pass the role to `service`, in words; None if you may.
+
+        service: such as `sagemaker.amazonaws.com`. Raises NotAuthorised where IAM does not say.
+        """
+        passed_to = {
+            "ContextKeyName": "iam:PassedToService",
+            "ContextKeyValues": [service],
+            "ContextKeyType": "string",
+        }
+        principal = self._principal(self.identity().arn)
+        if not self._denied(principal, ["iam:PassRole"], role, context=[passed_to]):
+            return None
+        name = {"ec2.amazonaws.com": "EC2", "sagemaker.amazonaws.com": "SageMaker"}.get(service, service)
+        return f"you may not pass {role} to {name}: iam:PassRole is not allowed"
+
+    def node_lacks(self, instance_profile: str, permissions: Sequence[Permission]) -> list[str]:
+        """Return which permissions the policies of the profile's role do not give.
+
+        Raises NotAuthorised where IAM does not say.
+        """
+        role = self._profile_role(instance_profile)
+        return self.role_lacks(role, permissions) if role is not None else []
+
+    def role_lacks(self, role: str, permissions: Sequence[Permission]) -> list[str]:
+        """Return which permissions the role's policies do not give; see `node_lacks`."""
+        partition = role.split(":")[1]
+        return [
+            f"{action} on {resource}"
+            for pattern, actions in permissions
+            for resource in [pattern.replace("PARTITION", partition, 1)]
+            for action in self._denied(role, actions, resource)
+        ]
+
+    def _profile_role(self, instance_profile: str) -> str | None:
+        """Return the ARN of the profile's role, None if it holds none."""
+        name = instance_profile.rpartition("/")[2]
+        answer = self.call(
+            "iam", self._home_region(), "GetInstanceProfile", subject=name, InstanceProfileName=name
+        )
+        return next((str(role["Arn"]) for role in answer["InstanceProfile"]["Roles"]), None)
+
+    def _denied(
+        self, principal: str, actions: Sequence[str], resource: str, *, context: Sequence[Any] = ()
+    ) -> list[str]:
+        """Return the actions that the principal's policies deny. Raises NotAuthorised if IAM cannot say."""
+        try:
+            answer = self.call(
+                "iam",
+                self._home_region(),
+                "SimulatePrincipalPolicy",
+                PolicySourceArn=principal,
+                ActionNames=list(actions),
+                ResourceArns=[resource],
+                ContextEntries=list(context),
+            )
+        except BadConfiguration as error:
+            # It knows users and roles of the account, not the account itself (root) or federated users.
+            raise NotAuthorised(f"IAM does not say what {principal} may do: {error.message}") from None
+        denied = [result for result in answer["EvaluationResults"] if result["EvalDecision"] != "allowed"]
+        if unknown := sorted({key for result in denied for key in result.get("MissingContextValues", ())}):
+            # A policy that demands a second factor, say, denies a simulation that has none.
+            raise NotAuthorised(
+                f"whether {principal} may {', '.join(actions)} on {resource} depends on {', '.join(unknown)}"
+            )
+        return [str(result["EvalActionName"]) for result in denied]
+
+    def _principal(self, arn: str) -> str:
+        """Return the ARN of the user or role whose policies count: the role itself of an assumed one."""
+        head, _, assumed = arn.partition(":assumed-role/")
+        if not assumed:
+            return arn
+        name = assumed.partition("/")[0]
+        try:
+            # Only IAM knows the path that belongs to the ARN.
+            role: str = self.call("iam", self._home_region(), "GetRole", RoleName=name)["Role"]["Arn"]
+        except (NotAuthorised, BadConfiguration):
+            return f"{head.replace(':sts:', ':iam:')}:role/{name}"
+        return role
 
 
-def _trusted(document: Mapping[str, Any]) -> frozenset[str]:
-    found: set[str] = set()
-    for statement in _listed(document.get("Statement", ())):
+def _trusted_services(document: Mapping[str, Any]) -> frozenset[str]:
+    services: set[str] = set()
+    for statement in _as_list(document.get("Statement", ())):
         if statement.get("Effect") == "Allow" and isinstance(statement.get("Principal"), Mapping):
-            found |= set(_listed(statement["Principal"].get("Service", ())))
-    return frozenset(found)
+            services |= set(_as_list(statement["Principal"].get("Service", ())))
+    return frozenset(services)
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    """A policy may give one thing without brackets."""
+def _as_list(value: Any) -> Sequence[Any]:
+    """A policy may write a list of one without brackets."""
     return [value] if isinstance(value, str | Mapping) else value

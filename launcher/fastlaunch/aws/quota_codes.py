@@ -1,18 +1,22 @@
-"""Which quota of EC2 an instance counts against: on-demand and spot are different ones, each for a family."""
+"""EC2 quotas by purchase option and instance type, and where to ask for more."""
 
 from dataclasses import dataclass
+
+#: Console hosts of the other partitions, by what their regions start with.
+_CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaCode:
-    """A quota of the service `ec2`, counted in vCPUs. name: as the Service Quotas console lists it."""
+    """A quota of the service `ec2`, counted in vCPUs."""
 
     code: str
+    # As the Service Quotas console lists it.
     name: str
 
 
-#: (purchase, what the instance type starts with, quota). The first that fits counts. Codes as in public quota
-#: tables and AWS's own examples, 2026-11; the one for P6 spot is not published.
+#: (purchase option, prefix of the instance type, quota); the first match counts. Codes as in public quota
+#: tables and AWS's own examples, 2026-11; the code for P6 spot is not published.
 _QUOTAS = (
     ("on-demand", "p", QuotaCode(code="L-417A185B", name="Running On-Demand P instances")),
     ("on-demand", "g", QuotaCode(code="L-DB2E81BA", name="Running On-Demand G and VT instances")),
@@ -25,18 +29,18 @@ _QUOTAS = (
     ("spot", "vt", QuotaCode(code="L-3819A6DF", name="All G and VT Spot Instance Requests")),
     ("spot", "trn", QuotaCode(code="L-6B0D517C", name="All Trn Spot Instance Requests")),
 )
-#: Hosts of the consoles that are not AWS's usual one, by what their regions start with.
-_CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
 
 
 def quota_code(instance_type: str, purchase: str) -> QuotaCode | None:
-    """The quota that the type counts against; None if it is unknown, or none (reservations)."""
-    fitting = (quota for how, start, quota in _QUOTAS if how == purchase and instance_type.startswith(start))
-    return next(fitting, None)
+    """Return the quota that the type counts against; None if it is unknown, or none (reservations)."""
+    for option, prefix, quota in _QUOTAS:
+        if option == purchase and instance_type.startswith(prefix):
+            return quota
+    return None
 
 
 def quota_page(region: str, code: str, *, service: str = "ec2") -> str:
-    """Address of the console's page on which more of a service's quota is asked for."""
-    others = (host for start, host in _CONSOLES.items() if region.startswith(start))
-    host = next(others, "console.aws.amazon.com")
+    """Return the address of the console's page on which to ask for more of a quota."""
+    hosts = (host for prefix, host in _CONSOLES.items() if region.startswith(prefix))
+    host = next(hosts, "console.aws.amazon.com")
     return f"https://{region}.{host}/servicequotas/home/services/{service}/quotas/{code}"

@@ -1,38 +1,55 @@
-"""Quotas by their names, for services whose codes are not to be known beforehand."""
+"""Quotas of an account, by code or by name (Service Quotas)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.session import AwsSession
+from fastlaunch.core.errors import BadConfiguration
 
-#: The most that one page may hold.
+#: The most entries that one page may hold.
 _PAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A quota of a service, and its value. is_default: nobody has changed it for this account."""
+    """A quota of a service, and its value."""
 
     code: str
     name: str
     value: float
+    # Nobody has changed it for this account.
     is_default: bool
 
 
-def quotas_by_name(aws: Aws, region: str, service: str) -> Mapping[str, Quota]:
-    """Every quota of a service by its name: those of the account, and AWS's default for all others.
+class QuotaCalls(AwsSession):
+    def quota(self, region: str, service: str, code: str) -> float | None:
+        """Return the account's quota; None where AWS has none under this code."""
+        return self._quota("GetServiceQuota", region, service, code)
 
-    servicequotas:ListServiceQuotas and ListAWSDefaultServiceQuotas, in tens of pages for SageMaker: ask once.
-    """
-    defaults = aws.pages(
-        "servicequotas", region, "ListAWSDefaultServiceQuotas", ServiceCode=service, MaxResults=_PAGE
-    )
-    applied = aws.pages("servicequotas", region, "ListServiceQuotas", ServiceCode=service, MaxResults=_PAGE)
-    found: dict[str, Quota] = {}
-    for pages, is_default in ((defaults, True), (applied, False)):
-        for page in pages:
-            for each in page["Quotas"]:
-                if "Value" in each:
-                    name, value = each["QuotaName"], float(each["Value"])
-                    found[name] = Quota(code=each["QuotaCode"], name=name, value=value, is_default=is_default)
-    return found
+    def default_quota(self, region: str, service: str, code: str) -> float | None:
+        """Return AWS's default of a quota, which counts where `quota` is None; None if there is none."""
+        return self._quota("GetAWSDefaultServiceQuota", region, service, code)
+
+    def quotas_by_name(self, region: str, service: str) -> Mapping[str, Quota]:
+        """Return every quota of a service by its name: the account's, and AWS's default for all others.
+
+        For services whose codes nobody can know beforehand. It takes tens of pages for SageMaker: ask once.
+        """
+        quotas: dict[str, Quota] = {}
+        for action, is_default in (("ListAWSDefaultServiceQuotas", True), ("ListServiceQuotas", False)):
+            pages = self.paginate("servicequotas", region, action, ServiceCode=service, MaxResults=_PAGE)
+            for each in (quota for page in pages for quota in page["Quotas"] if "Value" in quota):
+                name, value = each["QuotaName"], float(each["Value"])
+                quotas[name] = Quota(code=each["QuotaCode"], name=name, value=value, is_default=is_default)
+        return quotas
+
+    def _quota(self, action: str, region: str, service: str, code: str) -> float | None:
+        parameters = {"ServiceCode": service, "QuotaCode": code}
+        try:
+            answer = self.call("servicequotas", region, action, subject=f"{service} {code}", **parameters)
+        except BadConfiguration as error:
+            if error.code == "NoSuchResourceException":
+                return None
+            raise
+        value: float | None = answer["Quota"].get("Value")
+        return value

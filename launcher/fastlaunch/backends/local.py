@@ -5,17 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.backends import Plan, RunState
-from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -35,27 +34,25 @@ _DIRECTORY_VARIABLE = "FASTLAUNCH_RUN_DIRECTORY"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """What a local plan depends on besides the job, looked up before.
-
-    launch: what starts the entrypoint, with `{nproc}` for the number of ranks.
-    working_directory: where it starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
-    pythonpath: the entrypoint's PYTHONPATH; None to leave it alone.
-    num_cores: to share between the ranks as threads; None to leave the number of threads alone.
-    commit: of the training code, None if it is not known.
-    stop_wait_s: seconds between asking a job to stop and killing it. torchrun gives its ranks 30.
-    """
+    """What a local plan depends on besides the job."""
 
     home: Path
+    # Where the entrypoint starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
     working_directory: Path
+    # What starts the entrypoint, with `{nproc}` for the number of ranks.
     launch: tuple[str, ...] = (sys.executable, *TORCHRUN)
+    # The entrypoint's PYTHONPATH; None to leave it alone.
     pythonpath: str | None = None
+    # Shared between the ranks as threads; None to leave the number of threads alone.
     num_cores: int | None = None
+    # Of the training code; None if it is not known.
     commit: str | None = None
+    # Between asking a job to stop and killing it. torchrun gives its ranks 30 s.
     stop_wait_s: float = 45.0
 
 
 class LocalBackend:
-    """Runs plans on this machine. The job lives exactly as long as the lock in its run directory is held."""
+    """Runs plans on this machine. A job lives as long as the lock in its run directory is held."""
 
     name = "local"
 
@@ -64,7 +61,7 @@ class LocalBackend:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
-        """The command line of the one job, what it adds to the environment, and where it writes to."""
+        """Return the command line of the one job, its additions to the environment, and where it writes."""
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
         argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
@@ -87,7 +84,7 @@ class LocalBackend:
         return Plan(backend=self.name, operation="exec", request=request, placeholders=placeholders)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
-        """Start the plan's command line; its environment is this process's with the plan's on top."""
+        """Start the plan's command line, in this process's environment with the plan's on top."""
         request = plan.request
         directory = Path(request["directory"])
         try:
@@ -104,11 +101,11 @@ class LocalBackend:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # A session of its own: Ctrl-C in this terminal reaches the launcher, which stops the job.
+                    # A session of its own: Ctrl-C here reaches only the launcher, which stops the job.
                     start_new_session=True,
                     pass_fds=(lock,),
                 )
-            # For whoever finds the run directory without its handle, after a launcher died just here.
+            # For whoever finds the run directory without its handle, if this launcher dies just here.
             os.write(lock, f"{child.pid}\n".encode())
         except FileNotFoundError as error:
             raise UserError(f"cannot start {request['argv'][0]}: {error.strerror}") from None
@@ -120,14 +117,14 @@ class LocalBackend:
         return {"directory": str(directory), "pid": child.pid}
 
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
-        """The handle of the plan's job if it was started, though nobody noted it."""
+        """Return the handle of the plan's job if it was started, though nobody noted it."""
         handle = {"directory": plan.request["directory"]}
         if not (Path(handle["directory"]) / _LOCK).exists():
             return None
         return {**handle, "pid": _pid(handle)}
 
     def state(self, handle: Mapping[str, Any]) -> RunState:
-        """Running while its lock is held or a process of it lives; else what the record files say."""
+        """Return RUNNING while its lock is held or a process of it lives; else what the record files say."""
         child = self._children.get(handle["directory"])
         exit_code = child.poll() if child else None
         if self._alive(handle):
@@ -136,21 +133,18 @@ class LocalBackend:
             exit_code = child.wait()
         return outcome_of(read_records(self.collect(handle))[0], exit_code=exit_code).state
 
-    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
-        return [self.state(handle) for handle in handles]
-
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         return tuple(sorted(Path(handle["directory"]).glob("rank-*.jsonl")))
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Ask the job to stop, wait for it to write its end, and kill it if it does not."""
         deadline = time.monotonic() + self.settings.stop_wait_s
-        asked: set[int] = set()
+        signalled: set[int] = set()
         while self._alive(handle) and time.monotonic() < deadline:
-            # Again and again: it may not have started yet, or its leader may leave ranks behind.
-            leaders = self._leaders(handle) - asked
+            # Repeatedly: the job may not have started yet, or its leader may leave ranks behind.
+            leaders = self._leaders(handle) - signalled
             _signal(leaders, signal.SIGTERM)
-            asked |= leaders
+            signalled |= leaders
             time.sleep(0.05)
         self.kill(handle)
 
@@ -167,12 +161,12 @@ class LocalBackend:
         if locks.is_held(Path(handle["directory"]) / _LOCK):
             return True
         # torchrun gives its ranks sessions of their own and no descriptors: they can outlive it and the lock.
-        # After every rank's end line, what still lives is something that the job started and left behind.
+        # After every rank's end line, what still lives is something that the job left behind.
         ended = outcome_of(read_records(self.collect(handle))[0]).state is not RunState.LOST
         return not ended and bool(_processes_of(handle))
 
     def _leaders(self, handle: Mapping[str, Any]) -> set[int]:
-        """The process to ask: the one that was started, or what it left behind."""
+        """Return the process to signal: the one that was started, or what it left behind."""
         if locks.is_held(Path(handle["directory"]) / _LOCK):
             pid = handle.get("pid") or _pid(handle)
             return {pid} if pid else set()
@@ -180,17 +174,17 @@ class LocalBackend:
 
 
 def _processes_of(handle: Mapping[str, Any]) -> set[int]:
-    """Ids of the processes whose environment names the run's directory; none where /proc does not tell."""
-    wanted = f"{_DIRECTORY_VARIABLE}={handle['directory']}".encode()
-    found = set()
+    """Return the ids of the processes whose environment names the run's directory; none without /proc."""
+    variable = f"{_DIRECTORY_VARIABLE}={handle['directory']}".encode()
+    pids = set()
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environ.read_bytes().split(b"\0")
         except OSError:
             continue
-        if wanted in variables and int(environ.parent.name) != os.getpid():
-            found.add(int(environ.parent.name))
-    return found
+        if variable in variables and int(environ.parent.name) != os.getpid():
+            pids.add(int(environ.parent.name))
+    return pids
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

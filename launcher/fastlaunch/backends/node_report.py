@@ -1,32 +1,53 @@
-"""One last word of an attempt, made of those that its nodes left. Pure.
+"""The reports that an attempt's nodes leave when they end, merged into one. Pure.
 
 All nodes do the same runs together, so that when one of them ends the others end in its wake: they are asked
-to stop, or their training fails because a peer is gone. What the attempt came to is told by the node that had
-a reason of its own.
+to stop, or their training fails because a peer is gone. The node that had a reason of its own says how the
+attempt ended.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-#: The reason of a node that stopped because another one had asked all to.
-PEER = "peer"
-#: The reason of a node that was asked to stop by the launcher, or by someone through the bucket.
-STOP = "stop"
-#: What training exits with when it was asked to stop, on this node or another: 128 and a signal, or its own.
+from fastlaunch_train.node.protocol import PEER, STOP
+
+_AGAIN = "submit it again for another machine"
+_LOG = "what it printed: fastlaunch logs RUN"
+_WORDS = {
+    "fabric": "the nodes did not use EFA, and over TCP they would wait for each other: check that the "
+    "security group lets all traffic from and to itself through, and that the image holds EFA's software; "
+    "or give --allow-tcp",
+    "peers": "not all of its nodes came up and reached the bucket: check that their subnet has a way "
+    f"to S3, or {_AGAIN}",
+    "rank 0": f"its first node did not say where it is: check that its subnet has a way to S3, or {_AGAIN}",
+    "block": "less than 45 minutes are left of the capacity block, too few to begin a run",
+    "driver": f"nvidia-smi does not show all of its GPUs: {_AGAIN}",
+    "fabric manager": f"the fabric manager of its GPUs did not start: {_AGAIN}",
+    "docker": f"docker does not run on its machine; {_LOG}",
+    "image pull": f"its image could not be pulled: check that the machine's role may; {_LOG}",
+    "code": f"the code could not be fetched from the bucket: check that the machine's role may; {_LOG}",
+    "disk full": "the disk of its machine was full: save fewer or smaller checkpoints, or take a type with "
+    "local NVMe",
+}
+_CONTAINER = re.compile(r"container: exit code (\d+)")
+_CHECKPOINT = re.compile(r"checkpoint of (\S+)")
+
+#: Exit codes of training that was asked to stop, on this node or another: 128 and a signal, or its own.
 _STOPPED_CODES = (130, 143)
 
 
 def merged(
     statuses: Mapping[int, Mapping[str, Any]], num_nodes: int, *, partial: bool = False
 ) -> Mapping[str, Any] | None:
-    """The nodes' last words as one; None until all have spoken, or with `partial` until one has.
+    """Return the nodes' reports as one; None until all have reported, or with `partial` until one has.
 
-    statuses: by node rank. outcome and reason are of one node, and `node` says which: the one with a
-    configuration that does not work, else that was interrupted for a reason of its own (EC2 took it, its
-    time was up), else that failed, else that was asked to stop; with `partial` a silent one, if the others
+    statuses: by node rank. Outcome and reason are one node's, and `node` says whose: the node whose
+    configuration does not work, else one that was interrupted for a reason of its own (EC2 took it, its time
+    was up), else one that failed, else one that was asked to stop; with `partial` a silent one, if the others
     only stopped with it. A run is completed only if every node says so. Instance, zone and times (`boot_s`,
-    `uptime_s`, ...) are those of the first node that spoke. `missing`: the ranks of nodes that said nothing.
-    A single node's last word stays as it is.
+    `uptime_s`, ...) are those of the first node that reported. `missing`: the ranks of silent nodes. A single
+    node's report stays as it is.
     """
     known = {node: statuses[node] for node in range(num_nodes) if node in statuses}
     missing = [node for node in range(num_nodes) if node not in known]
@@ -35,24 +56,24 @@ def merged(
     first = known[min(known)]
     if num_nodes == 1:
         return first
-    teller = min(known, key=lambda node: _weight(known[node]))
-    told = known[teller]
-    outcome, reason = told.get("outcome"), told.get("reason")
-    if missing and _weight(told) >= _STOPPED:
-        teller, outcome = missing[0], "failed"
-        reason = f"node {teller} ended without a last word"
+    decisive = min(known, key=lambda node: _weight(known[node]))
+    report = known[decisive]
+    outcome, reason = report.get("outcome"), report.get("reason")
+    if missing and _weight(report) >= _STOPPED:
+        decisive, outcome = missing[0], "failed"
+        reason = f"node {decisive} ended without a last word"
     return {
         **first,
         "outcome": outcome,
         "reason": reason,
-        "node": teller,
+        "node": decisive,
         "num_nodes": num_nodes,
         "missing": missing,
-        "runs": _runs(known, missing, cut=_last_begun(told) if _weight(told) == _INTERRUPTED else None),
+        "runs": _runs(known, missing, cut=_last_begun(report) if _weight(report) == _INTERRUPTED else None),
     }
 
 
-#: What tells most of an attempt comes first.
+#: What says most about an attempt comes first.
 _CONFIGURATION, _INTERRUPTED, _FAILED, _ASKED, _STOPPED, _FOLLOWED, _COMPLETED = range(7)
 
 
@@ -66,7 +87,7 @@ def _weight(status: Mapping[str, Any]) -> int:
         return {STOP: _ASKED, PEER: _FOLLOWED}.get(str(reason), _INTERRUPTED)
     failures = [entry for entry in _entries(status) if entry.get("state") == "failed"]
     if all(entry.get("exit_code") in _STOPPED_CODES for entry in failures):
-        # Its training was ended, or ended in good order, because a peer's was; itself it knows no reason.
+        # Its training was ended, or ended in good order, because a peer's was; it has no reason of its own.
         return _STOPPED
     return _FAILED
 
@@ -74,7 +95,7 @@ def _weight(status: Mapping[str, Any]) -> int:
 def _runs(
     known: Mapping[int, Mapping[str, Any]], missing: Sequence[int], *, cut: str | None
 ) -> list[dict[str, Any]]:
-    """Every run that a node tells of, once, in the order of the first node's list.
+    """Return every run that a node reports, once, in the order of the first node's list.
 
     cut: the run that was under way when the attempt was interrupted.
     """
@@ -89,24 +110,24 @@ def _runs(
 
 
 def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_cut: bool) -> dict[str, Any]:
-    """What became of one run by all nodes' words; times are node 0's, exit code and `node` the teller's."""
+    """Return what became of one run; times are node 0's, exit code and `node` the decisive node's."""
     by_state: dict[str, list[int]] = {}
     for node, entry in entries.items():
         by_state.setdefault(_state(entry), []).append(node)
     if "failed" in by_state and not (is_cut and "interrupted" in by_state):
-        state, teller = "failed", by_state["failed"][0]
+        state, decisive = "failed", by_state["failed"][0]
     elif "failed" in by_state or "interrupted" in by_state:
         # A training that fails while another node is taken fails because of that.
-        state, teller = "interrupted", (by_state.get("interrupted") or by_state["failed"])[0]
+        state, decisive = "interrupted", (by_state.get("interrupted") or by_state["failed"])[0]
     elif set(by_state) == {"completed"}:
-        state, teller = "completed" if has_all else "lost", min(entries)
+        state, decisive = "completed" if has_all else "lost", min(entries)
     elif set(by_state) == {"not-started"}:
-        state, teller = "not-started", min(entries)
+        state, decisive = "not-started", min(entries)
     else:
-        # Done on one node and never begun on another, or in no state that is known here.
-        state, teller = "lost", min(entries)
+        # Done on one node and never begun on another, or in an unknown state.
+        state, decisive = "lost", min(entries)
     times = entries[min(entries)]
-    return {**times, "state": state, "exit_code": entries[teller].get("exit_code"), "node": teller}
+    return {**times, "state": state, "exit_code": entries[decisive].get("exit_code"), "node": decisive}
 
 
 def _last_begun(status: Mapping[str, Any]) -> str | None:
@@ -120,7 +141,34 @@ def _state(entry: Mapping[str, Any]) -> str:
 
 
 def _entries(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs that a node tells of; what is not of their form is left out."""
-    given = status.get("runs")
-    entries = given if isinstance(given, list) else []
+    """Return the runs that a node reports; entries of another form are skipped."""
+    runs = status.get("runs")
+    entries = runs if isinstance(runs, list) else []
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("run_id"), str)]
+
+
+def time_of(status: Mapping[str, Any] | None, name: str) -> datetime | None:
+    """Return a time of the report, in ISO 8601 or seconds since 1970; None if there is none."""
+    value = status.get(name) if status else None
+    if isinstance(value, int | float) and value > 1e9:
+        return datetime.fromtimestamp(value, tz=UTC)
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def uptime_of(status: Mapping[str, Any] | None) -> float | None:
+    """Return how long the node says that it was up, in seconds."""
+    value = status.get("uptime_s") if status else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def in_words(reason: str) -> str:
+    """Return the node's reason as the user reads it; an unknown reason as it is."""
+    if container := _CONTAINER.fullmatch(reason):
+        return f"its container could not run its program (exit code {container[1]}); {_LOG}"
+    if checkpoint := _CHECKPOINT.fullmatch(reason):
+        return f"the checkpoint of run {checkpoint[1]} could not be brought from the bucket; {_LOG}"
+    return _WORDS.get(reason, reason)

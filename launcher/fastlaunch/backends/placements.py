@@ -1,79 +1,82 @@
-"""Where an EC2 job can run: everything that was looked up about one type in one zone, and by what name it
-stands in a plan while it is not known.
+"""Placements: where and how bought a job can run, with all that a request for it names.
+
+A text such as `<ami-id>` stands for what is not known without asking AWS.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
-from fastlaunch.backends.stored_code import CodeBundle
 from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import CodeBundle
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityBlock:
-    """A capacity block that was bought before: its reservation, its end (ISO 8601, UTC), its up-front fee.
-
-    hours: from its start to its end. num_instances: that it holds.
-    """
+    """A capacity block that was bought before."""
 
     reservation: str
+    # ISO 8601, UTC.
     ends_at: str
+    # Paid up front, for all of it.
     fee_usd: float
+    # From its start to its end.
     hours: float
     num_instances: int
 
     @property
     def usd_per_hour(self) -> float:
-        """What an hour of one instance costs effectively: the fee over all hours of all instances."""
+        """Effective price of an hour of one instance: the fee over all hours of all instances."""
         return self.fee_usd / self.hours / self.num_instances
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """One instance type in one zone of one region, with all that a request for it names.
+class _Placement:
+    """What placements of both backends have."""
 
-    zone, subnet: None to leave both to EC2. image: a container image by digest,
-    `<registry host>/<repository>@sha256:...`. code: None if the image holds the training code.
-    usd_per_hour: what the cost ceiling is made of: the on-demand list price, the most paid for spot, or what
-    an hour of a capacity block costs effectively. placement_group: for several nodes outside of a block.
-    max_price_usd: of spot, None to pay up to the on-demand price. root_gib: size of the root volume.
-    A text such as `<ami-id>` stands for what is not known without asking AWS.
-    """
-
+    # As EC2 names it; SageMaker puts `ml.` before the name.
     instance: InstanceType
     region: str
+    bucket: str
+    prefix: str
+    # By digest: `<registry host>/<repository>@sha256:...`.
+    image: str
+    # None if the image holds the training code.
+    code: CodeBundle | None
+    # At most, of one machine: the on-demand list price, the most paid for spot, or the effective price of a
+    # capacity block.
+    usd_per_hour: float
+    price_as_of: str
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of what is not known yet, without the brackets, sorted."""
+        names = {name for text in _texts(asdict(self)) for name in re.findall(r"<([^>]+)>", text)}
+        return tuple(sorted(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ec2Placement(_Placement):
+    """One instance type in one zone of one region."""
+
+    backend: ClassVar[str] = "ec2"
+
+    # None to leave both to EC2.
     zone: str | None
     subnet: str | None
     security_groups: tuple[str, ...]
     instance_profile: str
-    bucket: str
-    prefix: str
     ami: str
     root_device: str
+    # Size of the root volume.
     root_gib: int
-    image: str
-    code: CodeBundle | None
-    usd_per_hour: float
-    price_as_of: str
+    # Of spot; None to pay up to the on-demand price.
     max_price_usd: float | None = None
+    # For several nodes outside of a block.
     placement_group: str | None = None
     block: CapacityBlock | None = None
-
-    @property
-    def backend(self) -> str:
-        """The backend whose place this is."""
-        return "ec2"
-
-    @property
-    def idle_minutes(self) -> int:
-        """None: a machine ends itself."""
-        return 0
-
-    @property
-    def own_names(self) -> tuple[str, ...]:
-        """What is of this zone alone."""
-        block = self.block.reservation if self.block else None
-        return tuple(filter(None, (self.subnet, self.zone, self.placement_group, block)))
 
     @property
     def name(self) -> str:
@@ -81,15 +84,68 @@ class Site:
         return f"{self.instance.name} in {self.zone or self.region}"
 
     @property
-    def placeholders(self) -> tuple[str, ...]:
-        """Names of what is not known yet, without the brackets, sorted."""
-        values: list[Any] = [getattr(self, entry.name) for entry in fields(self)]
-        values += [part for value in values if isinstance(value, tuple) for part in value]
-        values += [self.code.key, self.code.sha256] if self.code else []
-        values += [self.block.ends_at] if self.block else []
-        found = {part for value in values if isinstance(value, str) for part in _brackets(value)}
-        return tuple(sorted(found))
+    def own_names(self) -> tuple[str, ...]:
+        """What belongs to this zone alone: an error that names it says nothing against the next placement."""
+        block = self.block.reservation if self.block else None
+        return tuple(filter(None, (self.subnet, self.zone, self.placement_group, block)))
 
 
-def _brackets(text: str) -> list[str]:
-    return [part.partition(">")[0] for part in text.split("<")[1:] if ">" in part]
+@dataclass(frozen=True, kw_only=True)
+class SageMakerPlacement(_Placement):
+    """One instance type in one region."""
+
+    backend: ClassVar[str] = "sagemaker"
+    #: SageMaker chooses the zone, its spot has no limit of the user's, and a region has all in common.
+    zone: ClassVar[str | None] = None
+    max_price_usd: ClassVar[float | None] = None
+    own_names: ClassVar[tuple[str, ...]] = ()
+
+    # ARN of the execution role.
+    role: str
+    volume_gib: int
+    # ARN.
+    training_plan: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`ml.p5.48xlarge in us-east-1`."""
+        return f"ml.{self.instance.name} in {self.region}"
+
+
+Placement = Ec2Placement | SageMakerPlacement
+
+
+def placement_to_json(placement: Placement) -> dict[str, Any]:
+    """Return plain data that `placement_from_json` turns back into an equal placement."""
+    return {"backend": placement.backend, **asdict(placement)}
+
+
+def placement_from_json(data: Mapping[str, Any]) -> Placement:
+    """Return the placement that `placement_to_json` wrote. Raises UserError for other data."""
+    try:
+        values = {**data}
+        # Older submissions are all EC2's, and do not say so.
+        backend = values.pop("backend", "ec2")
+        instance = values["instance"]
+        values["instance"] = InstanceType(
+            **{**instance, "purchase_options": tuple(instance["purchase_options"])}
+        )
+        values["code"] = CodeBundle(**values["code"]) if values["code"] else None
+        if backend == "sagemaker":
+            # Of earlier releases, which let SageMaker choose among types and kept warm pools.
+            values.pop("others", None)
+            values.pop("keep_alive_minutes", None)
+            return SageMakerPlacement(**values)
+        values["security_groups"] = tuple(values["security_groups"])
+        values["block"] = CapacityBlock(**values["block"]) if values.get("block") else None
+        return Ec2Placement(**values)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the ledger holds no placement, but {data!r}: {error}") from None
+
+
+def _texts(value: object) -> Iterator[str]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    for part in parts:
+        yield from _texts(part)
+    if isinstance(value, str):
+        yield value

@@ -1,155 +1,201 @@
-"""What the backends on AWS have in common: what is seen of an attempt's machines, the calls its life takes.
+"""What a backend does. Backends know neither each other nor the ledger."""
 
-An attempt is one request, which starts one machine or several that do its runs together.
-"""
-
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import Plan
-from fastlaunch.backends.s3_sync import Synced
-from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.placements import Placement
+from fastlaunch.backends.s3_sync import SyncResult
 from fastlaunch.core.errors import CloudRefused
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec
 
-#: The backends whose plans cost money, by name.
-CLOUD_BACKENDS = ("ec2", "sagemaker")
 #: AWS's services as the user knows them, by the backend that uses them.
 SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
+#: The backends whose plans cost money, by name.
+CLOUD_BACKENDS = tuple(SERVICES)
+#: How long AWS may take to show what it started. Later, a machine or job that it does not show is gone.
+FORGOTTEN_AFTER = timedelta(minutes=15)
 
-#: How billed seconds are known: from AWS's own times; from the node's last object; not at all, so that they
-#: are the limit; or free, because EC2 took a spot instance back within its first hour.
-BILLINGS = ("times", "node", "limit", "free")
 
+class Backend(Protocol):
+    """Where plans run. A handle is JSON-able data that finds the job again from another process."""
 
-class Place(Protocol):
-    """Where an attempt can be carried out; `ec2_site.Site` and `sagemaker_site.TrainingSite` are such.
+    name: str
 
-    backend: its name. name: in words, such as `p5.48xlarge in us-east-1a`. usd_per_hour: of one machine, at
-    most. idle_minutes: after the job, for which machines may be kept and billed. own_names: what is of this
-    place alone, so that an error which names it says nothing against the next place.
-    """
+    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+        """Return the plan that carries out `jobs`, by run id, one after another on one machine.
 
-    @property
-    def backend(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def instance(self) -> InstanceType: ...
-    @property
-    def region(self) -> str: ...
-    @property
-    def zone(self) -> str | None: ...
-    @property
-    def bucket(self) -> str: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def image(self) -> str: ...
-    @property
-    def usd_per_hour(self) -> float: ...
-    @property
-    def price_as_of(self) -> str: ...
-    @property
-    def max_price_usd(self) -> float | None: ...
-    @property
-    def idle_minutes(self) -> int: ...
-    @property
-    def own_names(self) -> tuple[str, ...]: ...
+        Pure: no network, credentials, clock or randomness. attempt: which one of these runs it is, from 1.
+        """
+
+    def execute(self, plan: Plan) -> Mapping[str, Any]:
+        """Send the plan's request as it is; return the handle."""
+
+    def find(self, plan: Plan) -> Mapping[str, Any] | None:
+        """Return the handle of the plan's job if there is one, though nobody noted that it was started."""
+
+    def state(self, handle: Mapping[str, Any]) -> RunState:
+        """Return what the backend says of the job now."""
+
+    def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
+        """Return the job's record files of every rank."""
+
+    def stop(self, handle: Mapping[str, Any]) -> None:
+        """Stop the job and let it write its end; a job that has ended is no error."""
+
+    def kill(self, handle: Mapping[str, Any]) -> None:
+        """End the job at once, whatever it loses."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """What AWS shows of an attempt's machines now.
+class AttemptStatus:
+    """What AWS shows of an attempt's machines now."""
 
-    has_ended: all are gone for good, under every name. is_seen: whether AWS shows any. is_live: one costs,
-    or soon will. is_up: all run, so that their programs should be heard of. num_ended: machines that have
-    ended, or are about to, of those that AWS shows. is_spot: bought so. is_taken:
-    AWS took one back. instance_type: without `ml.`; zone: of the first machine. launched_at: when the first
-    was started, with its time zone; ended_at: when the last one ended. billable_s: of one machine, where AWS
-    itself counts them, with any spot discount in them; training_s: of the same time, without the discount.
-    problem: what AWS says went wrong. told: AWS's own words for what they do, or why they ended.
-    """
-
+    # All are gone for good, under every name.
     has_ended: bool
+    # AWS shows at least one.
     is_seen: bool = True
+    # At least one costs, or soon will.
     is_live: bool = False
+    # All run, so that their programs should be heard of.
     is_up: bool = False
+    # Machines that AWS shows, and that have ended or are about to.
     num_ended: int = 0
+    # Bought as spot.
     is_spot: bool = False
+    # AWS took one back.
     is_taken: bool = False
+    # Without `ml.`
     instance_type: str | None = None
+    # Of the first machine.
     zone: str | None = None
+    # When the first machine was started, with its time zone, and when the last one ended.
     launched_at: datetime | None = None
     ended_at: datetime | None = None
+    # Seconds of one machine, where AWS itself counts them: with the spot discount, and without it.
     billable_s: float | None = None
     training_s: float | None = None
+    # What AWS says went wrong.
     problem: CloudRefused | None = None
-    told: str | None = None
+    # AWS's own words for what the machines do, or why they ended.
+    detail: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Billed:
-    """How long one machine lived and how much of it is billed, in seconds; how that is known, of BILLINGS."""
+    """How long one machine lived, and how much of that is billed."""
 
     lived_s: float
     billed_s: float
+    # How that is known: `times`, from AWS's own; `node`, from the node's last object; `limit`, not at all, so
+    # that it is the limit; `free`, as EC2 took a spot instance back within its first hour.
     billing: str
 
 
-class CloudBackend(Protocol):
-    """A backend whose plans cost money. Handles are JSON-able; all have `region`, `token`, `output` (URI of
-    what the attempt uploads) and `launched_at` (ISO 8601, the request's time until AWS tells its own).
+@dataclass(kw_only=True)
+class CloudBackend(ABC):
+    """A backend whose plans cost money, and whose files are kept under `home`.
 
-    boot_limit: after which a machine that is up should have been heard of; None where AWS itself sees to it.
-    service: as the user knows it, such as `EC2`.
+    An attempt is one request, which starts machines that do its runs together. All handles have `region`,
+    `token`, `output` (URI of what the attempt uploads), `num_nodes` and `launched_at` (ISO 8601, the time of
+    the request until AWS gives its own).
     """
 
-    name: str
-    service: str
-    boot_limit: timedelta | None
+    name: ClassVar[str]
+    # A machine that is up should have been heard of after so long; None where AWS itself sees to it.
+    boot_limit: ClassVar[timedelta | None]
+
     aws: Aws
     home: Path
+    # What its plans may take; see `at`.
+    max_minutes: int = 120
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
-    # mypy takes a dataclass's callables for methods, which cannot be set.
     @property
-    def sleep(self) -> Callable[[float], None]: ...
-    @property
-    def now(self) -> Callable[[], datetime]: ...
+    def service(self) -> str:
+        """The service as the user knows it, such as `EC2`."""
+        return SERVICES[self.name]
 
-    def at(self, site: Place, max_minutes: int, *, root: str | None = None) -> Self:
-        """This backend for plans at `site`. root: id of the run under which earlier attempts wrote."""
+    @abstractmethod
+    def at(self, placement: Placement, max_minutes: int, *, root: str | None = None) -> Self:
+        """Return this backend for plans at `placement`. root: id of the run whose attempts wrote earlier."""
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan: ...
-    def execute(self, plan: Plan) -> Mapping[str, Any]: ...
-    def find(self, plan: Plan) -> Mapping[str, Any] | None: ...
+    @abstractmethod
+    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+        """See `Backend`."""
 
+    @abstractmethod
+    def execute(self, plan: Plan) -> Mapping[str, Any]:
+        """Send the plan's request as it is; return the handle. Raises a kind of CloudRefused."""
+
+    @abstractmethod
+    def find(self, plan: Plan) -> Mapping[str, Any] | None:
+        """Return the handle of what the plan started; None if AWS shows nothing (yet)."""
+
+    @abstractmethod
     def find_all(self, plans: Sequence[Plan]) -> dict[str, Mapping[str, Any]]:
-        """The handles of those plans whose machines AWS shows, by token, in few requests."""
+        """Return the handles of those plans whose machines AWS shows, by token, in few requests."""
 
-    def see(self, handles: Sequence[Mapping[str, Any]]) -> list[Sight]:
-        """What AWS shows of the attempts now, in few requests."""
+    @abstractmethod
+    def describe(self, handles: Sequence[Mapping[str, Any]]) -> list[AttemptStatus]:
+        """Return what AWS shows of the attempts now, in few requests."""
 
-    def sync(self, handle: Mapping[str, Any]) -> Synced:
-        """Bring what the attempt uploaded since the last time."""
+    @abstractmethod
+    def stop(self, handle: Mapping[str, Any]) -> None:
+        """Have the attempt end in good order, and bring what it saves meanwhile."""
 
-    def stop(self, handle: Mapping[str, Any]) -> None: ...
-    def kill(self, handle: Mapping[str, Any]) -> None: ...
+    @abstractmethod
+    def kill(self, handle: Mapping[str, Any]) -> None:
+        """End the attempt at once, and see that it ends. Raises a kind of CloudRefused if it does not."""
 
-    def diary(self, handle: Mapping[str, Any]) -> Path:
-        """File with what a machine that never spoke printed: its console, or its container's log."""
-
+    @abstractmethod
     def billed(
-        self, *, launched_at: datetime, max_minutes: int, sight: Sight, status: Mapping[str, Any] | None
+        self,
+        *,
+        launched_at: datetime,
+        max_minutes: int,
+        aws_status: AttemptStatus,
+        status: Mapping[str, Any] | None,
     ) -> Billed:
-        """What one machine of an attempt that has ended is billed. status: the node's last object."""
+        """Return what one machine of an attempt that has ended is billed. status: the node's last object."""
 
-    def told(self, handle: Mapping[str, Any]) -> str:
-        """The attempt's machines in words: `instance i-0ab in us-east-1`, `training job X in us-east-1`."""
+    @abstractmethod
+    def resource_name(self, handle: Mapping[str, Any]) -> str:
+        """Return `instance i-0ab in us-east-1`, or `training job X in us-east-1`."""
 
+    @abstractmethod
     def checkpoint_folder(self, output: str, run_id: str) -> str:
-        """URI, with a slash at its end, under which the run's checkpoints lie. output: of an attempt."""
+        """Return the URI, with a slash at its end, of the run's checkpoints. output: of an attempt."""
+
+    def sync(self, handle: Mapping[str, Any]) -> SyncResult:
+        """Bring what the attempt uploaded since the last time."""
+        return s3_sync.sync(
+            self.aws,
+            self.home,
+            region=handle["region"],
+            output=handle["output"],
+            token=handle["token"],
+            num_nodes=handle.get("num_nodes", 1),
+        )
+
+    def console_log(self, handle: Mapping[str, Any]) -> Path:
+        """Return a file with what machines that never spoke printed, kept beside the first run's records."""
+        path = s3_sync.console_path(self.home, handle["token"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._console_text(handle), encoding="utf-8")
+        return path
+
+    @abstractmethod
+    def _console_text(self, handle: Mapping[str, Any]) -> str:
+        """Return what the machines' consoles, or the containers' logs, hold."""
+
+    def _is_old(self, handle: Mapping[str, Any]) -> bool:
+        return self.now() - datetime.fromisoformat(handle["launched_at"]) > FORGOTTEN_AFTER

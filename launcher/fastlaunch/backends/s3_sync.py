@@ -1,11 +1,11 @@
-"""Brings what the nodes of an attempt upload to S3 into the local folders of its runs, bit by bit.
+"""Brings what an attempt's nodes upload to S3 into the local folders of its runs, piece by piece.
 
 A node uploads immutable segments, each named by the byte at which it starts; joined in order they are the
-file. A segment is appended only where the file ends, so that nothing is ever rewritten, a gap waits, and what
-was cut short half-way is completed the next time. Any number of processes may do this at once.
+file. A segment is appended only where the file ends, so nothing is ever rewritten, a gap waits, and what was
+cut short is completed the next time. Any number of processes may do this at once.
 
-Nodes say when they boot and how they ended in small objects that stand beside: `boot.json` of node 0,
-`node-<k>/boot.json` of the others, `node-<k>/status.json` of all. Both backends write the same names.
+Nodes report their boot and their end in small objects beside the segments, which `node/protocol.py` of the
+training half names.
 """
 
 import json
@@ -14,51 +14,50 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastlaunch.aws.ec2 import StoredObject
-from fastlaunch.backends.node_report import merged
+from fastlaunch.aws.types import StoredObject
+from fastlaunch.backends.node_report import merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
+from fastlaunch_train.node.protocol import RUN_ID, boot_name, status_name
 
-_RUN_ID = r"[A-Za-z0-9][A-Za-z0-9-]*"
 _SEGMENT = re.compile(
-    rf"node-(?P<node>\d+)/(?:(?P<run>{_RUN_ID})/)?"
+    rf"node-(?P<node>\d+)/(?:(?P<run>{RUN_ID.pattern})/)?"
     r"(?P<name>log\.txt|rank-\d{5}-attempt-\d+\.jsonl|traceback-rank-\d{5}-attempt-\d+\.txt"
     r"|nccl-node-(?P=node)\.txt)\.(?P<offset>\d{12})"
 )
-_TOKEN = re.compile(rf"(?P<run>{_RUN_ID})-a(?P<n>\d+)")
+_TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
-#: Files of a run that bear the same name in every attempt, and where it is kept how they follow each other.
+#: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.
 _FOLLOWING = re.compile(r"(log|log-node-\d+|nccl-node-\d+)\.txt")
 _STARTS = ".{}-starts.json"
 
 
 class Store(Protocol):
-    """The two calls that this takes; see `fastlaunch.aws.ec2.Aws`."""
+    """The calls of `Aws` that this takes."""
 
     def get_object(self, region: str, bucket: str, key: str) -> bytes | None: ...
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synced:
-    """What is here of an attempt's output. boot: of node 0, None until it is there. status: the last words
-    of all nodes as one (`node_status.merged`), None until each has spoken.
+class SyncResult:
+    """What is here of an attempt's output."""
 
-    is_complete: the nodes have said their last, and everything that they uploaded is here. files: where what
-    lies in the bucket is, or will be, here. num_booted: nodes that said that they booted. statuses: the last
-    words that are here, by node.
-    """
-
+    # Of node 0; None until it is there.
     boot: Mapping[str, Any] | None
+    # The reports of all nodes as one (`node_report.merged`); None until each has reported.
     status: Mapping[str, Any] | None
+    # All nodes have reported, and everything that they uploaded is here.
     is_complete: bool
+    # Where the bucket's files are, or will be, here.
     files: tuple[Path, ...] = ()
+    # Nodes that reported their boot.
     num_booted: int = 0
+    # The reports that are here, by node.
     statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -69,7 +68,7 @@ class _Segment:
     size: int
 
 
-def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_nodes: int = 1) -> Synced:
+def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_nodes: int = 1) -> SyncResult:
     """Bring what is new under `output` (`s3://bucket/key`) into the folders of `home`.
 
     Records, tracebacks and logs go to their run's folder, the nodes' own files, suffixed `-a<n>`, to the
@@ -81,9 +80,11 @@ def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_
     }
     complete, files = True, _by_file(objects, home, token)
     for path, segments in files.items():
-        complete &= _join(store, region, bucket, path, sorted(segments, key=_start), token)
+        complete &= _join(
+            store, region, bucket, path, sorted(segments, key=lambda segment: segment.offset), token
+        )
     for node in range(num_nodes):
-        boot, status = "boot.json" if node == 0 else f"node-{node}/boot.json", f"node-{node}/status.json"
+        boot, status = boot_name(node), status_name(node)
         has_ended = status in objects
         for name, path in ((boot, boot_path(home, token, node)), (status, status_path(home, token, node))):
             # Once it has ended both are asked for again: a job that is restarted by itself says both anew.
@@ -95,15 +96,15 @@ def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_
     return replace(here, is_complete=complete and here.status is not None, files=tuple(sorted(files)))
 
 
-def kept(home: Path, token: str, num_nodes: int = 1) -> Synced:
-    """What is here of the attempt's output, without asking for more."""
+def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
+    """Return what is here of the attempt's output, without asking for more."""
     boots = {node: read_json(boot_path(home, token, node), token) for node in range(num_nodes)}
     statuses = {}
     for node, boot in boots.items():
         status = read_json(status_path(home, token, node), token)
         if status is not None and not _is_before(status, boot):
             statuses[node] = status
-    return Synced(
+    return SyncResult(
         boot=boots[0],
         status=merged(statuses, num_nodes),
         is_complete=False,
@@ -113,43 +114,43 @@ def kept(home: Path, token: str, num_nodes: int = 1) -> Synced:
 
 
 def run_folder(home: Path, run_id: str) -> Path:
-    """Where a run's records and log lie."""
+    """Return where a run's records and log lie."""
     return home / "runs" / run_id
 
 
 def boot_path(home: Path, token: str, node: int = 0) -> Path:
-    """What the attempt's node said when it booted."""
+    """Return where the report of the node's boot lies."""
     return _own(home, token, "boot" if node == 0 else f"boot-node-{node}", ".json")
 
 
 def status_path(home: Path, token: str, node: int = 0) -> Path:
-    """What the attempt's node said last."""
+    """Return where the report of the node's end lies."""
     return _own(home, token, "status" if node == 0 else f"status-node-{node}", ".json")
 
 
 def node_log_path(home: Path, token: str, node: int = 0) -> Path:
-    """What the attempt's node itself printed."""
+    """Return where the node's own log lies."""
     return _own(home, token, "node" if node == 0 else f"node-{node}", ".log")
 
 
 def console_path(home: Path, token: str) -> Path:
-    """Where the console output of a node that did not boot is kept."""
+    """Return where the console output of a node that did not boot lies."""
     return _own(home, token, "console", ".log")
 
 
 def record_paths(home: Path, run_id: str) -> tuple[Path, ...]:
-    """Record files of every rank of the run, of all attempts."""
+    """Return the record files of every rank of the run, of all attempts."""
     return tuple(sorted(run_folder(home, run_id).glob("rank-*.jsonl")))
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key of `s3://bucket/key`."""
+    """Return bucket and key of `s3://bucket/key`."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key.rstrip("/")
 
 
 def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
-    """The node's object that lies at `path`; None if there is none, or one of another attempt, or damaged."""
+    """Return the node's report at `path`; None if there is none, or it is damaged or another attempt's."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -158,17 +159,9 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
 
 
 def _is_before(status: Mapping[str, Any], boot: Mapping[str, Any] | None) -> bool:
-    """Whether the node booted anew after these last words, as SageMaker's do that go on after spot."""
-    ended, booted = _time(status.get("billed_until")), _time((boot or {}).get("booted_at"))
+    """Return whether the node booted anew after this report, as on SageMaker after a spot interruption."""
+    ended, booted = time_of(status, "billed_until"), time_of(boot, "booted_at")
     return ended is not None and booted is not None and ended < booted
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
 
 def _own(home: Path, token: str, name: str, suffix: str) -> Path:
@@ -178,9 +171,9 @@ def _own(home: Path, token: str, name: str, suffix: str) -> Path:
 
 
 def _by_file(objects: Mapping[str, StoredObject], home: Path, token: str) -> dict[Path, list[_Segment]]:
-    """Segments by the local file that they are parts of; anything else in the folder is left alone."""
+    """Return the segments by the local file that they are parts of; anything else is ignored."""
     files: dict[Path, list[_Segment]] = {}
-    for name, found in objects.items():
+    for name, stored in objects.items():
         parts = _SEGMENT.fullmatch(name)
         if parts is None:
             continue
@@ -192,17 +185,13 @@ def _by_file(objects: Mapping[str, StoredObject], home: Path, token: str) -> dic
         else:
             file = parts["name"] if node == 0 or parts["name"] != LOG else f"log-node-{node}.txt"
             path = run_folder(home, parts["run"]) / file
-        segment = _Segment(key=found.key, offset=int(parts["offset"]), size=found.size)
+        segment = _Segment(key=stored.key, offset=int(parts["offset"]), size=stored.size)
         files.setdefault(path, []).append(segment)
     return files
 
 
-def _start(segment: _Segment) -> int:
-    return segment.offset
-
-
 def _join(store: Store, region: str, bucket: str, path: Path, segments: list[_Segment], token: str) -> bool:
-    """Append the segments that follow on what is there; whether all of them are there now."""
+    """Append the segments that follow what is there; return whether all of them are there now."""
     for segment in segments:
         with _locked(path.parent):
             start = _log_start(path, token)
@@ -222,7 +211,7 @@ def _join(store: Store, region: str, bucket: str, path: Path, segments: list[_Se
 
 
 def _log_start(path: Path, token: str) -> int | None:
-    """The byte of a file at which the attempt's part starts; None if a later attempt has begun its own.
+    """Return the byte at which the attempt's part of a file starts; None if a later attempt's has begun.
 
     The attempts of a run write records of different names, and one log after the other into `log.txt`.
     """
@@ -248,7 +237,7 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder against other processes; what the disk refuses within is told as the user's."""
+    """Hold the folder against other processes. Raises UserError for what the disk refuses."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = locks.take(folder / _LOCK)
@@ -261,7 +250,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write_whole(path: Path, body: bytes) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file whole or not at all."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

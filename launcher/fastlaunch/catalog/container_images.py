@@ -2,10 +2,20 @@
 
 import datetime
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from fastlaunch.base_image_file import FLAVOURS, BaseImage, BaseImages, Registry, shipped_base_images
+from fastlaunch.catalog.load import check_schema
 from fastlaunch.core.errors import BadConfiguration, UnknownName, UserError
+from fastlaunch.core.paths import shipped
+from fastlaunch.core.yaml_file import YamlFile
+
+SCHEMA = 1
+FLAVOURS = ("ec2", "sagemaker")
+GENERATIONS = ("ubuntu", "amzn2023")
+_CONTENTS = ("transformer_engine", "flash_attn", "deepspeed", "efa", "nccl")
 
 #: AWS's gallery, which serves the same images to everybody. docs/get_started/index.md of
 #: aws/deep-learning-containers, read 2026-11-20.
@@ -23,22 +33,92 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaseImage:
+    """One AWS Deep Learning Container for training on GPUs, in one flavour."""
+
+    repository: str
+    # Without the repository.
+    tag: str
+    # ec2 or sagemaker.
+    flavour: str
+    # Of names and entrypoints: `ubuntu` up to PyTorch 2.10, `amzn2023` from 2.11.
+    generation: str
+    # Versions as they are written; None for what it does not hold or is not known to.
+    torch: str
+    cuda: str
+    python: str
+    source: str
+    transformer_engine: str | None = None
+    flash_attn: str | None = None
+    deepspeed: str | None = None
+    efa: str | None = None
+    nccl: str | None = None
+    released: datetime.date | None = None
+    # The last day on which AWS patches it.
+    end_of_patch: datetime.date | None = None
+    # What of this was inferred.
+    uncertain: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.generation not in GENERATIONS:
+            raise UserError(f"generation is {self.generation!r}", f"it is one of {', '.join(GENERATIONS)}")
+
+    @property
+    def name(self) -> str:
+        """`pytorch:2.13-cu133-amzn2023`."""
+        return f"{self.repository}:{self.tag}"
+
+    def is_over(self, today: datetime.date) -> bool:
+        """Return whether AWS patches it no longer."""
+        return self.end_of_patch is not None and today > self.end_of_patch
+
+    def doubts(self, today: datetime.date) -> tuple[str, ...]:
+        """Return what speaks against it, in words."""
+        over = (
+            f"{self.name}: AWS has not patched it since {self.end_of_patch}" if self.is_over(today) else None
+        )
+        unsure = f"{self.name}: {self.uncertain}" if self.uncertain else None
+        return tuple(filter(None, (over, unsure)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """Where a region's Deep Learning Containers are."""
+
+    # Number of the account that serves them.
+    account: str
+    partition: str
+    # Of the partition, such as `amazonaws.com`.
+    dns_suffix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseImages:
+    """The table of base images and registries."""
+
+    # Newest PyTorch first, each in both flavours.
+    images: tuple[BaseImage, ...]
+    # By region.
+    registries: Mapping[str, Registry]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tag:
-    """What a tag says. torch: as written, with or without its last number. cuda: `13.0`, None for CPU images.
+    """What a tag says."""
 
-    python: None where the tag does not tell it. cuda is also None for an alias such as `2.10-gpu-py313`.
-    """
-
+    # As written, with or without its last number.
     torch: str
     generation: str
     flavour: str
     is_gpu: bool
+    # `13.0`; None for CPU images, and for an alias such as `2.10-gpu-py313`.
     cuda: str | None = None
+    # None where the tag does not say.
     python: str | None = None
 
 
 def parse_tag(text: str) -> Tag | None:
-    """What a tag of either generation says, None if it is of neither.
+    """Return what a tag of either generation says, None if it is of neither.
 
     An old tag without a flavour is SageMaker's, a new one EC2's.
     """
@@ -66,11 +146,11 @@ def parse_tag(text: str) -> Tag | None:
 def find_base_image(
     tag: str | None, *, flavour: str, today: datetime.date, table: BaseImages | None = None
 ) -> BaseImage:
-    """The base image of this tag; without one, the newest that is certain and that AWS still mends.
+    """Return the base image of this tag; without one, the newest that is certain and that AWS still patches.
 
     tag: with or without `repository:`; a short form of it or a PyTorch version will do. flavour: ec2 or
     sagemaker. table: instead of the shipped one. Raises UserError for a tag that is unknown or of the other
-    flavour, and if every image is past its end.
+    flavour, and if AWS patches none of them any more.
     """
     if flavour not in FLAVOURS:
         raise UnknownName("flavour", flavour, FLAVOURS)
@@ -83,7 +163,7 @@ def find_base_image(
                 return image
         newest = certain[0]
         raise UserError(
-            f"every base image known here is past its end: {newest.name} ended on {newest.end_of_life}",
+            f"AWS patches none of the base images known here: {newest.name} ended on {newest.end_of_patch}",
             f"update fastlaunch, or name one to use it all the same: {newest.tag}",
         )
     for image in of_flavour:
@@ -91,24 +171,24 @@ def find_base_image(
             return image
     for image in images:
         if _names(tag, image):
-            (other,) = (one for one in of_flavour if one.torch == image.torch)
+            (other,) = (same for same in of_flavour if same.torch == image.torch)
             raise UserError(f"base image {tag!r} is the {image.flavour} flavour", f"give {other.tag}")
-    wanted = parse_tag(tag.rpartition(":")[2])
-    hint = None if wanted is None or wanted.is_gpu else "only images for GPUs are known"
+    parsed = parse_tag(tag.rpartition(":")[2])
+    hint = None if parsed is None or parsed.is_gpu else "only images for GPUs are known"
     raise UnknownName("base image", tag, [image.tag for image in of_flavour], hint)
 
 
 def training_base(tag: str | None, *, today: datetime.date) -> BaseImage:
-    """The base image that jobs on AWS train in, on EC2 and on SageMaker; see `find_base_image`.
+    """Return the base image for jobs on AWS; see `find_base_image`.
 
-    It is the ec2 flavour on both: SageMaker's differs by its toolkit and the entrypoint that starts it, which
-    a job goes round, and runs of the same digest can be compared between the two.
+    It is the ec2 flavour on SageMaker too: SageMaker's differs by its toolkit and the entrypoint that starts
+    it, which our jobs bypass, and runs of the same digest can be compared between the two.
     """
     return find_base_image(tag, flavour="ec2", today=today)
 
 
 def registry(region: str) -> Registry:
-    """Where AWS's own images are for a region. Raises UserError for a region without."""
+    """Return where AWS's own images are for a region. Raises UnknownName for a region without."""
     registries = shipped_base_images().registries
     if region not in registries:
         raise UnknownName("region with Deep Learning Containers", region, registries)
@@ -116,36 +196,38 @@ def registry(region: str) -> Registry:
 
 
 def registry_account(region: str) -> str:
-    """Number of the account that serves AWS's own images in a region."""
+    """Return the number of the account that serves AWS's own images in a region."""
     return registry(region).account
 
 
 def registry_host(account: str, region: str) -> str:
-    """Host of an account's registry in a region."""
+    """Return the host of an account's registry in a region."""
     return f"{account}.dkr.ecr.{region}.{registry(region).dns_suffix}"
 
 
 def image_uri(base: BaseImage, region: str, digest: str) -> str:
-    """The base image in a region by its digest, `sha256:...` or a placeholder of it."""
+    """Return the URI of a base image in a region by its digest, `sha256:...` or a placeholder of it."""
     return f"{registry_host(registry_account(region), region)}/{base.repository}@{digest}"
 
 
 def public_uri(base: BaseImage) -> str:
-    """The base image by its tag in AWS's gallery, which asks for no login."""
+    """Return the URI of a base image by its tag in AWS's gallery, which asks for no login."""
     return f"{PUBLIC_GALLERY}/{base.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnImage:
-    """An image of the user's in ECR. account: number of the registry's. digest: `sha256:...`."""
+    """An image of the user's in ECR."""
 
+    # Number of the registry's account.
     account: str
     repository: str
+    # `sha256:...`
     digest: str
 
 
 def own_image(uri: str, region: str) -> OwnImage:
-    """The image of the user's that `uri` names: by its digest, in ECR of the region where the job is.
+    """Return the image that `uri` names by its digest, in ECR of the region where the job is.
 
     Raises BadConfiguration for any other.
     """
@@ -156,23 +238,23 @@ def own_image(uri: str, region: str) -> OwnImage:
             "a tag may move: give HOST/REPOSITORY@sha256:..., which `fastlaunch build --push` prints",
         )
     host, slash, repository = name.partition("/")
-    found = _ECR.fullmatch(host)
+    match = _ECR.fullmatch(host)
     suffix = registry(region).dns_suffix
-    if found is None or not slash or not repository or found["suffix"] != suffix:
+    if match is None or not slash or not repository or match["suffix"] != suffix:
         raise BadConfiguration(
             f"image {uri!r} is in no registry of ECR",
             f"fastlaunch build --push --region {region} puts one into ACCOUNT.dkr.ecr.{region}.{suffix}",
         )
-    if found["region"] != region:
+    if match["region"] != region:
         raise BadConfiguration(
-            f"the image is in {found['region']}, and the job in {region}",
+            f"the image is in {match['region']}, and the job in {region}",
             f"fastlaunch build --push --region {region}",
         )
-    return OwnImage(account=found["account"], repository=repository.partition(":")[0], digest=digest)
+    return OwnImage(account=match["account"], repository=repository.partition(":")[0], digest=digest)
 
 
 def _names(text: str, image: BaseImage) -> bool:
-    """Whether `text` means the image: its tag in full or in short, or its PyTorch version."""
+    """Return whether `text` means the image: its tag in full or in short, or its PyTorch version."""
     repository, _, tag = text.rpartition(":")
     if repository not in ("", image.repository):
         return False
@@ -180,14 +262,14 @@ def _names(text: str, image: BaseImage) -> bool:
         return True
     if re.fullmatch(r"\d+\.\d+(\.\d+)?", tag):
         return not repository and _same_version(tag, image.torch)
-    wanted = parse_tag(tag)
+    parsed = parse_tag(tag)
     return (
-        wanted is not None
-        and wanted.is_gpu
-        and (wanted.generation, wanted.flavour) == (image.generation, image.flavour)
-        and _same_version(wanted.torch, image.torch)
-        and (wanted.cuda is None or image.cuda.startswith(wanted.cuda))
-        and (wanted.python is None or _same_version(wanted.python, image.python))
+        parsed is not None
+        and parsed.is_gpu
+        and (parsed.generation, parsed.flavour) == (image.generation, image.flavour)
+        and _same_version(parsed.torch, image.torch)
+        and (parsed.cuda is None or image.cuda.startswith(parsed.cuda))
+        and (parsed.python is None or _same_version(parsed.python, image.python))
         and (not (os := re.search(r"ubuntu[\d.]+", tag)) or os[0] in image.tag)
     )
 
@@ -198,3 +280,53 @@ def _same_version(short: str, full: str) -> bool:
 
 def _cuda(text: str | None) -> str | None:
     return f"{text[2:4]}.{text[4:]}" if text and text.startswith("cu") else None
+
+
+@cache
+def shipped_base_images() -> BaseImages:
+    """Return the table that ships with fastlaunch."""
+    return read_base_images(shipped("containers/base_images.yaml"))
+
+
+def read_base_images(path: Path) -> BaseImages:
+    """Return what the file holds."""
+    file = YamlFile(path)
+    check_schema(file, SCHEMA)
+    file.refuse_unknown(known=["schema", "images", "partitions"])
+    images: dict[str, BaseImage] = {}
+    for index, entry in enumerate(file.items("images")):
+        for flavour in FLAVOURS:
+            tag = file.value(str, "images", index, "tags", flavour)
+            image = file.record(BaseImage, "images", index, without=("tags",), flavour=flavour, tag=tag)
+            if image.end_of_patch is None and image.uncertain is None:
+                hint = "where it is not known, say so under `uncertain`"
+                raise file.fault("an image has no `end_of_patch`", "images", index, hint=hint)
+            for name in ("torch", "cuda", "python", *_CONTENTS):
+                if name in entry and not version(entry[name]):
+                    problem = f"{name} is {entry[name]!r}; it is a version such as 2.13.0"
+                    raise file.fault(problem, "images", index, name)
+            if image.name in images:
+                raise file.fault(f"{image.name} is listed twice", "images", index)
+            images[image.name] = image
+    newest_first = sorted(images.values(), key=lambda image: version(image.torch), reverse=True)
+    return BaseImages(images=tuple(newest_first), registries=_registries(file))
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return the numbers of `2.10.0`, to compare."""
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def _registries(file: YamlFile) -> dict[str, Registry]:
+    registries: dict[str, Registry] = {}
+    for partition in file.mapping("partitions"):
+        dns_suffix = file.value(str, "partitions", partition, "dns_suffix")
+        for account in file.mapping("partitions", partition, "accounts"):
+            at = ("partitions", partition, "accounts", account)
+            if not re.fullmatch(r"\d{12}", account):
+                raise file.fault(f"{account!r} is no account number, which has 12 digits", *at)
+            for region in file.value(tuple[str, ...], *at):
+                if region in registries:
+                    raise file.fault(f"{region} is listed twice", *at)
+                registries[region] = Registry(account=account, partition=partition, dns_suffix=dns_suffix)
+    return registries

@@ -8,53 +8,55 @@ _REVIEWS, _REVIEWS_PER_STEP = 35_000, 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperimentArm:
-    """One row of an experiment. batch_size: per GPU, None for the workload's own.
-
-    num_gpus: ranks; None for all GPUs of the machine. eval_every: steps between evaluations, 0 for none.
-    """
+class ExperimentVariant:
+    """One row of an experiment."""
 
     workload: str
     recipe: str
     overrides: tuple[str, ...] = ()
+    # Per GPU; None for the workload's own.
     batch_size: int | None = None
+    # Ranks; None for all GPUs of the machine.
     num_gpus: int | None = None
+    # Steps between evaluations, 0 for none.
     eval_every: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """source: who published it, and how it was done there. steps or epochs: of every arm, the other None.
-
-    Epochs are of data of one's own: made-up data have no end, and a run on them is of the usual steps.
-    data: the arm that its runs read, unless another is asked for.
-    """
+    """A published experiment."""
 
     name: str
     description: str
+    # Who published it, and how it was done there.
     source: str
-    arms: tuple[ExperimentArm, ...]
+    variants: tuple[ExperimentVariant, ...]
+    # The length of every run, in steps or epochs; the other is None. Epochs are of your own data: synthetic
+    # data has no end, and a run on it is of the usual steps.
     steps: int | None = None
     epochs: int | None = None
+    # The data source that its runs read, unless another is given.
     data: str = "synthetic"
 
     @property
     def length(self) -> str:
-        """`200 steps`, or `3 epochs`: of each run."""
+        """`200 steps`, or `3 epochs`, of each run."""
         return f"{self.epochs} epochs" if self.steps is None else f"{self.steps:,} steps"
 
 
-def _vit(recipe: str, batch_size: int) -> ExperimentArm:
-    return ExperimentArm(workload="vit-huge", recipe=recipe, batch_size=batch_size)
+def _vit(recipe: str, batch_size: int) -> ExperimentVariant:
+    return ExperimentVariant(workload="vit-huge", recipe=recipe, batch_size=batch_size)
 
 
-def _clm(recipe: str, *overrides: str) -> ExperimentArm:
-    return ExperimentArm(workload="gpt2-xsmall", recipe=recipe, overrides=overrides, batch_size=4, num_gpus=1)
+def _clm(recipe: str, *overrides: str) -> ExperimentVariant:
+    return ExperimentVariant(
+        workload="gpt2-xsmall", recipe=recipe, overrides=overrides, batch_size=4, num_gpus=1
+    )
 
 
-def _imdb(recipe: str, *overrides: str, num_gpus: int = 1) -> ExperimentArm:
-    """Evaluated after every epoch, so that the best of them can be told from the last."""
-    return ExperimentArm(
+def _imdb(recipe: str, *overrides: str, num_gpus: int = 1) -> ExperimentVariant:
+    """Return a variant evaluated after every epoch, to tell the best epoch from the last."""
+    return ExperimentVariant(
         workload="distilbert-imdb",
         recipe=recipe,
         overrides=overrides,
@@ -64,13 +66,13 @@ def _imdb(recipe: str, *overrides: str, num_gpus: int = 1) -> ExperimentArm:
     )
 
 
-def _gelu(recipe: str, *overrides: str) -> ExperimentArm:
-    return ExperimentArm(workload="gelu", recipe=recipe, overrides=overrides, num_gpus=1)
+def _gelu(recipe: str, *overrides: str) -> ExperimentVariant:
+    return ExperimentVariant(workload="gelu", recipe=recipe, overrides=overrides, num_gpus=1)
 
 
-def _ort(workload: str, *shared: str) -> tuple[ExperimentArm, ...]:
+def _ort(workload: str, *shared: str) -> tuple[ExperimentVariant, ...]:
     return tuple(
-        ExperimentArm(workload=workload, recipe=recipe, overrides=(*overrides, *shared))
+        ExperimentVariant(workload=workload, recipe=recipe, overrides=(*overrides, *shared))
         for recipe, overrides in (
             ("fp16", ()),
             ("ort", ()),
@@ -90,7 +92,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             name="fp8",
             description="ViT-Huge in bf16, with Transformer Engine's blocks, and in FP8",
             source="article on FP8 for PyTorch training, November 2023: p4d.24xlarge against p5.48xlarge",
-            arms=(
+            variants=(
                 _vit("bf16", 64),
                 # As the article wrote them: not equivalent, which the runs themselves say.
                 _vit("te-article", 64),
@@ -107,7 +109,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             name="compile-modes",
             description="a small GPT-2 fine-tuned, eager and with torch.compile's modes",
             source="comparison of torch.compile's modes: rinna/japanese-gpt2-xsmall by run_clm.py",
-            arms=(
+            variants=(
                 _clm("fp32"),
                 _clm("compile-model", _FP32),
                 _clm("compile-reduce-overhead", _FP32),
@@ -123,7 +125,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             description="fine-tuning by ONNX Runtime's ORTModule, alone and with DeepSpeed",
             source="figures for ORTModule (torch-ort): Hugging Face fine-tuning on Azure ND A100 v4",
             # Hugging Face's optimizer: DeepSpeed shards none that needs rows and columns, as adafactor does.
-            arms=(
+            variants=(
                 *_ort("gpt2-xsmall", "optimizer=adamw", "learning_rate=5e-5"),
                 *_ort("distilbert-imdb"),
             ),
@@ -133,7 +135,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             name="distilbert",
             description="DistilBERT on IMDB: plain, by Lightning, in fp16, compiled, and on four GPUs",
             source="post on training DistilBERT on IMDB faster: A100, 35,000 reviews, batch 12 per GPU",
-            arms=(
+            variants=(
                 _imdb("fp32"),
                 _imdb("lightning", _FP32),
                 _imdb("lightning", _FP16),
@@ -148,7 +150,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             name="fusion",
             description="GELU written out, and its operations fused in three ways",
             source="figure for fusing pointwise operations: GELU written with erf, by torch.jit.script",
-            arms=(
+            variants=(
                 _gelu("fp32"),
                 *(_gelu(recipe, _FP32) for recipe in ("jit-script", "compile", "library")),
                 *(_gelu(recipe) for recipe in ("bf16", "jit-script", "compile", "library")),

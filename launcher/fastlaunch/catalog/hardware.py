@@ -13,22 +13,20 @@ PURCHASE_OPTIONS = ("on-demand", "spot", "capacity-block")
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One GPU, or one Trainium chip.
-
-    memory_gib: as EC2 reports it, a little less than on the box.
-    compute_capability: CUDA's, such as `9.0`; None where it has none.
-    peak_tflops: dense peak of matrix products per format; a format that is missing is unknown, not zero.
-    formats: the formats the matrix units take, whether or not a peak is known.
-    device_names: as `torch.cuda.get_device_name` reports it.
-    """
+    """One GPU, or one Trainium chip."""
 
     name: str
+    # As EC2 reports it, a little less than on the box.
     memory_gib: float
     bandwidth_tb_per_s: float
-    compute_capability: str | None
+    # CUDA's, such as `9.0`; None where it has none.
+    compute_capability: str | None = None
+    # Dense peak of matrix products by format; a format that is missing is unknown, not zero.
     peak_tflops: Mapping[str, float]
+    # What the matrix units take, whether or not a peak is known.
     formats: frozenset[str]
-    device_names: tuple[str, ...]
+    # As `torch.cuda.get_device_name` reports it.
+    device_names: tuple[str, ...] = ()
     source: str
 
     def __post_init__(self) -> None:
@@ -36,32 +34,32 @@ class Accelerator:
         check_positive(f"bandwidth_tb_per_s of {self.name}", self.bandwidth_tb_per_s)
         for format_name, peak in self.peak_tflops.items():
             check_positive(f"{format_name} peak of {self.name}", peak)
+        if unknown := self.formats.difference(FORMATS):
+            raise UserError(f"formats has {min(unknown)!r}", f"it takes {', '.join(FORMATS)}")
         unsupported = self.peak_tflops.keys() - self.formats
         if unsupported:
             raise UserError(
-                f"{self.name} has a peak for {', '.join(sorted(unsupported))}, which its formats leave out",
+                f"peak_tflops of {self.name} has {', '.join(sorted(unsupported))}, which its formats lack",
                 "add the format, or remove the peak",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """One EC2 instance type; SageMaker's `ml.` types carry the same hardware.
-
-    accelerator: key of the catalogue's accelerators.
-    network_gbps: of all network cards together; where EC2 says "up to", that burst rate.
-    purchase_options: how AWS sells it: `on-demand`, `spot`, `capacity-block`.
-    """
+    """One EC2 instance type; SageMaker's `ml.` types carry the same hardware."""
 
     name: str
+    # Key of the catalogue's accelerators.
     accelerator: str
     num_accelerators: int
     vcpus: int
     memory_gib: float
+    # Of all network cards together; where EC2 says "up to", that burst rate.
     network_gbps: float
     num_network_cards: int
     num_efa_interfaces: int
     local_nvme_gb: float
+    # How AWS sells it, of PURCHASE_OPTIONS.
     purchase_options: tuple[str, ...]
     source: str
 
@@ -72,9 +70,12 @@ class InstanceType:
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"{field} of {self.name} is {value}", "give 0 or more")
+        for option in self.purchase_options:
+            if option not in PURCHASE_OPTIONS:
+                raise UserError(f"purchase_options has {option!r}", f"it takes {', '.join(PURCHASE_OPTIONS)}")
 
 
 def check_positive(what: str, value: float) -> None:
-    """Nothing, where `value` is finite and above 0; else UserError naming `what`."""
+    """Raise UserError if `value` is not finite and above 0."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{what} is {value:g}", "give a finite number above 0, or leave the entry out")

@@ -1,57 +1,60 @@
 """What an instance costs: prices with their dates and sources, and the catalogue that holds them.
 
 A price holds from its `as_of` until the next one of the same instance, service, region and purchase option.
-Unknown is an error: never 0, and never the price of another region. Spot is queried, never kept here.
+An unknown price is an error: never 0, and never that of another region. Spot prices are queried, not kept.
 """
 
 import datetime
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import parse_date
 
 SERVICES = ("ec2", "sagemaker")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+#: Where a price comes from: a price list, the bill of the run, an instance that the user named for it
+#: (--price-as), or the user (--usd-per-hour).
+Basis = Literal["listed", "billed", "named", "given"]
+#: What the ledger keeps of a price.
+_STORED = ("instance", "service", "region", "purchase", "usd_per_hour", "as_of", "source", "inferred")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD per hour of a whole instance, for a service, a region and a purchase option.
+    """USD per hour of one instance, from the price file to the cell of a table."""
 
-    as_of: the day on which the source gave it. inferred: derived from another price, `source` says how.
-    """
-
-    instance: str
+    instance: str  # the type as EC2 calls it, on SageMaker too
     service: str
     region: str
-    purchase: str
+    purchase: str = "on-demand"
     usd_per_hour: float
-    as_of: datetime.date
+    as_of: datetime.date  # the day on which the source gave it
     source: str
-    inferred: bool = False
+    inferred: bool = False  # derived from another price; `source` says how
+    basis: Basis = "listed"  # where it comes from
+    hypothetical: str | None = None  # what it is the price of if nobody sells that: `1/8 of p5en.48xlarge`
 
     def __post_init__(self) -> None:
-        check_positive(f"price of {self.instance}", self.usd_per_hour)
+        check_positive(f"usd_per_hour of {self.instance}", self.usd_per_hour)
         if self.service not in SERVICES:
             raise UserError(f"service is {self.service!r}", f"it is one of {', '.join(SERVICES)}")
 
     @property
     def key(self) -> tuple[str, str, str, str, datetime.date]:
-        """What tells one price from another: instance, service, region, purchase option, date."""
+        """What identifies a price: instance, service, region, purchase option, date."""
         return self.instance, self.service, self.region, self.purchase, self.as_of
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, with the date as YYYY-MM-DD."""
-        return asdict(self) | {"as_of": self.as_of.isoformat()}
+        """Return the fields that the ledger keeps, with the date as YYYY-MM-DD."""
+        return {name: getattr(self, name) for name in _STORED} | {"as_of": self.as_of.isoformat()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Price":
-        """The price that `to_json` wrote. Raises UserError where it is no such thing."""
+        """Return the price that `to_json` wrote. Raises UserError if it is none."""
         try:
             return cls(
                 **{
@@ -66,7 +69,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Accelerators and instances by name, and the prices, of which any number can share all but the date."""
+    """Accelerators and instances by name, and prices, of which many may share all but the date."""
 
     accelerators: Mapping[str, Accelerator]
     instances: Mapping[str, InstanceType]
@@ -81,16 +84,16 @@ class Catalogue:
         purchase: str = "on-demand",
         on: datetime.date,
     ) -> Price:
-        """The price in force on the day `on`: the latest with `as_of` on or before it.
+        """Return the price in force on the day `on`: the latest with `as_of` on or before it.
 
-        Raises UnknownName for an instance that the catalogue does not have, and UserError, saying what is
-        known instead, where it has no such price.
+        Raises UnknownName for an instance that the catalogue lacks, and UserError, which says what is known
+        instead, for a price that it lacks.
         """
         self.instance(instance)
-        offers = self._by_offer.get((instance, service, region, purchase), ())
-        in_force = [price for price in offers if price.as_of <= on]
-        if in_force:
-            return in_force[-1]
+        price = self.find_price(instance, service=service, region=region, purchase=purchase, on=on)
+        if price is not None:
+            return price
+        offers = self._offers(instance, service, region, purchase)
         what = f"{service} {purchase} price of {instance} in {region}"
         if offers:
             raise UserError(
@@ -99,22 +102,39 @@ class Catalogue:
             )
         raise UserError(f"no {what} is known", self._what_is_known(instance, service, region, purchase))
 
+    def find_price(
+        self,
+        instance: str,
+        *,
+        service: str = "ec2",
+        region: str,
+        purchase: str = "on-demand",
+        on: datetime.date,
+    ) -> Price | None:
+        """Return the price in force on the day `on`, or None if there is none."""
+        offers = self._offers(instance, service, region, purchase)
+        return next((price for price in reversed(offers) if price.as_of <= on), None)
+
     def instance(self, name: str) -> InstanceType:
-        """The instance type of this name. Raises UnknownName."""
+        """Return the instance type of this name. Raises UnknownName."""
         if name not in self.instances:
             raise UnknownName("instance", name, self.instances)
         return self.instances[name]
 
     def accelerator_of(self, instance: str) -> Accelerator:
-        """The accelerator that the instance carries. Raises UnknownName."""
+        """Return the accelerator that the instance carries. Raises UnknownName."""
         return self.accelerators[self.instance(instance).accelerator]
 
     def accelerator_of_device(self, device_name: str) -> Accelerator | None:
-        """The accelerator that torch calls `device_name`, or None for one that is not in the catalogue.
+        """Return the accelerator that torch calls `device_name`, or None if the catalogue lacks it.
 
         Only whole names match: an H100 PCIe or a MIG slice has other peaks than the H100 SXM.
         """
         return self._by_device.get(_folded(device_name))
+
+    def _offers(self, instance: str, service: str, region: str, purchase: str) -> tuple[Price, ...]:
+        """Return the prices that differ in their date alone, the oldest first."""
+        return self._by_offer.get((instance, service, region, purchase), ())
 
     @cached_property
     def _by_offer(self) -> dict[tuple[str, str, str, str], tuple[Price, ...]]:
@@ -137,40 +157,6 @@ class Catalogue:
         known = sorted({price.key[1:4] for price in self.prices if price.instance == instance})
         listing = ", ".join(" ".join(offer) for offer in known) or "none of this instance"
         return f"known: {listing}; add it to a price file of your own: `prices: FILE` in the config file"
-
-
-def load_catalogue(user_file: Path | None = None) -> Catalogue:
-    """The shipped catalogue, with the entries of the user's file put over it one by one.
-
-    An entry with the same name (for a price: instance, service, region, purchase option and date) replaces
-    the shipped one, any other is added. Raises BadFile, with the line, for a file with a fault.
-    """
-    # Imported late: it brings YAML, and it imports this module.
-    from fastlaunch.catalog.load import read_catalogue
-    from fastlaunch.core.paths import shipped
-
-    catalogue = read_catalogue(shipped("instance_prices.yaml"))
-    if user_file is None:
-        return catalogue
-    return _merged(catalogue, read_catalogue(user_file, known=catalogue))
-
-
-def parse_date(text: str) -> datetime.date:
-    """The day written as YYYY-MM-DD. Raises UserError for other text or a day that never was."""
-    try:
-        if _DATE.fullmatch(text):
-            return datetime.date.fromisoformat(text)
-    except ValueError:
-        pass
-    raise UserError(f"{text!r} is not a date", "give one as YYYY-MM-DD, such as 2023-11-15")
-
-
-def _merged(shipped: Catalogue, user: Catalogue) -> Catalogue:
-    return Catalogue(
-        accelerators={**shipped.accelerators, **user.accelerators},
-        instances={**shipped.instances, **user.instances},
-        prices=tuple({price.key: price for price in (*shipped.prices, *user.prices)}.values()),
-    )
 
 
 def _folded(device_name: str) -> str:

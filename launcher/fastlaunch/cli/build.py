@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from fastlaunch.base_image_file import FLAVOURS, BaseImage
 from fastlaunch.catalog.container_images import (
+    FLAVOURS,
+    BaseImage,
     find_base_image,
     image_uri,
     public_uri,
@@ -17,11 +18,10 @@ from fastlaunch.catalog.container_images import (
     registry_host,
 )
 from fastlaunch.cli.cloud_options import split_names
-from fastlaunch.cli.context import Surroundings, surroundings
+from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import confirm, next_command, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.image_extras import wanted_of, with_extras
 from fastlaunch.images.build import (
     DEFAULT_REPOSITORY,
     BaseReference,
@@ -42,46 +42,56 @@ from fastlaunch.images.container_builder import (
     push_command,
     run_command,
 )
-from fastlaunch.images.wheels import fetch_wheels, wanted_pins
+from fastlaunch.images.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
 
 _OWN_ACCOUNT = "<account>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What to build, and where to: `repository` of the account's registry in `region`.
+class BuildOptions:
+    """What to build, and where to push it."""
 
-    base: None for the image with ORTModule, which has one of its own. extras: what pip installs in it.
-    """
-
+    # None for the image with ORTModule, which has a base of its own.
     base: BaseImage | None
+    # Packages that pip installs in it.
     extras: tuple[str, ...]
     push: bool
     region: str
+    # Of the account's registry in the region.
     repository: str
     yes: bool
 
 
 @click.command(short_help="Build an image with the training code in it; --push it to ECR.")
-@click.option("--base", metavar="TAG", help="AWS's image to start from.  [default: the newest]")
+@click.option("--base", metavar="TAG", help="Start from this image of AWS's.  [default: the newest]")
 @click.option("--push", is_flag=True, help="Upload it to ECR, into a repository made for it if need be.")
 @click.option(
     "--flavour",
     type=click.Choice(FLAVOURS),
     default="ec2",
     show_default=True,
-    help="Whose variant of AWS's image.",
+    help="Take this variant of AWS's image.",
 )
 @click.option(
     "--with",
     "extras",
     multiple=True,
     metavar="NAME",
-    help="What AWS's images lack and some recipes need: transformers, lightning, torchao; may be repeated.",
+    help="Add what AWS's images lack: transformers, lightning or torchao; may be repeated.",
 )
-@click.option("--ort", is_flag=True, help="Instead: ORTModule with the old versions that it works with.")
-@click.option("--region", metavar="REGION", help="Of the registries.  [default: the config's]")
-@click.option("--repository", metavar="NAME", help="In ECR.  [default: the config's, else fastlaunch]")
+@click.option(
+    "--ort",
+    is_flag=True,
+    help="Build an image for ORTModule instead, with the old versions that it works with.",
+)
+@click.option(
+    "--region", metavar="REGION", help="Use the registries of this region.  [default: the config's]"
+)
+@click.option(
+    "--repository",
+    metavar="NAME",
+    help="Push to this repository in ECR.  [default: the config's, else fastlaunch]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the commands and the context; build and ask nothing.")
 @yes_option
 def build(
@@ -97,67 +107,67 @@ def build(
 ) -> None:
     """Build an image with the training code in it; --push it to ECR.
 
-    `submit` needs none: it sends the training code along with AWS's own image. Build one to add to it, or to
-    keep code and environment under one digest. Language models need one --with transformers. Prints the
-    image's name, with --push by its digest.
+    `submit` needs no such image: it sends the training code along with AWS's own. Build one to add packages,
+    or to keep code and environment under one digest. Language models need one --with transformers. Prints
+    the image's name, with --push by its digest.
     """
-    around = surroundings()
-    where = region or around.settings.region
+    context = app_context()
+    where = region or context.settings.region
     registry(where)
-    name = repository or around.settings.aws.get(where, RegionSettings()).repository or DEFAULT_REPOSITORY
+    name = repository or context.settings.aws.get(where, RegionSettings()).repository or DEFAULT_REPOSITORY
     check_repository(name)
     if ort and (base or extras or flavour != "ec2"):
         raise UserError("--ort is an image of its own", "leave out --base, --flavour and --with")
-    asked = Asked(
-        base=None if ort else find_base_image(base, flavour=flavour, today=around.now().date()),
-        extras=wanted_of([name for given in extras for name in split_names(given)]),
+    options = BuildOptions(
+        base=None if ort else find_base_image(base, flavour=flavour, today=context.now().date()),
+        extras=packages_of([name for given in extras for name in split_names(given)]),
         push=push,
         region=where,
         repository=name,
         yes=yes,
     )
-    for doubt in asked.base.doubts(around.now().date()) if asked.base else ():
-        _tell(f"warning: {doubt}")
-    click.echo(_dry_run(around, asked) if dry_run else _build(around, asked))
+    for doubt in options.base.doubts(context.now().date()) if options.base else ():
+        _report(f"warning: {doubt}")
+    click.echo(_dry_run(context, options) if dry_run else _build(context, options))
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _with_extras(files: Mapping[str, bytes], asked: Asked) -> dict[str, bytes]:
-    """The context whose Dockerfile has pip install what was asked for."""
-    if asked.extras:
-        _tell(f"pip installs in the image, from the network: {', '.join(asked.extras)}")
-    return {**files, "Dockerfile": with_extras(files["Dockerfile"], asked.extras)}
+def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str, bytes]:
+    """Return the context whose Dockerfile has pip install the extras."""
+    if options.extras:
+        _report(f"pip installs in the image, from the network: {', '.join(options.extras)}")
+    return {**files, "Dockerfile": with_extras(files["Dockerfile"], options.extras)}
 
 
-def _dry_run(around: Surroundings, asked: Asked) -> str:
-    """The context with sizes and the commands, with placeholders for what only AWS can tell."""
-    files = context_files(_wheels(around)) if asked.base else ort_context()
+def _dry_run(context: AppContext, options: BuildOptions) -> str:
+    """Return the context with sizes and the commands, with placeholders for what only AWS knows."""
+    files = context_files(_wheels(context)) if options.base else ort_context()
     builder = find_builder()
     if builder is None:
-        _tell(f"warning: {no_builder().message}; the commands are docker's with buildx")
+        _report(f"warning: {no_builder().message}; the commands are docker's with buildx")
     reference = ort_base()
-    if asked.base:
-        uri = image_uri(asked.base, asked.region, "<base-digest>")
+    if options.base:
+        uri = image_uri(options.base, options.region, "<base-digest>")
         reference = BaseReference(uri=uri, digest="<base-digest>")
     build = ImageBuild(
-        base=asked.base,
+        base=options.base,
         reference=reference,
-        files=_with_extras(files or context_without_wheels(), asked),
-        commit=around.commit,
+        files=_with_extras(files or context_without_wheels(), options),
+        commit=context.commit,
     )
-    name = f"{_registry_name(asked, _OWN_ACCOUNT)}:{build.kind}-<content>"
-    logins, building, pushing = _commands(builder or "buildx", asked, build, name, "<context>")
-    if asked.push and files is not None:
-        _tell(_upload(build))
+    name = f"{_registry_name(options, _OWN_ACCOUNT)}:{build.kind}-<content>"
+    logins, building, pushing = _commands(builder or "buildx", options, build, name, "<context>")
+    if options.push and files is not None:
+        _report(_upload(build))
     lines = ["context:", *_listing(build.files, fetched=files is not None), "commands:"]
     return "\n".join([*lines, *(f"  {command}" for command in (*logins, building, *pushing))])
 
 
 def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
-    """Sizes of the context's top folders and files."""
+    """Return the sizes of the context's top folders and files."""
     sizes: dict[str, list[int]] = {}
     for name, content in sorted(files.items()):
         top, slash, _ = name.partition("/")
@@ -172,67 +182,67 @@ def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
 
 
 def _upload(build: ImageBuild) -> str:
-    """How much goes up, as far as that is known before."""
+    """Return how much will be uploaded, as far as that is known."""
     return (
         f"to upload: about {_megabytes(build.upload_size)} of its own, and the base's layers, 10 GB or more,"
         " unless an earlier push has brought them to this repository"
     )
 
 
-def _build(around: Surroundings, asked: Asked) -> str:
-    """Name of the built image: by digest in ECR, or by tag on this machine."""
+def _build(context: AppContext, options: BuildOptions) -> str:
+    """Build the image; return its name, by digest in ECR or by tag on this machine."""
     builder = find_builder()
     if builder is None:
         raise no_builder()
-    reference, files = _starting_point(around, asked)
+    reference, files = _starting_point(context, options)
     build = ImageBuild(
-        base=asked.base, reference=reference, files=_with_extras(files, asked), commit=around.commit
+        base=options.base, reference=reference, files=_with_extras(files, options), commit=context.commit
     )
-    if not asked.push:
-        name = f"{asked.repository}:{build.tag}"
-        _tell(f"building {name}: {_megabytes(build.size)} over {reference.uri}")
-        _carry_out(around, asked, builder, build, name)
+    if not options.push:
+        name = f"{options.repository}:{build.tag}"
+        _report(f"building {name}: {_megabytes(build.size)} over {reference.uri}")
+        _carry_out(context, options, builder, build, name)
         next_command("fastlaunch build --push")
         return name
-    account = around.aws.identity().account
-    repository = _registry_name(asked, account)
-    digest = around.aws.image_digest(asked.region, account, asked.repository, build.tag)
+    account = context.aws.identity().account
+    repository = _registry_name(options, account)
+    digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
     if digest is None:
-        _tell(f"building {repository}:{build.tag}: {_megabytes(build.size)} over {reference.uri}")
-        _tell(_upload(build))
-        confirm("Build and upload?", yes=asked.yes)
-        _carry_out(around, asked, builder, build, f"{repository}:{build.tag}")
-        digest = around.aws.image_digest(asked.region, account, asked.repository, build.tag)
+        _report(f"building {repository}:{build.tag}: {_megabytes(build.size)} over {reference.uri}")
+        _report(_upload(build))
+        confirm("Build and upload?", yes=options.yes)
+        _carry_out(context, options, builder, build, f"{repository}:{build.tag}")
+        digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
         if digest is None:
             raise UserError(f"{repository} has no {build.tag} after the push", "try again")
     else:
-        _tell(f"{build.tag} is there already: nothing to build")
-    recipe = "te-fp8" if asked.base else "ort --workload gpt2-xsmall"
+        _report(f"{build.tag} exists already: nothing to build")
+    recipe = "te-fp8" if options.base else "ort --workload gpt2-xsmall"
     next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe {recipe}")
     return f"{repository}@{digest}"
 
 
-def _starting_point(around: Surroundings, asked: Asked) -> tuple[BaseReference, dict[str, bytes]]:
-    """The base image and the context, for which wheels are fetched."""
-    if asked.base is None:
+def _starting_point(context: AppContext, options: BuildOptions) -> tuple[BaseReference, dict[str, bytes]]:
+    """Return the base image and the context, for which wheels are fetched."""
+    if options.base is None:
         return ort_base(), ort_context()
-    wheels = _wheels(around)
-    fetch_wheels(wanted_pins(), wheels, python=asked.base.python)
+    wheels = _wheels(context)
+    fetch_wheels(wanted_pins(), wheels, python=options.base.python)
     files = context_files(wheels)
     assert files is not None, "the wheels have just been fetched"
-    return _reference(around, asked, asked.base), files
+    return _reference(context, options, options.base), files
 
 
-def _reference(around: Surroundings, asked: Asked, base: BaseImage) -> BaseReference:
-    """The base image by digest; by tag in AWS's gallery, and said so, where AWS cannot be asked."""
-    region = asked.region
+def _reference(context: AppContext, options: BuildOptions, base: BaseImage) -> BaseReference:
+    """Return the base image by digest; by tag in AWS's gallery, with a warning, where AWS cannot be asked."""
+    region = options.region
     try:
-        digest = around.aws.image_digest(region, registry_account(region), base.repository, base.tag)
+        digest = context.aws.image_digest(region, registry_account(region), base.repository, base.tag)
     except CloudRefused as error:
-        if asked.push:
+        if options.push:
             raise
-        _tell(f"warning: {base.name} is taken by its tag, which may move, since its digest is not known")
-        _tell(f"  {error.message}")
+        _report(f"warning: {base.name} is taken by its tag, which may move: its digest is not known")
+        _report(f"  {error.message}")
         return BaseReference(uri=public_uri(base), digest=None)
     if digest is None:
         raise UserError(
@@ -241,45 +251,47 @@ def _reference(around: Surroundings, asked: Asked, base: BaseImage) -> BaseRefer
     return BaseReference(uri=image_uri(base, region, digest), digest=digest)
 
 
-def _carry_out(around: Surroundings, asked: Asked, builder: str, build: ImageBuild, name: str) -> None:
-    """Log in where that is needed, build, and push if that was asked for."""
-    with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as context:
-        write_context(build.files, Path(context))
-        logins, building, pushing = _commands(builder, asked, build, name, context)
+def _carry_out(
+    context: AppContext, options: BuildOptions, builder: str, build: ImageBuild, name: str
+) -> None:
+    """Log in where needed, build, and push if asked to."""
+    with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as folder:
+        write_context(build.files, Path(folder))
+        logins, building, pushing = _commands(builder, options, build, name, folder)
         if logins:
-            login = around.aws.registry_login(asked.region)
+            login = context.aws.registry_login(options.region)
             for command in logins:
                 host = command.argv[-1]
                 run_command(
                     login_command(builder, host, user=login.user, password=login.password), lambda line: None
                 )
-        run_command(building, _tell)
+        run_command(building, _report)
     if pushing:
-        around.aws.ensure_repository(asked.region, asked.repository)
+        context.aws.ensure_repository(options.region, options.repository)
     for command in pushing:
-        run_command(command, _tell)
+        run_command(command, _report)
 
 
 def _commands(
-    builder: str, asked: Asked, build: ImageBuild, name: str, context: str
+    builder: str, options: BuildOptions, build: ImageBuild, name: str, folder: str
 ) -> tuple[list[Command], Command, list[Command]]:
-    """Logins, the build, and the push: what is run, in this order."""
+    """Return the logins, the build and the push, in the order in which they run."""
     hosts = [build.reference.host] if build.reference.digest else []
-    hosts += [name.partition("/")[0]] if asked.push else []
+    hosts += [name.partition("/")[0]] if options.push else []
     logins = [login_command(builder, host, user="AWS") for host in hosts]
-    building = build_command(builder, context, tag=name, build_args=build.build_args)
-    return logins, building, [push_command(builder, name)] if asked.push else []
+    building = build_command(builder, folder, tag=name, build_args=build.build_args)
+    return logins, building, [push_command(builder, name)] if options.push else []
 
 
-def _registry_name(asked: Asked, account: str) -> str:
-    """The repository with its registry, or alone for an image that stays here."""
-    if not asked.push:
-        return asked.repository
-    return f"{registry_host(account, asked.region)}/{asked.repository}"
+def _registry_name(options: BuildOptions, account: str) -> str:
+    """Return the repository with its registry, or alone for an image that stays here."""
+    if not options.push:
+        return options.repository
+    return f"{registry_host(account, options.region)}/{options.repository}"
 
 
-def _wheels(around: Surroundings) -> Path:
-    return around.settings.home / "wheels"
+def _wheels(context: AppContext) -> Path:
+    return context.settings.home / "wheels"
 
 
 def _megabytes(size: int) -> str:

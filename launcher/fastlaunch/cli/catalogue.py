@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
-from fastlaunch.cli.listing import print_rows
 from fastlaunch.cli.options import next_command, output_option, recipe_named, workload_named
-from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, Recipe, choices_of
-from fastlaunch_train.workloads import WORKLOADS
+from fastlaunch.cli.render import print_rows
+from fastlaunch_train.recipes.recipe import CHOICES, Recipe
+from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES
+from fastlaunch_train.workloads.registry import WORKLOADS
 
 _RECIPE_HEADERS = {
     "name": "recipe",
@@ -59,8 +60,8 @@ def recipes(name: str | None, output: str) -> None:
         if field not in ("description", "kind", "equivalent")
     ]
     print_rows(fields, output=output, headers={"field": "field", "value": "value", "change": "--set"})
-    told = f"{name}: {row['description']}"
-    _conclude(output, told.removesuffix("."), f"fastlaunch submit --local --recipe {name}")
+    sentence = f"{name}: {row['description']}"
+    _conclude(output, sentence.removesuffix("."), f"fastlaunch submit --local --recipe {name}")
 
 
 @click.command(short_help="The workloads: what can be trained.")
@@ -98,16 +99,16 @@ def _recipe_row(recipe: Recipe) -> dict[str, Any]:
 
 
 def _kind(recipe: Recipe) -> str:
-    """What sets the recipe apart from plain eager training, in a word or two."""
-    found = (kind for field, usual, kind in _KINDS if getattr(recipe, field) != usual)
-    return next(found, "eager")
+    """Return what sets the recipe apart from plain eager training, in a word or two."""
+    kinds = (kind for field, usual, kind in _KINDS if getattr(recipe, field) != usual)
+    return next(kinds, "eager")
 
 
 def _change(field: str) -> str:
-    """What `--set` takes for the field."""
+    """Return what `--set` takes for the field."""
     if field not in OVERRIDABLE:
         return ""
-    choices = choices_of(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
+    choices = CHOICES.get(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
     return f"{field}={'|'.join(choices) or '...'}"
 
 

@@ -1,15 +1,15 @@
 """The options of `submit` that hold on AWS only, and what they make of terms and settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from fastlaunch.cli.options import MINUTES, MINUTES_ALONE, POSITIVE_COUNT, USD, Command
+from fastlaunch.cli.options import MINUTES, POSITIVE_COUNT, USD, Command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
-from fastlaunch.jobs.options import CloudTerms
+from fastlaunch.jobs.options import CloudOptions
 
 DEFAULT_MAX_MINUTES = 120
 
@@ -19,73 +19,82 @@ _OPTIONS = (
         default="on-demand",
         show_default=True,
         metavar="OPTION",
-        help="on-demand; spot, which AWS may take back at two minutes' notice; or capacity-block.",
+        help="Buy on-demand, spot (which AWS may take back at two minutes' notice) or capacity-block.",
     ),
-    click.option("--max-price", type=USD, metavar="USD", help="Most paid for an hour of EC2's spot."),
+    click.option("--max-price", type=USD, metavar="USD", help="Pay at most this for an hour of EC2 spot."),
     click.option(
-        "--reservation", metavar="cr-ID", help="The capacity block to run in; it has to be bought before."
+        "--reservation", metavar="cr-ID", help="Run in this capacity block, which you have bought before."
     ),
     click.option(
         "--block-fee",
         type=USD,
         metavar="USD",
-        help="What that block cost up front.  [default: the price file's]",
+        help="Say what that block cost up front.  [default: the price file's]",
     ),
     click.option(
-        "--num-nodes", type=POSITIVE_COUNT, default=1, show_default=True, help="Machines that train together."
+        "--num-nodes",
+        type=POSITIVE_COUNT,
+        default=1,
+        show_default=True,
+        help="Train one job on this many machines.",
     ),
-    click.option("--allow-tcp", is_flag=True, help="Let several nodes do without EFA; it is recorded."),
+    click.option("--allow-tcp", is_flag=True, help="Let several nodes talk without EFA. The run records it."),
     click.option(
         "--max-hours",
         type=MINUTES,
         default="2",
         show_default=True,
         metavar="H",
-        help="The machine turns itself off after so long; also 90min.",
+        help="Turn the machine off after this long; 90min works too.",
     ),
-    click.option("--max-cost", type=USD, metavar="USD", help="Refuse what may cost more than this."),
-    click.option("--detach", is_flag=True, help="Do not follow; timers end what hangs or is forgotten."),
+    click.option("--max-cost", type=USD, metavar="USD", help="Refuse a submission that may cost more."),
     click.option(
-        "--bucket", metavar="NAME", help="For code, records and checkpoints.  [default: the config's]"
+        "--detach", is_flag=True, help="Return once it runs. Timers end what hangs or is forgotten."
     ),
-    click.option("--instance-profile", metavar="NAME", help="Of the machine.  [default: the config's]"),
-    click.option("--role", metavar="ARN", help="By which a SageMaker job runs.  [default: the config's]"),
+    click.option(
+        "--bucket",
+        metavar="NAME",
+        help="Keep code, records and checkpoints in this bucket.  [default: the config's]",
+    ),
+    click.option(
+        "--instance-profile", metavar="NAME", help="Give the machine this profile.  [default: the config's]"
+    ),
+    click.option(
+        "--role", metavar="ARN", help="Run a SageMaker job with this role.  [default: the config's]"
+    ),
     click.option(
         "--subnet",
         "subnets",
         multiple=True,
         metavar="ZONE=ID",
-        help="Where to run, in order; may be repeated.  [default: the config's, else EC2's]",
+        help="Try this subnet; repeat for more, in order.  [default: the config's, else EC2's]",
     ),
     click.option(
         "--security-group",
         "security_groups",
         multiple=True,
         metavar="ID",
-        help="Of the machine; may be repeated.  [default: the config's, else the VPC's]",
+        help="Put the machine into this group; may be repeated.  [default: the config's, else the VPC's]",
     ),
     click.option(
         "--placement-group",
         "placement_groups",
         multiple=True,
         metavar="ZONE=NAME",
-        help="In which several nodes stand close together.  [default: the config's]",
+        help="Keep several nodes close together in this group.  [default: the config's]",
+    ),
+    click.option("--training-plan", metavar="ARN", help="Run in this reserved capacity of SageMaker."),
+    click.option(
+        "--base-image", metavar="TAG", help="Use this container image of AWS.  [default: the newest]"
     ),
     click.option(
-        "--keep-alive",
-        type=MINUTES_ALONE,
-        default=0,
-        metavar="MIN",
-        help="Keep SageMaker's machines, billed, so long for a next job.",
+        "--image", metavar="URI@sha256:...", help="Use this container image, made by `fastlaunch build`."
     ),
-    click.option("--training-plan", metavar="ARN", help="SageMaker's reserved capacity to run in."),
-    click.option("--base-image", metavar="TAG", help="AWS's container image.  [default: the newest]"),
-    click.option("--image", metavar="URI@sha256:...", help="A container image made by `fastlaunch build`."),
 )
 _NAMES = (
     *("purchase", "max_price", "reservation", "block_fee", "num_nodes", "allow_tcp", "max_hours", "max_cost"),
     *("detach", "bucket", "instance_profile", "role", "subnets", "security_groups", "placement_groups"),
-    *("keep_alive", "training_plan", "base_image", "image"),
+    *("training_plan", "base_image", "image"),
 )
 #: What the parameters are that have a default.
 _DEFAULTS = {"purchase": "on-demand", "max_hours": DEFAULT_MAX_MINUTES, "num_nodes": 1}
@@ -99,20 +108,6 @@ _EC2_ONLY = {
 _SAGEMAKER_ONLY = {"role": "give --instance-profile NAME, or --backend sagemaker"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where to train, as typed. instance, region: one or several, with commas."""
-
-    backend: str
-    instance: str
-    region: str
-
-    @property
-    def regions(self) -> tuple[str, ...]:
-        """The regions, in order."""
-        return split_names(self.region)
-
-
 def cloud_options(command: Command) -> Command:
     """`command` with the options, as parameters that `take_cloud_options` takes out again."""
     for option in reversed(_OPTIONS):
@@ -121,7 +116,7 @@ def cloud_options(command: Command) -> Command:
 
 
 def take_cloud_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of these options, removed from `options`."""
+    """Remove the parameters of these options from `options`, and return them."""
     return {name: options.pop(name) for name in _NAMES}
 
 
@@ -130,7 +125,7 @@ _OF_CONTAINERS = ("num_nodes", "image", "base_image")
 
 
 def check_local(typed: Mapping[str, Any], *, container: bool = False) -> None:
-    """Nothing, if none of these options was given; UserError for one, which a run here would not heed.
+    """Raise UserError for an option that a run here would not heed.
 
     A rehearsal with --instance is the command for AWS with --local, and may have them.
     """
@@ -145,22 +140,23 @@ def check_local(typed: Mapping[str, Any], *, container: bool = False) -> None:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """`a, b` as its names."""
+    """Return the names in `a, b`."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def terms_of(typed: Mapping[str, Any], where: Where) -> CloudTerms:
-    """Where a job may run and how it is bought. Raises UserError for an option that means nothing there."""
-    _check_backend(typed, where.backend)
-    return CloudTerms(
-        instances=split_names(where.instance),
-        regions=where.regions,
-        backend=where.backend,
+def make_cloud_options(
+    typed: Mapping[str, Any], *, instances: tuple[str, ...], regions: tuple[str, ...], backend: str
+) -> CloudOptions:
+    """Return the options of AWS. Raises UserError for one that means nothing to the backend."""
+    _check_backend(typed, backend)
+    return CloudOptions(
+        instances=instances,
+        regions=regions,
+        backend=backend,
         num_nodes=typed["num_nodes"],
         allow_tcp=typed["allow_tcp"],
         reservation=typed["reservation"],
         block_fee_usd=typed["block_fee"],
-        keep_alive_minutes=typed["keep_alive"],
         training_plan=typed["training_plan"],
         purchase=typed["purchase"],
         max_price_usd=typed["max_price"],
@@ -187,7 +183,7 @@ def _check_backend(typed: Mapping[str, Any], backend: str) -> None:
 
 
 def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[str, ...]) -> Settings:
-    """The settings with what was typed put over the config's for these regions.
+    """Return the settings with the options typed for these regions in place of the config file's.
 
     Bucket, subnets, security and placement groups belong to one region. Raises UserError where several are
     allowed.
@@ -216,7 +212,7 @@ def settings_with(settings: Settings, typed: Mapping[str, Any], regions: tuple[s
 
 
 def _option(name: str) -> str:
-    """The option that gives this parameter."""
+    """Return the option that gives this parameter."""
     return f"--{_REPEATED.get(name) or name.replace('_', '-')}"
 
 
@@ -227,7 +223,7 @@ _EXAMPLES = {"subnets": ("ID", "subnet-0a1b2c"), "placement_groups": ("NAME", "f
 
 def _by_zone(name: str, given: tuple[str, ...], regions: tuple[str, ...]) -> dict[str, str]:
     option, (kind, example) = _option(name), _EXAMPLES[name]
-    found: dict[str, str] = {}
+    by_zone: dict[str, str] = {}
     for text in given:
         zone, separator, value = (part.strip() for part in text.partition("="))
         if not (zone and separator and value):
@@ -236,8 +232,8 @@ def _by_zone(name: str, given: tuple[str, ...], regions: tuple[str, ...]) -> dic
             raise UserError(
                 f"{option}: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
             )
-        if zone in found:
+        if zone in by_zone:
             what = option.removeprefix("--").replace("-", " ")
             raise UserError(f"{option}: {zone} is given twice", f"give one {what} per zone")
-        found[zone] = value
-    return found
+        by_zone[zone] = value
+    return by_zone

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.attempt_pool import note_pools
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import Surroundings
-from fastlaunch.cli.follow import current_runs, open_reconciled
-from fastlaunch.cli.follow_cloud import fetch
-from fastlaunch.cli.listing import table
+from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.follow import current_runs, fetch_output, open_reconciled
 from fastlaunch.cli.options import next_command, table_or_json_option
+from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.runs.collect import as_json, checkpoints, collected, summary_of
 
@@ -31,63 +29,61 @@ _HEADERS = {
 }
 
 
-@click.command(short_help="Bring home records, logs and facts of runs on AWS.")
+@click.command(short_help="Bring home the records, logs and facts of runs on AWS.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option("the report is")
 def collect(runs: tuple[str, ...], output: str) -> int:
-    """Bring home records, logs and facts of runs on AWS.
+    """Bring home the records, logs and facts of runs on AWS.
 
-    RUN is an id, a part of one, or `field=glob`; without any, the runs under way and the last submission.
+    RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
     What is here already is not fetched again. A run under way is collected as far as it has come.
     """
-    with open_reconciled() as (around, ledger):
+    with open_reconciled() as (context, ledger):
         chosen = ledger.select(runs) if runs else current_runs(ledger)
         cloud = [run for run in chosen if run.backend in CLOUD_BACKENDS]
         for run in chosen:
             if run.backend not in CLOUD_BACKENDS:
                 click.echo(f"run {run.id} is here already: it ran on {run.backend}", err=True)
-        refused = _fetch_all(around, ledger, cloud)
-        reports = [_report(around, ledger, run.id, refused) for run in cloud]
+        refused = _fetch_all(context, ledger, cloud)
+        reports = [_report(context, ledger, run.id, refused) for run in cloud]
     if output == "json":
         click.echo(json.dumps({"runs": reports}, indent=2))
     else:
-        _tell(reports, around)
+        _print(reports, context)
     return max((error.exit_code for error in refused.values()), default=EXIT_DONE)
 
 
-def _fetch_all(around: Surroundings, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
-    """Why the output of attempts cannot be had, by token. Runs that share a machine are fetched together."""
+def _fetch_all(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
+    """Bring home the output of the runs' attempts, each once; return the errors by token."""
     attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
-    return fetch(around, attempts.values())
+    return fetch_output(context, attempts.values())
 
 
 def _report(
-    around: Surroundings, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
+    context: AppContext, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
 ) -> dict[str, Any]:
-    home, run = around.settings.home, ledger.get(run_id)
+    home, run = context.settings.home, ledger.get(run_id)
     if run.state.is_final:
         summary = summary_of(run, ledger.attempts_of(run.id), home)
         if summary is not None and summary != run.summary:
             ledger.set_summary(run.id, summary)
     attempts = ledger.attempts_of(run.id)
-    own = {token: error for token, error in refused.items() if token in {one.token for one in attempts}}
+    own = {attempt.token: refused[attempt.token] for attempt in attempts if attempt.token in refused}
     try:
-        note_pools(ledger, around.aws, attempts)
-        attempts = ledger.attempts_of(run.id)
-        stored = None if own else checkpoints(around.aws, run, attempts, around.cloud_backends)
+        stored = None if own else checkpoints(run, attempts, context.cloud_backends)
     except CloudRefused as error:
         stored, own = None, {"checkpoints": error}
     return as_json(
         collected(run, attempts, home),
         home=home,
-        now=around.now(),
-        discount=around.settings.discount,
+        now=context.now(),
+        discount=context.settings.discount,
         stored=stored,
         refused=own,
     )
 
 
-def _tell(reports: Sequence[Mapping[str, Any]], around: Surroundings) -> None:
+def _print(reports: Sequence[Mapping[str, Any]], context: AppContext) -> None:
     if not reports:
         click.echo("No runs on AWS fit.")
         next_command("fastlaunch runs")
@@ -99,7 +95,7 @@ def _tell(reports: Sequence[Mapping[str, Any]], around: Surroundings) -> None:
     whole = sum(not report["missing"] for report in reports)
     click.echo(
         f"\n{whole} of {len(reports)} run{'s' if len(reports) > 1 else ''} complete, "
-        f"in {around.settings.home / 'runs'}."
+        f"in {context.settings.home / 'runs'}."
     )
     next_command("fastlaunch compare" if whole else "fastlaunch status")
 
@@ -119,17 +115,17 @@ def _row(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of the run's machines, image and files, as name and text."""
+    """Return what is known of the run's machines, image and files, as names and texts."""
     facts = []
-    for one in report["attempts"]:
-        machine = ", ".join(one["instance_ids"]) or one["job_name"]
+    for attempt in report["attempts"]:
+        machine = ", ".join(attempt["instance_ids"]) or attempt["job_name"]
         if machine is None:
             continue
-        billed = "" if one["billed_seconds"] is None else f", billed {one['billed_seconds']:.0f} s"
-        nodes = f"{one['num_nodes']} x " if one["num_nodes"] > 1 else ""
-        place = f"{nodes}{one['instance']} {machine} in {one['zone'] or one['region']}"
-        shared = f" ({one['lifecycle']})" if one["lifecycle"] else ""
-        facts.append((f"attempt {one['n']}", f"{place}{shared}{billed}: {one['cost']}"))
+        billed = "" if attempt["billed_seconds"] is None else f", billed {attempt['billed_seconds']:.0f} s"
+        nodes = f"{attempt['num_nodes']} x " if attempt["num_nodes"] > 1 else ""
+        place = f"{nodes}{attempt['instance']} {machine} in {attempt['zone'] or attempt['region']}"
+        shared = f" ({attempt['lifecycle']})" if attempt["lifecycle"] else ""
+        facts.append((f"attempt {attempt['n']}", f"{place}{shared}{billed}: {attempt['cost']}"))
     if report["list_price"]:
         price = report["list_price"]
         less = f", less {report['discount']:.0%}" if report["discount"] else ""

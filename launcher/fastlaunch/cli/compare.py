@@ -16,11 +16,12 @@ from fastlaunch.cli.options import DATE, POSITIVE_COUNT, next_command, output_op
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.compare import Candidate, Comparison, PriceRequest, Row
-    from fastlaunch.analysis.pricing import ChargedAs
+    from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row
+    from fastlaunch.analysis.cost import ChargedAs
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.core.settings import Settings
     from fastlaunch.ledger.ledger import Run
+    from fastlaunch.measure.summary import Setup
 
 MOST_WARNINGS = 8
 #: A terminal narrower than this gets tables of this width.
@@ -30,40 +31,55 @@ _MIN_WIDTH = 80
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option(
-    "--baseline", metavar="RUN|RECIPE", help="What to compare with.  [default: bf16, else the first row]"
+    "--baseline", metavar="RUN|RECIPE", help="Compare with this.  [default: bf16, else the first row]"
 )
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
 @click.option(
     "--price-as",
     metavar="INSTANCE[:SHARE]",
     multiple=True,
-    help="Charge every run as an instance of this type; of several, as the one with its GPUs.",
+    help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
 )
-@click.option("--price-share", metavar="SHARE", help="Of that instance, such as 1/8: a hypothetical price.")
-@click.option("--usd-per-hour", type=float, metavar="X", help="What an hour of a machine costs you.")
 @click.option(
-    "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
+    "--price-share",
+    metavar="SHARE",
+    help="Charge this share of that instance, such as 1/8: a prorated price.",
 )
-@click.option("--all", "all_runs", is_flag=True, help="Every run there is.")
+@click.option(
+    "--usd-per-hour", type=float, metavar="X", help="Charge every run at this price for an hour of a machine."
+)
+@click.option(
+    "--prices",
+    "price_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read prices from this file too.",
+)
+@click.option("--all", "all_runs", is_flag=True, help="Compare every run in the ledger.")
 @click.option(
     "--allow-unverified",
     is_flag=True,
-    help="Rank also recipes whose numerics or convergence are known to be wrong.",
+    help="Rank recipes even if their numerics or convergence are known to be wrong.",
 )
 @click.option(
-    "--finish", type=POSITIVE_COUNT, metavar="STEPS", help="Also: time and money of a job of STEPS steps."
+    "--finish",
+    type=POSITIVE_COUNT,
+    metavar="STEPS",
+    help="Also show the time and cost of a job of STEPS steps.",
 )
-@click.option("--target", metavar="METRIC=VALUE", help="Also: what it cost to reach this on held-out data.")
+@click.option(
+    "--target", metavar="METRIC=VALUE", help="Also show what it cost to reach this on held-out data."
+)
 @click.option(
     "--columns",
     metavar="NAMES",
-    help="Of the table's columns, those of these headings, with commas: 'step ms,verdict'.",
+    help="Show only the columns with these headings, separated by commas: 'step ms,verdict'.",
 )
 @click.option(
     "--brief",
     is_flag=True,
-    help="Without the times before the steps, the kernels, and the notes but for those of prices, of rows"
-    " that are not ranked and of commits far apart.",
+    help="Leave out the times before the measured steps, the kernels, and all notes but those on prices, on"
+    " unranked rows and on commits far apart.",
 )
 @output_option
 def compare(
@@ -90,7 +106,7 @@ def compare(
     A run is priced as it was billed, else by the price of its instance today. A row that fails a check of its
     numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
-    from fastlaunch.catalog.prices import load_catalogue
+    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.core.settings import load_settings
 
     settings = load_settings()
@@ -104,7 +120,7 @@ def compare(
     runs = _stored_runs(settings, selectors, all_runs=all_runs)
     catalogue = load_catalogue(price_file or settings.prices)
     comparison = compared(runs, request, catalogue, baseline=baseline, allow_unverified=allow_unverified)
-    tell_warnings(comparison.warnings)
+    print_warnings(comparison.warnings)
     show(comparison, output, finish=finish, target=target, only=split_columns(columns), brief=brief)
     next_command(_next(comparison, request, catalogue, output))
 
@@ -117,7 +133,7 @@ def price_request(
     price_share: str | None,
     usd_per_hour: float | None,
 ) -> "PriceRequest":
-    """The request that the options make. Raises UserError where they contradict each other."""
+    """Return the request that the options make. Raises UserError if they contradict each other."""
     from fastlaunch.analysis.compare import PriceRequest
 
     if price_share is not None and (len(price_as) != 1 or ":" in price_as[0]):
@@ -136,15 +152,15 @@ def price_request(
 
 
 def parse_charged_as(text: str) -> "ChargedAs":
-    """`p5.4xlarge`, or with a share `p5en.48xlarge:1/8`. Raises UserError for what is no share."""
-    from fastlaunch.analysis.pricing import ChargedAs
+    """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
+    from fastlaunch.analysis.cost import ChargedAs
 
     instance, colon, share = text.partition(":")
     return ChargedAs(instance=instance, share=_share(share) if colon else None)
 
 
 def _share(text: str) -> Fraction:
-    """`1/8` or `0.125`. Raises UserError for other text."""
+    """Return `1/8` or `0.125`. Raises UserError for other text."""
     try:
         # An exponent of a few digits makes a number of as many million.
         if len(text) <= 20 and "e" not in text.lower():
@@ -162,7 +178,7 @@ def compared(
     baseline: str | None,
     allow_unverified: bool = False,
 ) -> "Comparison":
-    """The comparison of the runs that have measured something; what is left out is among the warnings.
+    """Return the comparison of the runs that measured something; its warnings name the others.
 
     Raises UserError if there is nothing to compare.
     """
@@ -182,7 +198,7 @@ def compared(
     )
     warnings = (*_unmeasured([run for run in runs if run.summary is None]), *comparison.warnings)
     if not comparison.rows:
-        tell_warnings(warnings)
+        print_warnings(warnings)
         raise UserError(
             "there is nothing to compare: no run has a step time", "`fastlaunch runs list` shows why"
         )
@@ -190,7 +206,7 @@ def compared(
 
 
 def split_columns(text: str | None) -> tuple[str, ...]:
-    """`step ms, verdict` -> the headings; none for None."""
+    """Return the headings of `step ms, verdict`; none for None."""
     return tuple(name for part in (text or "").split(",") if (name := part.strip()))
 
 
@@ -231,12 +247,12 @@ def show(
         parts = [as_table(comparison, only=only, brief=brief, width=width)]
         parts += [] if finish is None else [finish_table(comparison, finish, width=width)]
         parts += [] if target is None else [target_table(comparison, target, width=width)]
-        told = textwrap.fill(answer(comparison), width, break_on_hyphens=False)
-        text = "\n\n".join([*parts, told])
+        sentence = textwrap.fill(answer(comparison), width, break_on_hyphens=False)
+        text = "\n\n".join([*parts, sentence])
     click.echo(text)
 
 
-def tell_warnings(warnings: Sequence[str]) -> None:
+def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, the first few of many."""
     for warning in warnings[:MOST_WARNINGS]:
         click.echo(f"warning: {warning}", err=True)
@@ -257,8 +273,8 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bo
     return runs
 
 
-def _candidate(run: "Run", region: str) -> "Candidate | None":
-    from fastlaunch.analysis.compare import Candidate
+def _candidate(run: "Run", region: str) -> "MeasuredRun | None":
+    from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
 
     if run.summary is None:
@@ -267,8 +283,8 @@ def _candidate(run: "Run", region: str) -> "Candidate | None":
     if run.backend in SERVICES:
         service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
     else:
-        service, purchase = run.summary.service or "ec2", "on-demand"
-    return Candidate(
+        service, purchase = run.summary.environment.service or "ec2", "on-demand"
+    return MeasuredRun(
         run_id=run.id,
         summary=run.summary,
         price=run.price,
@@ -279,7 +295,7 @@ def _candidate(run: "Run", region: str) -> "Candidate | None":
 
 
 def _unmeasured(runs: "Sequence[Run]") -> list[str]:
-    """A line for each kind of runs that are left out: one interruption cancels all that were to follow."""
+    """Return a line for each kind of runs that measured nothing, as one interruption cancels many."""
     alike: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         alike.setdefault((str(run.state), run.reason), []).append(run)
@@ -297,25 +313,25 @@ def _named(runs: "Sequence[Run]") -> str:
 
 
 def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:
-    """The next command worth typing: more runs where a verdict waits for them, else a price."""
+    """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
     rows = comparison.rows
     for row in rows:
-        if row.more_runs is not None and row.instance is None and row.num_nodes == 1:
+        if row.verdict.more_runs is not None and row.setup.instance is None and row.setup.num_nodes == 1:
             return _more_runs(row, rows, request.region)
     if not any(row.price for row in rows) and (charged := _charges(rows, request, catalogue)):
-        return shlex.join([*_typed(()), *charged])
-    priced = next((row for row in rows if row.instance and row.price), None)
+        return shlex.join([*_command_line(()), *charged])
+    priced = next((row for row in rows if row.setup.instance and row.price), None)
     if priced:
         # Without a service it is the prices of both.
-        of_service = " --service sagemaker" if priced.service == "sagemaker" else ""
-        where = "" if priced.region == request.region else f" --region {priced.region}"
-        return f"fastlaunch prices --instance {priced.instance}{of_service}{where} --all"
-    same = _typed(("output", "columns", "brief"))
+        of_service = " --service sagemaker" if priced.offer.service == "sagemaker" else ""
+        where = "" if priced.offer.region == request.region else f" --region {priced.offer.region}"
+        return f"fastlaunch prices --instance {priced.setup.instance}{of_service}{where} --all"
+    same = _command_line(("output", "columns", "brief"))
     return shlex.join([*same, *(["--output", "json"] if output == "table" else [])])
 
 
-def _typed(without: Sequence[str]) -> list[str]:
-    """The command as it was typed, but for the options `without`: the same runs, at the same prices."""
+def _command_line(without: Sequence[str]) -> list[str]:
+    """Return the command as it was typed, without the options `without`."""
     context = click.get_current_context()
     words = ["fastlaunch", "compare", *context.params["selectors"]]
     for option in context.command.params:
@@ -323,35 +339,35 @@ def _typed(without: Sequence[str]) -> list[str]:
         is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if isinstance(option, click.Option) and is_typed and name not in without:
             value = context.params[name]
-            for one in value if option.multiple else (value,):
-                words += option.opts[-1:] + ([] if option.is_flag else [str(one)])
+            for item in value if option.multiple else (value,):
+                words += option.opts[-1:] + ([] if option.is_flag else [str(item)])
     return words
 
 
 def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
-    """The command for more runs of an unresolved row, and of its baseline if only the recipe differs."""
+    """Return the command for more runs of an unresolved row, and of its baseline if only recipes differ."""
     from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 
-    def asked(of: "Row") -> tuple[object, ...]:
+    def options(of: "Setup") -> tuple[object, ...]:
         overrides = of.recipe.split()[1:]
         return overrides, of.batch_size_per_gpu, of.num_gpus, of.data, of.sequence_length
 
-    base = next(other for other in rows if other.workload == row.workload and other.is_baseline)
-    both = asked(base) == asked(row) and base.recipe != row.recipe
+    base = next(other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline)
+    both = options(base.setup) == options(row.setup) and base.setup.recipe != row.setup.recipe
     # Seeds that none has: those of before would make no new pair.
     seed = next_seed([run.summary for of in (base, row) for run in of.runs])
     return submit_command(
         [run.summary for run in row.runs],
-        [base.recipe, row.recipe] if both else [row.recipe],
+        [base.setup.recipe, row.setup.recipe] if both else [row.setup.recipe],
         place=place_of(row.runs[0], own_region=own_region),
         first_seed=seed,
-        repeats=row.more_runs or 1,
+        repeats=row.verdict.more_runs or 1,
     )
 
 
 def _charges(rows: "Sequence[Row]", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:
-    """Options that charge each of `rows`, which have no price; none where one of them cannot be charged."""
-    kinds = {(row.device_name, row.num_gpus // row.num_nodes): row for row in rows}
+    """Return options that charge each of `rows`, which have no price; none if one cannot be charged."""
+    kinds = {(row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes): row for row in rows}
     charges = [_charged_as(row, request, catalogue) for row in kinds.values()]
     known = dict.fromkeys(charge for charge in charges if charge is not None)
     if None in charges:
@@ -366,21 +382,18 @@ def _charges(rows: "Sequence[Row]", request: "PriceRequest", catalogue: "Catalog
 
 
 def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> "ChargedAs | None":
-    """An unpriced row as the cheapest instance with its GPU; None if none is sold."""
-    from fastlaunch.analysis.pricing import ChargedAs
+    """Return the cheapest instance with an unpriced row's GPU; None if none is sold."""
+    from fastlaunch.analysis.cost import ChargedAs
 
-    device = catalogue.accelerator_of_device(row.device_name) if row.device_name else None
+    device = catalogue.accelerator_of_device(row.setup.device_name) if row.setup.device_name else None
     today = request.as_of or request.today
-    num_gpus = row.num_gpus // row.num_nodes
+    num_gpus = row.setup.num_gpus // row.setup.num_nodes
     offers = []
     for instance in catalogue.instances.values():
         if device is None or catalogue.accelerator_of(instance.name) != device:
             continue
-        try:
-            price = catalogue.price(instance.name, region=request.region, on=today)
-        except UserError:
-            continue
-        if instance.num_accelerators >= num_gpus:
+        price = catalogue.find_price(instance.name, region=request.region, on=today)
+        if price is not None and instance.num_accelerators >= num_gpus:
             offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
     if not offers:
         return None

@@ -1,24 +1,23 @@
-"""What a command acts on: settings, this machine, the backends, the clock. Tests pass their own to click."""
+"""What a command acts on: settings, this machine, the backends, the clock."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends import Backend
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
@@ -32,28 +31,43 @@ _SHORT_TIMEOUTS_S = (3.0, 20.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """argv: the command line as typed. backends: by name. monotonic_s, sleep: for following a job.
-
-    aws: asked only by what concerns AWS. now: with its time zone. commit: of the training code, None if that
-    is not known.
-    """
+class AppContext:
+    """What a command acts on. Tests pass their own to click."""
 
     settings: Settings
-    machine: Machine
+    #: By name. Those for AWS serve looking, and give up soon.
     backends: Mapping[str, Backend]
+    #: The command line as typed.
     argv: tuple[str, ...] = ()
-    commit: str | None = None
+    #: What is asked of this machine, of git and of AWS is asked once, and by the first command that needs it.
+    find_machine: Callable[[], Machine] = this_machine
+    #: Finds the commit of the training code; None outside a checkout.
+    find_commit: Callable[[], str | None] | None = None
+    connect: Callable[[], Aws] = Aws
+    #: For following a job.
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    aws: Aws = field(default_factory=Aws)
+    #: With a time zone.
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self.find_machine()
+
+    @cached_property
+    def aws(self) -> Aws:
+        return self.connect()
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of the training code; None if it is not known."""
+        return self.find_commit() if self.find_commit else None
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
-        """Every backend whose plans cost money, by name, with this command's AWS and clock.
+        """The backends whose plans cost money, by name, with this command's AWS and clock.
 
-        They are for what has to happen, such as starting and ending machines; `backends` look.
+        They serve what has to happen, such as starting and ending machines.
         """
         home = self.settings.home.absolute()
         return {
@@ -62,46 +76,59 @@ class Surroundings:
         }
 
 
-def surroundings() -> Surroundings:
-    """The current command's surroundings: those it was given, else looked up."""
-    found = click.get_current_context().find_object(Surroundings)
-    if found is not None:
-        return found
-    settings = load_settings()
-    machine = this_machine()
-    return Surroundings(
+def app_context() -> AppContext:
+    """Return the context that the current command was given, else one looked up."""
+    given = click.get_current_context().find_object(AppContext)
+    if given is not None:
+        return given
+    settings, package = load_settings(), training_package()
+    is_checkout = any((folder / ".git").exists() for folder in package.parents)
+    return AppContext(
         settings=settings,
-        machine=machine,
-        backends=make_backends(settings, machine),
+        backends=make_backends(settings, cache(this_machine)),
         argv=tuple(sys.argv[1:]),
-        commit=_commit(training_package()),
+        find_commit=partial(commit_of, package) if is_checkout else None,
     )
 
 
 def reconcile_here(ledger: "Ledger") -> None:
-    """End the runs whose launcher was killed, so that none is shown as running that is not."""
-    from fastlaunch.submission import concerns_cloud, reconcile
+    """End the runs whose launcher was killed: none is shown as running that is not."""
+    from fastlaunch.runs.reconcile import concerns_cloud, reconcile
 
     unfinished = ledger.fetch_comparable(["state=planned", "state=running"])
     if not unfinished and not concerns_cloud(ledger):
         return
-    around = surroundings()
-    reconcile(ledger, around.backends, settings=around.settings)
+    context = app_context()
+    reconcile(ledger, context.backends)
 
 
-def make_backends(settings: Settings, machine: Machine) -> dict[str, Backend]:
-    """Every backend, ready to use, by name."""
-    return {name: make(settings, machine) for name, make in BACKENDS.items()}
+def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
+    """Return every backend by name, each made when it is first used."""
+    return _Backends({name: partial(make, settings, find_machine) for name, make in BACKENDS.items()})
 
 
-def _local(settings: Settings, machine: Machine) -> Backend:
-    return LocalBackend(local_settings(settings.home, machine, os.environ))
+class _Backends(Mapping[str, Backend]):
+    def __init__(self, makers: Mapping[str, Callable[[], Backend]]) -> None:
+        self._makers = {name: cache(make) for name, make in makers.items()}
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
-def _looking(name: str) -> Callable[[Settings, Machine], Backend]:
-    def make(settings: Settings, machine: Machine) -> Backend:
-        # It serves looking at what is under way, which must not keep anyone waiting where there is no
-        # network; what has to happen, such as ending a machine, it asks for again by itself.
+def _local(settings: Settings, find_machine: Callable[[], Machine]) -> Backend:
+    return LocalBackend(local_settings(settings.home, find_machine(), os.environ))
+
+
+def _looking(name: str) -> Callable[[Settings, Callable[[], Machine]], Backend]:
+    def make(settings: Settings, find_machine: Callable[[], Machine]) -> Backend:
+        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
+        # as ending a machine, is asked for again.
         aws = Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S)
         backend: Backend = CLOUD[name](aws=aws, home=settings.home.absolute())
         return backend
@@ -112,22 +139,22 @@ def _looking(name: str) -> Callable[[Settings, Machine], Backend]:
 #: The backends whose plans cost money.
 CLOUD: Mapping[str, Callable[..., Any]] = {"ec2": Ec2Backend, "sagemaker": SageMakerBackend}
 #: What `--backend` may name, and what makes it.
-BACKENDS: Mapping[str, Callable[[Settings, Machine], Backend]] = {
+BACKENDS: Mapping[str, Callable[[Settings, Callable[[], Machine]], Backend]] = {
     "local": _local,
     **{name: _looking(name) for name in CLOUD},
 }
 
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
-    """Settings of the local backend on `machine`, from the environment and the installed training package."""
+    """Return the settings of the local backend, from the environment and the installed training package."""
     package = training_package()
     return LocalSettings(
         home=home.absolute(),
         working_directory=Path.cwd(),
         pythonpath=_pythonpath(package.parent, environ),
-        # On a GPU the threads matter less than torchrun's own choice of them; and the user's word counts.
+        # On a GPU torchrun's own choice of threads will do; and what the user says counts.
         num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
-        commit=_commit(package),
+        commit=commit_of(package),
     )
 
 
@@ -140,16 +167,16 @@ def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
 
 
 @cache
-def _commit(package: Path) -> str | None:
-    """Commit of the checkout that tracks the training package, `-dirty` if it was changed since."""
-    if not _git(package, "ls-files", "--error-unmatch", "records.py"):
+def commit_of(package: Path) -> str | None:
+    """Return the commit of the checkout with the training package, `-dirty` if it was changed since."""
+    if not _git(package, "ls-files", "--error-unmatch", "__init__.py"):
         return None
     return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
@@ -159,4 +186,4 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return told.stdout.strip() or None if told.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None

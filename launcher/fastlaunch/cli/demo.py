@@ -15,7 +15,7 @@ from fastlaunch.core.errors import BadFile
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, Row
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.measure.summarize import RunSummary
+    from fastlaunch.measure.summary import RunSummary
 
 #: The day that stands for the experiment's publication, and the file with its figures.
 THEN = datetime.date(2023, 11, 15)
@@ -45,47 +45,47 @@ def demo(folder: Path | None) -> None:
     if folder is not None:
         click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
         return
-    tell()
+    show_demo()
 
 
-def tell() -> None:
+def show_demo() -> None:
     """Print the experiment at both days' prices, what changed, and the shipped measurements."""
-    from fastlaunch.catalog.prices import load_catalogue
+    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.report.table import as_table
 
     catalogue, today = load_catalogue(), datetime.date.today()
     then, now = published(catalogue, THEN), published(catalogue, today)
     click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
     click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
-    told = what_changed(then, now)
+    sentence = what_changed(then, now)
     summaries = of_one_gpu(shipped_summaries())
     if not summaries:
-        click.echo(told)
+        click.echo(sentence)
     else:
         from fastlaunch.report.text import answer
 
         measured = compared_measurements(summaries, catalogue, today)
-        click.echo(f"{told}\n\nMeasured on one H200, charged hypothetically as {SHARE} of {CHARGED_AS}\n")
+        click.echo(f"{sentence}\n\nMeasured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n")
         click.echo(f"{as_table(measured)}\n")
         click.echo(answer(measured))
     next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
 
 
 def published(catalogue: "Catalogue", day: datetime.date) -> "Comparison":
-    """The experiment's rows, priced as of `day`."""
-    from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
+    """Return the experiment's rows, priced as of `day`."""
+    from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
     from fastlaunch.measure.published import read_published, shipped_figures
 
     (path,) = (path for path in shipped_figures() if path.name == FIGURES)
     candidates = [
-        Candidate(run_id=f"{path.stem}-{number}", summary=summary)
+        MeasuredRun(run_id=f"{path.stem}-{number}", summary=summary)
         for number, summary in enumerate(read_published(path), start=1)
     ]
     return compare(candidates, catalogue=catalogue, prices=PriceRequest(today=day, as_of=day))
 
 
 def what_changed(then: "Comparison", now: "Comparison") -> str:
-    """What the prices did to the two rows that differ in the instance only, in a sentence."""
+    """Return in a sentence what the prices did to the two rows that differ in the instance only."""
     (old, new), (old_now, new_now) = _pair(then), _pair(now)
     return (
         f"With {RECIPE} a dollar on {NEW} bought {_fewer(new, old)} fewer images than on {OLD} at the prices"
@@ -98,12 +98,12 @@ def what_changed(then: "Comparison", now: "Comparison") -> str:
 def compared_measurements(
     summaries: "Mapping[str, RunSummary]", catalogue: "Catalogue", today: datetime.date | None = None
 ) -> "Comparison":
-    """Measurements of one H200, by run id, charged as an eighth of an instance: nobody sells that."""
-    from fastlaunch.analysis.compare import Candidate, PriceRequest, compare
-    from fastlaunch.analysis.pricing import ChargedAs
+    """Compare measurements of one H200, by run id, charged as an eighth of an instance."""
+    from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
+    from fastlaunch.analysis.cost import ChargedAs
 
     return compare(
-        [Candidate(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
+        [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
         catalogue=catalogue,
         prices=PriceRequest(
             today=today or datetime.date.today(), price_as=(ChargedAs(instance=CHARGED_AS, share=SHARE),)
@@ -112,16 +112,17 @@ def compared_measurements(
 
 
 def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]":
-    """Those of the experiment's workload on one H200: an eighth of an instance is the price of no other."""
+    """Return those of the experiment's workload on one H200, whose price is an eighth of an instance's."""
     return {
         run_id: summary
         for run_id, summary in summaries.items()
-        if (summary.workload, summary.num_gpus, summary.device_name) == (WORKLOAD, 1, DEVICE)
+        if (summary.setup.workload, summary.setup.num_gpus, summary.setup.device_name)
+        == (WORKLOAD, 1, DEVICE)
     }
 
 
 def shipped_summaries() -> "dict[str, RunSummary]":
-    """Summaries of the records that come with fastlaunch, by run id; empty if there are none.
+    """Return the summaries that come with fastlaunch, by run id; empty if there are none.
 
     They lie in measurements/summaries.json beside the records, since reading those takes seconds;
     `fastlaunch demo --summarise train/measurements` writes it anew.
@@ -132,27 +133,27 @@ def shipped_summaries() -> "dict[str, RunSummary]":
 
 
 def write_summaries(folder: Path) -> int:
-    """Number of runs found in the records under `folder`, whose summaries are then in its summaries.json.
+    """Write summaries.json for the records under `folder`; return the number of runs.
 
     Raises BadFile for a record that cannot be used, and for a run of the same id as another.
     """
     from fastlaunch.runs.importer import find_runs
 
-    found = find_runs([folder])
-    if found.skipped:
-        raise found.skipped[0]
-    runs = found.runs
+    imports = find_runs([folder])
+    if imports.skipped:
+        raise imports.skipped[0]
+    runs = imports.runs
     text = json.dumps({run_id: run.summary.to_json() for run_id, run in runs.items()}, indent=1)
     (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
     return len(runs)
 
 
 def read_summaries(path: Path) -> "dict[str, RunSummary]":
-    """The summaries in a JSON object of run id -> `RunSummary.to_json()`, in order; empty without the file.
+    """Read the JSON of `RunSummary.to_json()` by run id, in order; empty if there is no file.
 
     Raises BadFile for a file that is something else.
     """
-    from fastlaunch.measure.summarize import RunSummary
+    from fastlaunch.measure.summary import RunSummary
 
     try:
         data = json.loads(path.read_bytes())
@@ -164,15 +165,15 @@ def read_summaries(path: Path) -> "dict[str, RunSummary]":
 
 
 def _pair(comparison: "Comparison") -> "tuple[Row, Row]":
-    found = {row.instance: row for row in comparison.rows if row.recipe == RECIPE}
-    return found[OLD], found[NEW]
+    by_instance = {row.setup.instance: row for row in comparison.rows if row.setup.recipe == RECIPE}
+    return by_instance[OLD], by_instance[NEW]
 
 
 def _per_usd(row: "Row") -> str:
-    assert row.samples_per_usd is not None
-    return f"{row.samples_per_usd.value:,.0f}"
+    assert row.cost.samples_per_usd is not None
+    return f"{row.cost.samples_per_usd.value:,.0f}"
 
 
 def _fewer(row: "Row", other: "Row") -> str:
-    assert row.samples_per_usd is not None and other.samples_per_usd is not None
-    return f"{100 * (1 - row.samples_per_usd.value / other.samples_per_usd.value):.1f}%"
+    assert row.cost.samples_per_usd is not None and other.cost.samples_per_usd is not None
+    return f"{100 * (1 - row.cost.samples_per_usd.value / other.cost.samples_per_usd.value):.1f}%"

@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentArm
-from fastlaunch.cli.listing import print_rows
+from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
 from fastlaunch.cli.options import next_command, output_option
+from fastlaunch.cli.render import print_rows
 from fastlaunch.jobs.variants import DEFAULT_STEPS, MADE_UP, experiment_named
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.workloads import workload_info
+from fastlaunch_train.workloads.registry import workload_info
 
 _HEADERS = {"name": "experiment", "runs": "runs", "length": "of", "description": "description"}
 _ARM_HEADERS = {
@@ -36,7 +36,7 @@ def experiments(name: str | None, output: str) -> None:
         sentence, command = f"{len(rows)} experiments", "fastlaunch experiments fp8"
     else:
         experiment = experiment_named(name)
-        rows = [_arm_row(experiment, arm) for arm in experiment.arms]
+        rows = [_variant_row(experiment, variant) for variant in experiment.variants]
         print_rows(rows, output=output, headers=_ARM_HEADERS)
         sentence = f"{name}, {experiment.description}. By the {experiment.source}"
         if experiment.epochs is not None and experiment.data in MADE_UP:
@@ -50,7 +50,7 @@ def experiments(name: str | None, output: str) -> None:
 def _row(experiment: Experiment) -> dict[str, Any]:
     return {
         "name": experiment.name,
-        "runs": len(experiment.arms),
+        "runs": len(experiment.variants),
         "length": experiment.length,
         "description": experiment.description,
         "data": experiment.data,
@@ -58,12 +58,12 @@ def _row(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _arm_row(experiment: Experiment, arm: ExperimentArm) -> dict[str, Any]:
+def _variant_row(experiment: Experiment, variant: ExperimentVariant) -> dict[str, Any]:
     return {
-        "workload": arm.workload,
-        "recipe": resolve_recipe(arm.recipe, arm.overrides).label,
-        "batch_size": arm.batch_size or workload_info(arm.workload).batch_size,
-        "num_gpus": arm.num_gpus or "all",
+        "workload": variant.workload,
+        "recipe": resolve_recipe(variant.recipe, variant.overrides).label,
+        "batch_size": variant.batch_size or workload_info(variant.workload).batch_size,
+        "num_gpus": variant.num_gpus or "all",
         "length": experiment.length,
-        "eval_every": f"{arm.eval_every:,} steps" if arm.eval_every else None,
+        "eval_every": f"{variant.eval_every:,} steps" if variant.eval_every else None,
     }

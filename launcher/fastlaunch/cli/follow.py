@@ -2,64 +2,70 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.backends import RunState
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import Surroundings, surroundings
-from fastlaunch.cli.follow_cloud import fetch_unfollowed, show_log
-from fastlaunch.cli.listing import table
+from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import next_command, table_or_json_option
-from fastlaunch.cli.render import HEADERS, row, to_json
+from fastlaunch.cli.render import RUN_HEADERS, run_json, run_row, table
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
+from fastlaunch.core.plan import RunState
 from fastlaunch.runs.display import RecordTail, describe
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.ledger.rows import Attempt
+
+#: A node uploads every 30 s.
+FETCH_INTERVAL_S = 5.0
+#: For more machines that nobody follows, `status` would take long to fetch.
+_MAX_FETCHED = 16
 
 _CHUNK_BYTES = 2**16
 
 
-@click.command(short_help="Where runs stand, after checking that they really do.")
+@click.command(short_help="Show where runs stand, after checking that it is still true.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option("the rows are")
 def status(runs: tuple[str, ...], output: str) -> None:
-    """Where runs stand, after checking that they really do.
+    """Show where runs stand, after checking that it is still true.
 
-    RUN is an id, a part of one, or `field=glob`; without any, the runs under way and the last submission.
+    RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
     """
-    with open_reconciled() as (around, ledger):
+    with open_reconciled() as (context, ledger):
         shown = ledger.select(runs) if runs else current_runs(ledger)
-        fetch_unfollowed(around, ledger, shown)
+        _fetch_unfollowed(context, ledger, shown)
         if output == "json":
-            click.echo(json.dumps({"runs": [_as_json(around, ledger, run) for run in shown]}, indent=2))
+            click.echo(json.dumps({"runs": [_as_json(context, ledger, run) for run in shown]}, indent=2))
             return
-        rows = [row(run, note=_note(around, ledger, run)) for run in shown]
+        rows = [run_row(run, note=_note(context, ledger, run)) for run in shown]
     if rows:
-        click.echo(table(rows, HEADERS) + "\n")
+        click.echo(table(rows, RUN_HEADERS) + "\n")
     counts = Counter(run.state for run in shown)
-    told = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
-    click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {told}." if shown else "No runs yet.")
+    summary = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
+    click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {summary}." if shown else "No runs yet.")
     next_command(_after_status(shown))
 
 
-@click.command(short_help="What a run printed; -f follows it.")
+@click.command(short_help="Show what a run printed; -f follows it.")
 @click.argument("run", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends.")
 def logs(run: str | None, follow: bool) -> None:
-    """What a run printed; -f follows it.
+    """Show what a run printed; -f follows it.
 
-    RUN is an id or a part of one; without it, the last run that was started.
+    RUN is a run's id or a part of it. Without RUN: the last run that was started.
     """
-    with open_reconciled() as (around, ledger):
+    with open_reconciled() as (context, ledger):
         chosen = ledger.get(run) if run else _last_started(ledger)
-        show = show_log if chosen.backend in CLOUD_BACKENDS else _show_local_log
-        show(around, ledger, chosen, follow=follow)
+        show = _show_cloud_log if chosen.backend in CLOUD_BACKENDS else _show_local_log
+        show(context, ledger, chosen, follow=follow)
         completed = ledger.get(chosen.id).state is RunState.COMPLETED
         next_command("fastlaunch compare" if completed else "fastlaunch status")
 
@@ -69,12 +75,12 @@ def logs(run: str | None, follow: bool) -> None:
 def cancel(runs: tuple[str, ...]) -> None:
     """Stop a run and keep what it recorded.
 
-    RUN is an id, a part of one, or `field=glob` such as state=running.
+    RUN is a run's id, a part of it, or `field=glob`, such as state=running.
     """
-    from fastlaunch.submission import cancel as cancel_run
+    from fastlaunch.runs.cancel import cancel as cancel_run
 
     states = []
-    with open_reconciled() as (around, ledger):
+    with open_reconciled() as (context, ledger):
         for run_id in [run.id for run in ledger.select(runs)]:
             # Looked up now: it may share a machine with one that was stopped a moment ago.
             run = ledger.get(run_id)
@@ -84,10 +90,9 @@ def cancel(runs: tuple[str, ...]) -> None:
             click.echo(f"stopping {run.id}", err=True)
             state = cancel_run(
                 run,
-                backend=around.backends[run.backend],
+                backend=context.backends[run.backend],
                 ledger=ledger,
-                sleep=around.sleep,
-                settings=around.settings,
+                sleep=context.sleep,
             )
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")
@@ -95,31 +100,28 @@ def cancel(runs: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def open_reconciled() -> "Iterator[tuple[Surroundings, Ledger]]":
-    """Surroundings and open ledger, brought up to what is true."""
+def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
+    """Yield the context and the open ledger, brought up to what is true."""
     from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.reconcile import reconcile
 
-    around = surroundings()
-    with open_ledger(around.settings) as ledger:
-        _reconcile(around, ledger)
-        yield around, ledger
-
-
-def _reconcile(around: Surroundings, ledger: "Ledger") -> None:
-    from fastlaunch.submission import reconcile
-
-    reconcile(ledger, around.backends, settings=around.settings)
+    context = app_context()
+    with open_ledger(context.settings) as ledger:
+        reconcile(ledger, context.backends)
+        yield context, ledger
 
 
 def current_runs(ledger: "Ledger") -> "list[Run]":
-    """The runs under way, and those of the last submission."""
+    """Return the runs under way and those of the last submission."""
     last = ledger.last_submission()
     unfinished = ledger.select(["state=planned", "state=running"])
     others = [run for run in unfinished if run.submission_id != last]
     return others + (ledger.select(submission=last) if last else [])
 
 
-def _show_local_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+    from fastlaunch.runs.reconcile import reconcile
+
     path = run.directory / LOG if run.directory else None
     if path is None or not path.is_file():
         raise UserError(f"run {run.id} has no log: it is {run.state} ({run.backend})")
@@ -131,8 +133,8 @@ def _show_local_log(around: Surroundings, ledger: "Ledger", run: "Run", *, follo
                 click.echo(chunk, nl=False)
             if not lives:
                 break
-            around.sleep(0.2)
-            _reconcile(around, ledger)
+            context.sleep(0.2)
+            reconcile(ledger, context.backends)
 
 
 def _last_started(ledger: "Ledger") -> "Run":
@@ -147,24 +149,24 @@ def _last_started(ledger: "Ledger") -> "Run":
     return started[-1]
 
 
-def _note(around: Surroundings, ledger: "Ledger", run: "Run") -> str | None:
+def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
     if run.backend in CLOUD_BACKENDS:
-        from fastlaunch.cloud_view import cloud_note
+        from fastlaunch.runs.describe import cloud_note
 
-        return cloud_note(run, ledger.attempts_of(run.id), home=around.settings.home, now=around.now())
+        return cloud_note(run, ledger.attempts_of(run.id), home=context.settings.home, now=context.now())
     if run.state is not RunState.RUNNING or run.directory is None:
         return None
     progress = RecordTail(run.directory).read()
     return describe(progress) if progress else "starting"
 
 
-def _as_json(around: Surroundings, ledger: "Ledger", run: "Run") -> dict[str, Any]:
+def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any]:
     if run.backend not in CLOUD_BACKENDS:
-        return to_json(run)
-    from fastlaunch.cloud_view import cloud_as_json
+        return run_json(run)
+    from fastlaunch.runs.describe import cloud_as_json
 
     attempts = ledger.attempts_of(run.id)
-    return {**to_json(run), **cloud_as_json(run, attempts, home=around.settings.home, now=around.now())}
+    return {**run_json(run), **cloud_as_json(run, attempts, home=context.settings.home, now=context.now())}
 
 
 def _after_status(runs: "Sequence[Run]") -> str:
@@ -174,6 +176,114 @@ def _after_status(runs: "Sequence[Run]") -> str:
     failed = [run for run in runs if run.state in (RunState.FAILED, RunState.LOST)]
     if failed:
         return f"fastlaunch logs {failed[0].id}"
-    if any(run.summary and run.summary.step_time_s for run in runs):
+    if any(run.summary and run.summary.timing.step_time_s for run in runs):
         return "fastlaunch compare"
     return f"fastlaunch runs show {runs[0].id}" if runs else "fastlaunch submit --local"
+
+
+def fetch_output(context: AppContext, attempts: Iterable["Attempt"]) -> dict[str, UserError]:
+    """Bring home what is new of the attempts; return the errors by token."""
+    refused = {}
+    for attempt in attempts:
+        if attempt.region is None or attempt.output is None:
+            continue
+        try:
+            s3_sync.sync(
+                context.aws,
+                context.settings.home,
+                region=attempt.region,
+                output=attempt.output,
+                token=attempt.token,
+                num_nodes=attempt.num_nodes,
+            )
+        except UserError as error:
+            refused[attempt.token] = error
+    return refused
+
+
+def _fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> None:
+    """Bring home what is new of these runs from machines that no launcher follows, a few of them."""
+
+    attempts: dict[str, Attempt] = {}
+    for run in runs:
+        if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(attempts) >= _MAX_FETCHED:
+            continue
+        for attempt in ledger.attempts_of(run.id)[-1:]:
+            if attempt.handle and not attempt.ended_at and not ledger.launcher_lives(run):
+                attempts[attempt.token] = attempt
+    for token, error in fetch_output(context, attempts.values()).items():
+        click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
+
+
+def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+    """Print the run's log as far as it was uploaded; its node's until it has one. follow: until it ends.
+
+    Raises UserError if there is neither.
+    """
+    from fastlaunch.runs.reconcile import reconcile
+
+    shown: dict[Path, int] = {}
+    warned: set[str] = set()
+    while True:
+        # Looked up before fetching: what was printed up to the end is then fetched after it.
+        now = ledger.get(run.id)
+        has_ended = now.state.is_final
+        attempts = ledger.attempts_of(run.id)
+        for error in fetch_output(context, attempts[-1:]).values():
+            if error.message not in warned:
+                click.echo(f"warning: {error.message}", err=True)
+            warned.add(error.message)
+        path = _cloud_log(context.settings.home, run, attempts)
+        if path is None and (has_ended or not follow):
+            path = _console_log(context, attempts)
+        if path is not None:
+            if path not in shown and path.name != LOG:
+                until = "" if has_ended else f", until run {run.id} prints something"
+                click.echo(f"the machine's own log{until}:", err=True)
+            shown[path] = _print_from(path, shown.get(path, 0))
+        elif not has_ended and now.reason and now.reason not in warned:
+            click.echo(f"nothing is printed yet: {now.reason}", err=True)
+            warned.add(now.reason)
+        if has_ended or not follow:
+            break
+        context.sleep(FETCH_INTERVAL_S)
+        reconcile(ledger, context.backends)
+    if not shown:
+        raise UserError(
+            f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"
+        )
+    # A run of several nodes may have failed on another one.
+    if others := sorted(s3_sync.run_folder(context.settings.home, run.id).glob("log-node-*.txt")):
+        click.echo(f"what it printed on other nodes: {', '.join(map(str, others))}", err=True)
+
+
+def _cloud_log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
+    own = s3_sync.run_folder(home, run.id) / LOG
+    if own.is_file():
+        return own
+    tokens = [attempt.token for attempt in reversed(attempts)]
+    theirs = [path(home, token) for token in tokens for path in (s3_sync.node_log_path, s3_sync.console_path)]
+    return next((path for path in theirs if path.is_file() and path.stat().st_size), None)
+
+
+def _console_log(context: AppContext, attempts: Sequence["Attempt"]) -> Path | None:
+    """Return a file with what the newest attempt's containers printed, if AWS keeps that; None if nothing."""
+    last = attempts[-1] if attempts else None
+    backend = context.cloud_backends.get(last.backend) if last else None
+    # EC2's console is worth a look only if the machine never boots.
+    if last is None or last.handle is None or backend is None or backend.boot_limit is not None:
+        return None
+    try:
+        path = backend.console_log(last.handle)
+    except UserError as error:
+        click.echo(f"warning: {error.message}", err=True)
+        return None
+    return path if path.stat().st_size else None
+
+
+def _print_from(path: Path, offset: int) -> int:
+    with path.open("rb") as log:
+        log.seek(offset)
+        while chunk := log.read(_CHUNK_BYTES):
+            click.echo(chunk, nl=False)
+        return log.tell()

@@ -10,8 +10,9 @@ import click
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError, resolve_recipe
-from fastlaunch_train.workloads import WorkloadError, WorkloadInfo, workload_info
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,7 +58,7 @@ def _parse_date(text: str) -> datetime.date:
 
 
 def _parse_minutes(text: str) -> int:
-    """Whole minutes of `2` (hours), `1.5`, `90min` or `1h30m`."""
+    """Return whole minutes of `2` (hours), `1.5`, `90min` or `1h30m`."""
     try:
         seconds = float(text) * 3600
     except ValueError:
@@ -65,11 +66,6 @@ def _parse_minutes(text: str) -> int:
     if not math.isfinite(seconds):
         raise UserError(f"{text!r} is not a time", "give hours such as 2, or 90min")
     return int(seconds // 60)
-
-
-def _parse_minutes_alone(text: str) -> int:
-    """Whole minutes of `30`, `90min` or `1h30m`."""
-    return int(text) if text.strip().isdecimal() else _parse_minutes(text)
 
 
 def _parse_usd(text: str) -> float:
@@ -90,7 +86,6 @@ DURATION = _Quantity("duration", _positive(parse_duration_s))
 SIZE = _Quantity("size", _positive(parse_bytes))
 DATE = _Quantity("date", _parse_date)
 MINUTES = _Quantity("time", _positive(_parse_minutes))
-MINUTES_ALONE = _Quantity("time", _positive(_parse_minutes_alone))
 USD = _Quantity("usd", _positive(_parse_usd))
 
 #: `--output table|json|csv`, as parameter `output`.
@@ -99,10 +94,10 @@ output_option = click.option(
     type=click.Choice(["table", "json", "csv"]),
     default="table",
     show_default=True,
-    help="How the rows are written to stdout.",
+    help="Write the rows to stdout in this form.",
 )
 #: `--yes`, as parameter `yes`.
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
 
 
 def table_or_json_option(what: str) -> Callable[[Command], Command]:
@@ -123,12 +118,12 @@ def workload_option(*, default: str | None = None) -> Callable[[Command], Comman
         default=default,
         show_default=default is not None,
         metavar="NAME",
-        help="What to train; `fastlaunch workloads` lists them.",
+        help="Train this workload; `fastlaunch workloads` lists them.",
     )
 
 
 def recipe_named(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe with its overrides; UserError, with the nearest names, where there is none such."""
+    """Return the recipe with its overrides. Raises UserError, with the nearest names, if there is none."""
     try:
         return resolve_recipe(name, overrides)
     except RecipeError as error:
@@ -136,7 +131,7 @@ def recipe_named(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def workload_named(name: str) -> WorkloadInfo:
-    """What is known of the workload; UserError, with the nearest names, where there is none such."""
+    """Return what is known of the workload. Raises UserError, with the nearest names, if there is none."""
     try:
         return workload_info(name)
     except WorkloadError as error:
@@ -158,6 +153,6 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def check_can_ask(*, yes: bool) -> None:
-    """Nothing, if there is somebody to ask, or nothing to ask; else UserError."""
+    """Raise UserError if there is a question and nobody to ask."""
     if not yes and not sys.stdin.isatty():
         raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")

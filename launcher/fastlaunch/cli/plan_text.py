@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.backends import Plan
-from fastlaunch.backends.placements import Site
+from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.core.plan import Plan
+from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.left_out import by_reason
-from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, type_names
+from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, type_name
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.protocol import Place
+    from fastlaunch.backends.placements import Placement
 
 #: Placeholders of what AWS cannot be asked for, and the options that give it.
 _TO_BE_GIVEN = {
@@ -34,19 +34,23 @@ def plan_text(
     plan: Plan,
     jobs: Sequence[JobSpec],
     *,
-    sites: "Sequence[Place]",
+    sites: "Sequence[Placement]",
     skipped: Sequence[tuple[str, str]],
     ceiling: CostCeiling,
 ) -> str:
-    """The plan at the first of `sites`, what comes after it, what is not known yet and what it may cost."""
+    """Return the plan at the first of `sites`, the others, what is not known yet, and what it may cost."""
     site, *others = sites
     lines = [in_words(jobs, site), "", f"{plan.operation} in {plan.region}:"]
     lines += [f"  {line}".rstrip() for line in as_yaml(plan.request)]
+    for item in plan.objects:
+        if item.text is not None:
+            lines += ["", "What its machines do, in the list of runs that they fetch:"]
+            lines += [f"  {line}".rstrip() for line in as_yaml(json.loads(item.text))]
     lines.append("")
     if others:
         lines += ["Without capacity there, in this order:", *(f"  {other.name}" for other in others)]
     if skipped:
-        lines += ["Left out:", *(f"  {told}" for told in by_reason(skipped))]
+        lines += ["Left out:", *(f"  {reason}" for reason in by_reason(skipped))]
     lines += _placeholders(plan)
     lines.append(f"Planned, not started: {ceiling}.")
     return "\n".join(lines)
@@ -69,7 +73,7 @@ def _placeholders(plan: Plan) -> list[str]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> list[str]:
-    """Lines of YAML; a text of several lines stands as it is, indented."""
+    """Return lines of YAML; a text of several lines stands as it is, indented."""
     lines = []
     for key, part in value.items():
         if isinstance(part, Mapping) and part:
@@ -93,39 +97,38 @@ def _scalar(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def in_words(jobs: Sequence[JobSpec], site: "Place") -> str:
+def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     # The recipes that share all else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
     for job, times in Counter(job.without_seed for job in jobs).items():
         named = f"{job.recipe.label}, {times} times" if times > 1 else job.recipe.label
         shared.setdefault(_what(job, jobs), []).append(named)
-    told = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
+    trained = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
     after = ", one run after another" if len(jobs) > 1 else ""
     job = jobs[0]
-    return f"{told}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
+    return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
 
 
 def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
     """`vit-huge at batch 64 for 200 steps`."""
     batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
-    # Said where not all have as many.
-    ranks = f" on {job.num_gpus} GPUs" if len({one.num_gpus for one in jobs}) > 1 else ""
+    # Only where not all have as many.
+    ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
     model = f" of {job.model}" if job.model else ""
     return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
 
 
-def _machines(job: JobSpec, site: "Place") -> str:
-    """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`, or first choices in order."""
-    instance, (first, *others) = site.instance, type_names(site)
+def _machines(job: JobSpec, site: "Placement") -> str:
+    """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
+    instance = site.instance
     count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
     each = " each" if job.num_nodes > 1 else ""
-    named = f"{count} {first} ({instance.num_accelerators} x {instance.accelerator}{each})"
-    instead = f", else {' or '.join(others)}," if others else ""
-    return f"{named}{instead}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
+    named = f"{count} {type_name(site)} ({instance.num_accelerators} x {instance.accelerator}{each})"
+    return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
 
 
-def _where(job: JobSpec, site: "Place") -> str:
+def _where(job: JobSpec, site: "Placement") -> str:
     if site.backend == "sagemaker":
         return f"of SageMaker in {site.region}"
     if site.zone:
@@ -133,22 +136,21 @@ def _where(job: JobSpec, site: "Place") -> str:
     if job.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
     # A subnet is named, though not yet known, where there has to be one.
-    if isinstance(site, Site) and site.subnet:
+    if isinstance(site, Ec2Placement) and site.subnet:
         return f"in {site.region}, in a subnet of yours"
     return f"in {site.region}, in a zone of EC2's choice"
 
 
-def _stand_anywhere(job: JobSpec, site: "Place") -> bool:
-    """Whether nothing keeps the nodes close together, as a placement group or a capacity block does."""
-    if job.num_nodes == 1 or not isinstance(site, Site):
+def _stand_anywhere(job: JobSpec, site: "Placement") -> bool:
+    """Return whether neither a placement group nor a capacity block keeps the nodes close together."""
+    if job.num_nodes == 1 or not isinstance(site, Ec2Placement):
         return False
     return site.block is None and site.placement_group is None
 
 
-def _bought(job: JobSpec, site: "Place") -> str:
-    """`on-demand`, `capacity block cr-0a1b`, `on-demand, kept for 30 min after it`."""
+def _bought(job: JobSpec, site: "Placement") -> str:
+    """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
     block = block_of(site)
-    bought = job.purchase if block is None else f"capacity block {block.reservation}"
     if job.training_plan:
-        bought = f"training plan {job.training_plan.rpartition('/')[2]}"
-    return f"{bought}, kept for {site.idle_minutes} min after it" if site.idle_minutes else bought
+        return f"training plan {job.training_plan.rpartition('/')[2]}"
+    return job.purchase if block is None else f"capacity block {block.reservation}"

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.prices import SERVICES, Catalogue, Price, load_catalogue
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
 from fastlaunch.cli.options import DATE, next_command, output_option
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import load_settings
@@ -53,7 +54,7 @@ def prices(
     if not chosen:
         raise _nothing_known(catalogue, instances, region=region, service=service, day=day)
     click.echo(_FORMATS[output](catalogue, chosen, day))
-    _tell(catalogue, instances, chosen, region=region, day=day, history=history)
+    _print_hints(catalogue, instances, chosen, region=region, day=day, history=history)
 
 
 def _matching(catalogue: Catalogue, glob: str) -> list[str]:
@@ -80,11 +81,13 @@ def _select(
     day: datetime.date,
     history: bool,
 ) -> list[Price]:
-    """Prices in the catalogue's order of instances: those in force on the day, or all up to it."""
+    """Return prices in the catalogue's order of instances: those in force on the day, or all up to it."""
     chosen: dict[tuple[Any, ...], Price] = {}
     for price in sorted(catalogue.prices, key=lambda price: price.as_of):
-        wanted = price.as_of <= day and service in (None, price.service) and fnmatchcase(price.region, region)
-        if wanted and price.instance in instances:
+        matches = (
+            price.as_of <= day and service in (None, price.service) and fnmatchcase(price.region, region)
+        )
+        if matches and price.instance in instances:
             # A later price takes the place of an earlier one, unless the history is wanted.
             chosen[price.key if history else price.key[:4]] = price
     place = {name: number for number, name in enumerate(instances)}
@@ -147,7 +150,7 @@ def _as_csv(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -
 
 
 def _as_table(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
-    """A row per price; the sources, which are long and few, are numbered and stand underneath."""
+    """Return a row per price; the sources, which are long and few, are numbered and stand underneath."""
     import textwrap
 
     from tabulate import tabulate
@@ -182,7 +185,7 @@ def _as_table(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date)
 _FORMATS = {"table": _as_table, "json": _as_json, "csv": _as_csv}
 
 
-def _tell(
+def _print_hints(
     catalogue: Catalogue,
     instances: Sequence[str],
     chosen: Sequence[Price],
@@ -191,7 +194,7 @@ def _tell(
     day: datetime.date,
     history: bool,
 ) -> None:
-    """What the prices leave out and what to type next, on stderr."""
+    """Print what the prices leave out and what to type next, on stderr."""
     priced = {price.instance for price in chosen}
     unpriced = [name for name in instances if name not in priced]
     if unpriced:

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from fastlaunch.cli.context import reconcile_here
-from fastlaunch.cli.listing import fitted, print_rows
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     confirm,
@@ -19,6 +18,7 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
+from fastlaunch.cli.render import fitted, print_rows
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
@@ -55,17 +55,17 @@ def runs(ctx: click.Context) -> None:
 
 @runs.command(
     "list",
-    short_help="Runs, the newest last.",
-    help=_with_filters("""Runs, the newest last: all of them, or those that RUN and FILTER pick."""),
+    short_help="List runs, the newest last.",
+    help=_with_filters("""List runs, the newest last: all, or those that RUN and FILTER pick."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
-@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Only the last N.")
+@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Show only the last N.")
 @output_option
 def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output: str = "table") -> None:
     with open_ledger(load_settings()) as ledger:
         reconcile_here(ledger)
-        found = ledger.fetch_comparable(selectors, all_runs=True)
-    shown = found[-limit:] if limit else found
+        selected = ledger.fetch_comparable(selectors, all_runs=True)
+    shown = selected[-limit:] if limit else selected
     rows = [run_as_row(run) for run in shown]
     if output != "table":
         print_rows(rows, output=output)
@@ -74,16 +74,16 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
         cells = [_cells(run) for run in shown]
         headers = {key: text for key, text in _HEADERS.items() if _tells(key, cells)}
         print_rows(fitted(cells, headers), output=output, headers=headers)
-    click.echo(f"{_num_runs(found)}{f', the last {limit} shown' if len(shown) < len(found) else ''}.")
+    click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
 
 
-@runs.command("show", short_help="Everything that is known of a run.")
+@runs.command("show", short_help="Show everything that is known of a run.")
 @click.argument("name", metavar="RUN")
-@table_or_json_option("it is")
+@table_or_json_option("the run is")
 def show(name: str, output: str) -> None:
-    """Everything that is known of a run: what was asked for, what was done and when, what it measured, what
-    it was billed at, and where its files are.
+    """Show everything that is known of a run: what was asked for, what was done and when, what it measured,
+    what it was billed at, and where its files are.
 
     RUN is the run's id, or the beginning or last part of it.
     """
@@ -96,7 +96,9 @@ def show(name: str, output: str) -> None:
         return
     for line in as_lines({**for_people(run, data), "files": _files(run)}):
         click.echo(line)
-    click.echo(f"Run {run.id} is {run.state}" + (f": {said}" if (said := measured(run)) else "") + ".")
+    click.echo(
+        f"Run {run.id} is {run.state}" + (f": {sentence}" if (sentence := measured(run)) else "") + "."
+    )
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
 
 
@@ -130,7 +132,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
 @click.option("--published", is_flag=True, help="Import the published figures that come with fastlaunch.")
 def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     """Import record files (.jsonl, .jsonl.gz, .jsonl.xz), CSV files of published figures, archives of these
-    (.tar.gz, .tar.xz), as `runs export` writes them, or folders of all these, searched to their depth.
+    (.tar.gz, .tar.xz), as `runs export` writes them, or folders of all these with their subfolders.
 
     The record files of all ranks of a run, in one folder, become one run. A run that is there already is not
     doubled. Files stay where they are: the ledger keeps a run's summary and the path.
@@ -140,18 +142,18 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 
     if not paths and not published:
         raise UserError("nothing to import", "give a file or a folder, or --published")
-    found = find_runs([*paths, *(shipped_figures() if published else ())])
-    for problem in found.skipped:
+    importable = find_runs([*paths, *(shipped_figures() if published else ())])
+    for problem in importable.skipped:
         click.echo(f"warning: skipped {problem.message}", err=True)
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
     with open_ledger(load_settings()) as ledger, ledger.transaction():
-        known = ledger.existing(list(found.runs))
+        known = ledger.existing(list(importable.runs))
         ids = ledger.add_imported(
-            [(run.summary, run.source.absolute()) for run in found.runs.values()],
+            [(run.summary, run.source.absolute()) for run in importable.runs.values()],
             submission_id=ledger.add_submission(os.fsencode(command).decode(errors="replace")),
-            run_ids=list(found.runs),
+            run_ids=list(importable.runs),
         )
-        for run in found.runs.values():
+        for run in importable.runs.values():
             if run.price is not None and run.run_id not in known:
                 ledger.set_price(run.run_id, run.price)
     new = len(ids) - len(known)
@@ -163,8 +165,8 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 @runs.command(
     "export",
     short_help="Write runs to files that `runs import` reads.",
-    help=_with_filters("""Write the record files of runs, compressed, and all else that is known of them: to a
-    .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both."""),
+    help=_with_filters("""Write the record files of runs, compressed, with all else that is known of them,
+    to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both."""),
 )
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @click.option(
@@ -173,7 +175,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     type=click.Path(path_type=Path),
     required=True,
     metavar="PATH",
-    help="A .tar.gz file that is not there yet, or a folder.",
+    help="Write to a .tar.gz file that is not there yet, or to a folder.",
 )
 def export(selectors: tuple[str, ...], destination: Path) -> None:
     from fastlaunch.runs.export import export_runs
@@ -192,7 +194,7 @@ def _cells(run: Run) -> dict[str, str | float | None]:
     row = run_as_row(run)
     when: str | None = run.created_at[:10]
     if run.backend == IMPORT:
-        when = run.summary.measured_on if run.summary else None
+        when = run.summary.environment.measured_on if run.summary else None
     return {
         **row,
         "when": when,
@@ -202,7 +204,7 @@ def _cells(run: Run) -> dict[str, str | float | None]:
 
 
 def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a column tells runs apart; the table is narrow, and these two often say the same of all."""
+    """Whether a column tells runs apart: these two often say the same of all, and the table is narrow."""
     if key not in ("backend", "instance"):
         return True
     values = {row[key] for row in cells}
@@ -217,8 +219,8 @@ def _with_folders(folders: Sequence[Path]) -> str:
     )
 
 
-def _num_runs(found: Sequence[Run]) -> str:
-    return f"{len(found)} run{'' if len(found) == 1 else 's'}"
+def _num_runs(selected: Sequence[Run]) -> str:
+    return f"{len(selected)} run{'' if len(selected) == 1 else 's'}"
 
 
 def _files(run: Run) -> list[str]:
@@ -231,7 +233,7 @@ def _files(run: Run) -> list[str]:
 
 
 def _own_folder(run: Run, settings: Settings) -> Path | None:
-    """The run's folder if it is one that fastlaunch made for this run alone."""
+    """Return the run's folder if fastlaunch made it for this run alone."""
     if run.backend == IMPORT or run.directory is None or not run.directory.is_dir():
         return None
     folder, home = run.directory.resolve(), (settings.home / "runs").resolve()

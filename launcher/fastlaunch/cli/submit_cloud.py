@@ -1,257 +1,211 @@
-"""`fastlaunch submit --instance`: a request for AWS to sites and plans, asked about, and submitted."""
+"""`fastlaunch submit --instance`: a request for AWS is resolved, planned, confirmed and submitted."""
 
 import datetime
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.backends import Plan
-from fastlaunch.catalog.prices import Catalogue, load_catalogue
-from fastlaunch.cli.cloud_options import Where, settings_with, terms_of
-from fastlaunch.cli.context import Surroundings
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.cli.cloud_options import settings_with
+from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.options import check_can_ask, confirm
 from fastlaunch.cli.plan_text import in_words, plan_text
-from fastlaunch.cli.submitted import exit_code_of, tell_runs
-from fastlaunch.cloud_request import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.cli.render import exit_code_of, print_runs
 from fastlaunch.core.errors import EXIT_DONE
 from fastlaunch.core.settings import Settings
-from fastlaunch.jobs.build import Request
+from fastlaunch.core.units import by_reason
+from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.left_out import by_reason
-from fastlaunch.offline_sites import Offline, OfflineSites, check_plan, offline_sites, plan_at
 from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, check_budget, cost_ceiling, is_known
+from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, plan_at, resolve
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.protocol import Place
+    from fastlaunch.backends.placements import Placement
+    from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.placement.check import Check
     from fastlaunch.placement.prepare import Prepared
-    from fastlaunch.runs.launcher import CloudSubmission
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request for AWS with all that is known of it offline. Its checks have passed, its budget holds."""
-
-    request: CloudRequest
-    settings: Settings
-    catalogue: Catalogue
-    offline: OfflineSites
-    ceiling: CostCeiling
-    today: datetime.date
+    from fastlaunch.runs.launcher import Submission
 
 
 def submit_to_cloud(
-    around: Surroundings,
-    request: Request,
+    context: AppContext,
+    options: SubmitOptions,
+    cloud: CloudOptions,
     typed: Mapping[str, Any],
-    where: Where,
     *,
     dry_run: bool,
     output: str,
     yes: bool,
 ) -> int:
-    """Exit code of a submission, or of its dry run, which starts, asks and looks up nothing."""
-    asked = ask_offline(around, request, typed, where)
-    for name, why in asked.request.left_out:
-        click.echo(f"left out: {name}: {why}", err=True)
-    for caveat in asked.request.caveats:
-        click.echo(f"warning: {caveat}", err=True)
-    for site in asked.offline.sites:
-        check_plan(site, jobs_of(asked.request, site), max_minutes=asked.request.max_minutes)
-    if dry_run:
-        click.echo(dry_run_text(asked, output=output))
-        return EXIT_DONE
-    return _submit(around, asked, detach=typed["detach"], max_cost=typed["max_cost"], output=output, yes=yes)
+    """Return the exit code of a submission, or of its dry run, which starts, asks and looks up nothing.
 
-
-def ask_offline(around: Surroundings, request: Request, typed: Mapping[str, Any], where: Where) -> Asked:
-    """The request, checked as far as that needs no AWS. Raises UserError, also for one above its budget."""
-    terms = terms_of(typed, where)
-    settings = settings_with(around.settings, typed, where.regions)
+    Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
+    """
+    settings = settings_with(context.settings, typed, cloud.regions)
     catalogue = load_catalogue(settings.prices)
-    cloud = build_cloud_request(request, terms, catalogue=catalogue)
-    today = around.now().date()
-    offline = offline_sites(
-        Offline(
-            request=cloud,
-            settings=settings,
-            catalogue=catalogue,
-            today=today,
-            image_at=_images(cloud, today, catalogue),
-            commit=around.commit,
-        )
-    )
-    ceiling = cost_ceiling(offline.sites, num_nodes=cloud.num_nodes, max_minutes=cloud.max_minutes)
-    block = block_of(ceiling.dearest)
-    # What a block's hour costs is not known before AWS told its hours: the budget is held against that.
-    if block is None or is_known(block):
-        check_budget(ceiling, typed["max_cost"])
-    return Asked(
-        request=cloud,
+    request = build_cloud_request(options, cloud, catalogue=catalogue)
+    now = context.now()
+    lookup = OfflineLookup(
         settings=settings,
         catalogue=catalogue,
-        offline=offline,
-        ceiling=ceiling,
-        today=today,
+        now=now,
+        base=_base_image(request, now.date(), catalogue),
+        # Only git can say, and a dry run does not run it.
+        commit="<commit>" if context.find_commit else None,
     )
+    resolution = resolve(request, lookup)
+    ceiling = cost_ceiling(
+        resolution.placements, num_nodes=request.cloud.num_nodes, max_minutes=request.cloud.max_minutes
+    )
+    block = block_of(ceiling.dearest)
+    # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
+    if block is None or is_known(block):
+        check_budget(ceiling, typed["max_cost"])
+    for name, why in request.skipped:
+        click.echo(f"left out: {name}: {why}", err=True)
+    for caveat in request.caveats:
+        click.echo(f"warning: {caveat}", err=True)
+    for site in resolution.placements:
+        check_plan(site, jobs_of(request, site), max_minutes=request.cloud.max_minutes)
+    if dry_run:
+        click.echo(dry_run_text(request, resolution, ceiling, output=output))
+        return EXIT_DONE
+    from fastlaunch.placement.prepare import prepare
+    from fastlaunch.runs.launcher import check_home
+
+    check_can_ask(yes=yes)
+    check_home(settings.home)
+    prepared = prepare(
+        request,
+        aws=context.aws,
+        settings=settings,
+        catalogue=catalogue,
+        now=context.now(),
+        commit=context.commit,
+        max_cost_usd=typed["max_cost"],
+        detach=typed["detach"],
+    )
+    return _submit(context, prepared, settings, detach=typed["detach"], output=output, yes=yes)
 
 
-def jobs_of(request: CloudRequest, site: "Place") -> tuple[JobSpec, ...]:
-    """The request's jobs as they are at the site."""
+def jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
+    """Return the request's jobs as they are at the site."""
     return jobs_at(request, site.instance, site.region, image=site.image)
 
 
-def offline_plan(asked: Asked) -> tuple[Plan, tuple[JobSpec, ...]]:
-    """The plan at the first site with its jobs."""
-    site = asked.offline.sites[0]
-    jobs = jobs_of(asked.request, site)
+def dry_run_text(request: CloudRequest, resolution: Resolution, ceiling: CostCeiling, *, output: str) -> str:
+    """Return the plan at the first site, as text or JSON, with what the dearest site may cost."""
+    site = resolution.placements[0]
+    jobs = jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     by_id = dict(zip(names, jobs, strict=True))
-    return plan_at(by_id, site, attempt=1, max_minutes=asked.request.max_minutes), jobs
-
-
-def dry_run_text(asked: Asked, *, output: str) -> str:
-    """The plan at the first site, for people or as a JSON object; what it may cost is the dearest site's."""
-    planned, jobs = offline_plan(asked)
-    # A fee that is made of a price per hour is known with the block's hours, which AWS tells.
-    fee = asked.request.block_fee_usd
-    plan = replace(planned, max_cost_usd=asked.ceiling.usd, sunk_usd=fee)
+    planned = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
+    # A fee made of a price per hour is known once AWS has said how many hours the block has.
+    plan = replace(planned, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd)
     if output == "json":
-        for told in by_reason(asked.offline.skipped):
-            click.echo(f"left out: {told}", err=True)
+        for reason in by_reason(resolution.skipped):
+            click.echo(f"left out: {reason}", err=True)
         return json.dumps(plan.to_json(), indent=2)
-    return plan_text(
-        plan, jobs, sites=asked.offline.sites, skipped=asked.offline.skipped, ceiling=asked.ceiling
-    )
+    return plan_text(plan, jobs, sites=resolution.placements, skipped=resolution.skipped, ceiling=ceiling)
 
 
-def _images(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> Callable[[str], str]:
-    """The container image in a region: the one that was named, else AWS's own, by a digest to look up."""
-    from fastlaunch.base_image_file import shipped_base_images
-    from fastlaunch.catalog.container_images import image_uri, own_image, training_base
-    from fastlaunch.cloud_arms import check_base
+def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> "BaseImage | None":
+    """Return AWS's container image that the job starts from; None if the request names its own.
 
-    given = request.image
-    if given:
+    Raises UserError if a recipe needs what that image does not have.
+    """
+    from fastlaunch.catalog.container_images import shipped_base_images, training_base
+    from fastlaunch.jobs.variants import check_base
 
-        def given_image(region: str) -> str:
-            own_image(given, region)
-            return given
-
-        return given_image
-
-    base = training_base(request.base_image, today=today)
-    known = shipped_base_images().images
+    if request.cloud.image:
+        return None
+    base = training_base(request.cloud.base_image, today=today)
     check_base(
-        request.arms,
+        request.variants,
         base,
-        [one for one in known if one.flavour == base.flavour],
+        [image for image in shipped_base_images().images if image.flavour == base.flavour],
         [catalogue.accelerators[instance.accelerator] for instance in request.instances],
     )
-    return lambda region: image_uri(base, region, "<image-digest>")
+    return base
 
 
 def _submit(
-    around: Surroundings, asked: Asked, *, detach: bool, max_cost: float | None, output: str, yes: bool
+    context: AppContext, prepared: "Prepared", settings: Settings, *, detach: bool, output: str, yes: bool
 ) -> int:
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.display import make_display
-    from fastlaunch.runs.launcher import CloudLauncher
+    from fastlaunch.runs.launcher import Launcher, Submission
     from fastlaunch.runs.spot_checkpoints import slow_checkpoint
     from fastlaunch.runs.stop_request import StopRequest
-    from fastlaunch.submission import check_home
 
-    check_can_ask(yes=yes)
-    check_home(asked.settings.home)
-    prepared, submission = _prepared(around, asked, detach=detach, max_cost=max_cost)
-    with open_ledger(asked.settings) as ledger, StopRequest() as stop:
-        first = prepared.sites[0]
+    submission = Submission(
+        placements=prepared.placements,
+        jobs_at=lambda site: jobs_of(prepared.request, site),
+        max_minutes=prepared.request.cloud.max_minutes,
+        detach=detach,
+    )
+    for site in prepared.placements:
+        check_plan(site, submission.jobs_at(site), max_minutes=submission.max_minutes)
+    with open_ledger(settings) as ledger, StopRequest() as stop:
+        first = prepared.placements[0]
         slow = slow_checkpoint(ledger, submission.jobs_at(first), backend=first.backend)
-        _ask(prepared, submission, slow, asked.settings, yes=yes)
-        upload_code(prepared, around.aws)
-        launcher = CloudLauncher(
-            backends=around.cloud_backends,
-            aws=around.aws,
+        _ask(prepared, submission, slow, settings, yes=yes)
+        upload_code(prepared, context.aws)
+        launcher = Launcher(
+            backends=context.cloud_backends,
             ledger=ledger,
-            home=asked.settings.home,
-            settings=asked.settings,
-            display=make_display(sys.stderr, around.monotonic_s),
+            settings=settings,
+            display=make_display(sys.stderr, context.monotonic_s),
             stop=stop,
-            now=around.now,
         )
-        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *around.argv]))
-    tell_runs(runs, output=output)
+        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
+    print_runs(runs, output=output)
     return exit_code_of(runs, stopped=bool(stop.by))
 
 
-def _prepared(
-    around: Surroundings, asked: Asked, *, detach: bool, max_cost: float | None
-) -> "tuple[Prepared, CloudSubmission]":
-    """All that AWS was asked for, and the submission made of it, whose plans AWS would take."""
-    from fastlaunch.placement.prepare import prepare
-    from fastlaunch.runs.launcher import CloudSubmission
-
-    prepared = prepare(
-        asked.request,
-        aws=around.aws,
-        settings=asked.settings,
-        catalogue=asked.catalogue,
-        now=around.now(),
-        commit=around.commit,
-        max_cost_usd=max_cost,
-        detach=detach,
-    )
-    submission = CloudSubmission(
-        sites=prepared.sites,
-        jobs_at=lambda site: jobs_of(prepared.request, site),
-        max_minutes=prepared.request.max_minutes,
-        num_nodes=prepared.request.num_nodes,
-        detach=detach,
-    )
-    for site in prepared.sites:
-        check_plan(site, submission.jobs_at(site), max_minutes=submission.max_minutes)
-    return prepared, submission
-
-
 def doubts_of(checks: "Sequence[Check]") -> list[str]:
-    """What is warned of before money is spent, once where it holds in several places."""
-    doubts = dict.fromkeys((check.told, check.hint) for check in checks if check.result == "warning")
-    return [f"warning: {told}" + (f"\n  {hint}" if hint else "") for told, hint in doubts]
+    """Return the warnings before money is spent, once where one holds in several places."""
+    doubts = dict.fromkeys((check.message, check.hint) for check in checks if check.result == "warning")
+    return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in doubts]
 
 
 def _ask(
     prepared: "Prepared",
-    submission: "CloudSubmission",
+    submission: "Submission",
     slow_checkpoint: str | None,
     settings: Settings,
     *,
     yes: bool,
 ) -> None:
     """Tell what is going to be done and what it may cost, then ask. Raises UserError if that is refused."""
-    first, *others = prepared.sites
+    first, *others = prepared.placements
     lines = [in_words(submission.jobs_at(first), first)]
     if others:
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
-    lines += [f"left out: {told}" for told in by_reason(prepared.skipped)]
-    lines += prepared.told
-    lines += doubts_of(prepared.found)
+    lines += [f"left out: {reason}" for reason in by_reason(prepared.skipped)]
+    lines += prepared.changes
+    lines += doubts_of(prepared.checks)
     if slow_checkpoint:
         lines.append(f"warning: {slow_checkpoint}")
     if submission.detach:
         lines.append(f"--detach: nobody will follow it; {_timers(first, settings)}")
-    ceiling = cost_ceiling(prepared.sites, num_nodes=submission.num_nodes, max_minutes=submission.max_minutes)
+    ceiling = cost_ceiling(
+        prepared.placements, num_nodes=prepared.request.cloud.num_nodes, max_minutes=submission.max_minutes
+    )
     lines.append(str(ceiling))
     click.echo("\n".join(lines), err=True)
     confirm("Start it?", yes=yes)
 
 
-def _timers(site: "Place", settings: Settings) -> str:
+def _timers(site: "Placement", settings: Settings) -> str:
     """What ends a job at a place that nobody follows."""
     if site.backend == "sagemaker":
         return "SageMaker ends it at its limit"

@@ -7,12 +7,11 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from fastlaunch.backends.local import LocalBackend
-from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.backends.stored_code import CodeBundle
+from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.cli.context import Surroundings, local_settings
+from fastlaunch.cli.context import AppContext, local_settings
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.runs.rehearsal import RehearsalBackend
 
@@ -33,7 +32,7 @@ _HERE = InstanceType(
 
 
 def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[JobSpec, ...]:
-    """The jobs on as many containers as nodes were asked for, which find each other over TCP.
+    """Return the jobs on as many containers as nodes were asked for, which find each other over TCP.
 
     Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
     """
@@ -53,9 +52,9 @@ def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[J
 
 
 def rehearsal_backend(
-    around: Surroundings, typed: Mapping[str, Any], environ: Mapping[str, str], *, user_file: Path | None
+    context: AppContext, typed: Mapping[str, Any], environ: Mapping[str, str], *, user_file: Path | None
 ) -> RehearsalBackend:
-    """What carries the jobs out; the code bundle is made, and kept with the runs, if the image lacks it.
+    """Return the backend of the rehearsal. Makes the code bundle, kept with the runs, if the image lacks it.
 
     user_file: the user's own workload. Raises UserError where the SageMaker SDK or docker is missing.
     """
@@ -68,10 +67,10 @@ def rehearsal_backend(
         raise UserError("a rehearsal in containers needs docker with compose", "install docker")
     image, code, stored = typed["image"], None, None
     if image is None:
-        image, code, stored = _image_and_code(around, typed["base_image"], user_file)
-    site = TrainingSite(
+        image, code, stored = _image_and_code(context, typed["base_image"], user_file)
+    site = SageMakerPlacement(
         instance=_HERE,
-        region=around.settings.region,
+        region=context.settings.region,
         role="<role>",
         bucket="rehearsal",
         prefix="",
@@ -79,31 +78,31 @@ def rehearsal_backend(
         code=stored,
         # Nothing is billed.
         usd_per_hour=0.0,
-        price_as_of=around.now().date().isoformat(),
+        price_as_of=context.now().date().isoformat(),
         volume_gib=1,
     )
     return RehearsalBackend(
-        local=LocalBackend(local_settings(around.settings.home, around.machine, environ)),
-        site=site,
+        local_settings(context.settings.home, context.machine, environ),
+        placement=site,
         code=code,
         max_minutes=typed["max_hours"],
-        has_gpus=bool(around.machine.devices),
+        has_gpus=bool(context.machine.devices),
     )
 
 
 def _image_and_code(
-    around: Surroundings, base_image: str | None, user_file: Path | None
+    context: AppContext, base_image: str | None, user_file: Path | None
 ) -> tuple[str, Path, CodeBundle]:
-    """AWS's image in its public gallery, and the bundle that a job with it would get, as a file here."""
+    """Return AWS's image in its public gallery, and the bundle that a job would get, as a file here."""
     from fastlaunch.catalog.container_images import find_base_image, public_uri
     from fastlaunch.images.code_bundle import make_bundle
     from fastlaunch.images.wheels import wheel_folder
 
-    base = find_base_image(base_image, flavour="ec2", today=around.now().date())
+    base = find_base_image(base_image, flavour="ec2", today=context.now().date())
     bundle = make_bundle(
-        base, user_file=user_file, commit=around.commit, wheels=wheel_folder(around.settings)
+        base, user_file=user_file, commit=context.commit, wheels=wheel_folder(context.settings)
     )
-    path = around.settings.home.absolute() / "code" / bundle.sha256 / f"{bundle.sha256}.tar.gz"
+    path = context.settings.home.absolute() / "code" / bundle.sha256 / f"{bundle.sha256}.tar.gz"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bundle.data)

@@ -10,7 +10,7 @@ _OPTIONS = (
         "recipes",
         multiple=True,
         metavar="NAME",
-        help="How to train; several with commas, or repeated. `fastlaunch recipes` lists them."
+        help="Train with this recipe; several with commas, or repeated. `fastlaunch recipes` lists them."
         "  [default: bf16]",
     ),
     click.option(
@@ -24,49 +24,69 @@ _OPTIONS = (
     click.option(
         "--experiment",
         metavar="NAME",
-        help="A published experiment: its workloads, recipes and batch sizes. `fastlaunch experiments` "
-        "lists them.",
+        help="Repeat a published experiment: its workloads, recipes and batch sizes. "
+        "`fastlaunch experiments` lists them.",
     ),
     click.option(
-        "--batch-size", metavar="N|auto", help="Samples per GPU and step; auto finds the largest that fits."
+        "--batch-size",
+        metavar="N|auto",
+        help="Train on this many samples per GPU and step; auto finds the most that fit.",
     ),
     click.option(
-        "--steps", type=COUNT, help="Optimizer steps of a run.  [default: 200, or the experiment's]"
+        "--steps",
+        type=COUNT,
+        help="Take this many optimizer steps per run.  [default: 200, or the experiment's]",
     ),
-    click.option("--epochs", type=COUNT, help="Instead of --steps: passes over the data."),
+    click.option("--epochs", type=COUNT, help="Train for this many passes over the data instead of --steps."),
     click.option(
-        "--repeats", type=COUNT, default=1, show_default=True, help="Runs of each recipe, interleaved."
+        "--repeats", type=COUNT, default=1, show_default=True, help="Run each recipe this often, interleaved."
     ),
-    click.option("--seed", type=COUNT, default=0, show_default=True, help="Of weights and data."),
-    click.option("--nproc", type=COUNT, help="Processes.  [default: one per GPU, one on a CPU]"),
+    click.option(
+        "--seed", type=COUNT, default=0, show_default=True, help="Seed the weights and the order of the data."
+    ),
+    click.option(
+        "--nproc", type=COUNT, help="Start this many processes.  [default: one per GPU, one on a CPU]"
+    ),
     click.option(
         "--data",
-        metavar="ARM",
-        help="synthetic, loader, folder:PATH or file:PATH.  [default: synthetic, or the experiment's]",
+        metavar="SOURCE",
+        help="Read synthetic, loader, folder:PATH or file:PATH.  [default: synthetic, or the experiment's]",
     ),
     click.option(
         "--num-workers",
         type=COUNT,
-        help="Loader processes per GPU for that data.  [default: its share of the CPU cores, 12 at most]",
+        help="Load that data with this many processes per GPU.  [default: a share of the cores, at most 12]",
     ),
     click.option(
-        "--checkpoint-every", type=COUNT, default=0, help="Steps between checkpoints.  [default: none]"
+        "--checkpoint-every",
+        type=COUNT,
+        default=0,
+        help="Save a checkpoint every so many steps.  [default: none]",
     ),
     click.option(
         "--eval-every",
         type=COUNT,
-        help="Steps between evaluations on held-out data; with it there is one at the end.  [default: none]",
+        help="Evaluate on held-out data every so many steps, and at the end.  [default: never]",
     ),
     click.option(
-        "--model", metavar="PATH|HUB_ID", help="Of a language workload: a folder, or a name on the hub."
+        "--model", metavar="PATH|HUB_ID", help="Train this language model: a folder, or a name on the hub."
     ),
-    click.option("--tokenizer", metavar="PATH|HUB_ID", help="Likewise.  [default: the model's, else bytes]"),
-    click.option("--sequence-length", type=POSITIVE_COUNT, metavar="TOKENS", help="Of a language workload."),
+    click.option(
+        "--tokenizer",
+        metavar="PATH|HUB_ID",
+        help="Split text with this tokenizer.  [default: the model's, else bytes]",
+    ),
+    click.option(
+        "--sequence-length",
+        type=POSITIVE_COUNT,
+        metavar="TOKENS",
+        help="Cut text into samples of this many tokens.",
+    ),
 )
 
 
 def training_options(command: Command) -> Command:
-    """`command` with the options, as parameters that are the fields of `request.Request`."""
+    """`command` with the options, as parameters that are fields of `SubmitOptions`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

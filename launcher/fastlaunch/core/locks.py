@@ -1,6 +1,6 @@
-"""Whether a process lives, told by a lock that it holds; the kernel releases it however the process ends.
+"""Locks that show whether a process lives: the kernel releases them however the process ends.
 
-A process id would not do: it is reused, and says nothing across a reboot.
+A process id is no such sign: it is reused, and says nothing across a reboot.
 """
 
 import fcntl
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def take(path: Path) -> int:
-    """Descriptor that holds the lock file `path`; whoever inherits it keeps the lock until it ends.
+    """Take the lock file `path`; return its descriptor. Whoever inherits that keeps the lock until it ends.
 
-    Raises OSError where the file cannot be made.
+    Raises OSError if the file cannot be made.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Whoever held it may have removed the file: a lock on that one is seen by nobody.
+        # The last holder may have removed the file, and nobody sees a lock on a removed file.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
@@ -27,7 +27,7 @@ def take(path: Path) -> int:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` in this process, and removes it in the end."""
+    """Hold the lock file `path` in this process, and remove it at the end."""
     descriptor = take(path)
     try:
         yield
@@ -37,7 +37,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock file `path`."""
+    """Return whether some process holds the lock file `path`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

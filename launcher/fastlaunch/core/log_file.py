@@ -1,22 +1,22 @@
-"""What a job printed, and the part of it that tells why it failed."""
+"""What a job printed, and the part of it that shows why it failed."""
 
 import re
 from pathlib import Path
 
 #: Name of the file in the run directory that takes stdout and stderr of every rank.
 LOG = "log.txt"
-#: Where torchrun begins to report, at length, that a rank failed; what the rank said stands before. Up to
-#: torch 2.2 in the second form.
+#: Where torchrun begins its long report that a rank failed; what the rank said stands before it. The second
+#: form is that of torch up to 2.2.
 _TORCHRUN = re.compile(
     r"^[EW]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/elastic/"
     r"|^\[\d{4}-\d\d-\d\d [\d:,]+\] torch\.distributed\.elastic\."
 )
-#: Of a log that may be large, so much of its end is read.
+#: How much of a log's end is read, as it may be large.
 _MAX_BYTES = 2**18
 
 
 def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
-    """The last lines that the job itself printed; empty if there is no log."""
+    """Return the last lines that the job itself printed; empty if there is no log."""
     try:
         with (directory / LOG).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _MAX_BYTES))
@@ -28,6 +28,6 @@ def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
 
 
 def last_words(directory: Path) -> str | None:
-    """The last line that is not indented, such as the error under a traceback; None if there is none."""
+    """Return the last line without indentation, such as the error under a traceback; None without one."""
     lines = telling_lines(directory, num_lines=200)
     return next((line for line in reversed(lines) if line.strip() and not line[0].isspace()), None)

@@ -1,6 +1,4 @@
-"""Where files lie that ship with fastlaunch: those of the source tree's top, in a wheel under `shipped/`, and
-the training package's.
-"""
+"""Where the files lie that ship with fastlaunch: at the top of a checkout, or in a wheel under `shipped/`."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +7,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(name: str) -> Path:
-    """Path of a shipped file or folder: `instance_prices.yaml`, `measurements`, `docs/aws-setup.md`."""
+    """Return the path of a shipped file or folder, such as `measurements` or `docs/setup.md`."""
     installed = _PACKAGE / "shipped" / name
     if installed.exists():
         return installed
@@ -18,7 +16,7 @@ def shipped(name: str) -> Path:
 
 
 def training_package() -> Path:
-    """Folder of the training package, as it is installed: in a checkout or from a wheel."""
-    found = find_spec("fastlaunch_train")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
+    """Return the folder of the training package, as it is installed: in a checkout or from a wheel."""
+    spec = find_spec("fastlaunch_train")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent

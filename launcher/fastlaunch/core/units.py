@@ -1,9 +1,16 @@
-"""Quantities as people write them: `100M` samples, `48h`, `2GiB`."""
+"""Quantities as people write them (`100M` samples, `48h`, `2GiB`), dates and regions."""
 
+import datetime
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from fastlaunch.core.errors import UserError
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+#: Where prices and instances are looked up unless a region is given.
+DEFAULT_REGION = "us-east-1"
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -21,7 +28,7 @@ _MAX_LENGTH = 100
 
 
 def parse_count(text: str) -> int:
-    """A whole number: `200`, `10k`, `1.5M`, `1e6`, `1_000`."""
+    """Return a whole number: `200`, `10k`, `1.5M`, `1e6`, `1_000`."""
     value = _parse(text, _COUNTS, "a count such as 200, 10k or 1.5M")
     if value != int(value):
         raise UserError(f"{text!r} is not a whole number", "give a count such as 200, 10k or 1.5M")
@@ -29,7 +36,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds: `90s`, `30min` or `30m`, `48h`, `2d`; `1h30m` adds up. The unit is required."""
+    """Return seconds: `90s`, `30min` or `30m`, `48h`, `2d`; `1h30m` adds up. The unit is required."""
     expected = "a duration such as 90s, 30min, 48h or 1h30m"
     parts = _PARTS.findall(text)
     if not parts or "".join("".join(parts).split()) != "".join(text.split()):
@@ -38,12 +45,12 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes, rounded down: `2GiB`, `512MB`, `1e9`."""
+    """Return bytes, rounded down: `2GiB`, `512MB`, `1e9`."""
     return int(_parse(text, _BYTES, "a size such as 2GiB or 512MB"))
 
 
 def _parse(text: str, units: dict[str, int], expected: str) -> Fraction:
-    """The quantity, exactly: 1.1M is 1100000, and 2**53 + 1 is not 2**53."""
+    """Return the quantity, exactly: 1.1M is 1100000, and 2**53 + 1 is not 2**53."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[3].lower() not in units or len(match[0]) > _MAX_LENGTH:
         raise UserError(f"{text!r} is not {expected.partition(' such')[0]}", f"give {expected}")
@@ -52,3 +59,26 @@ def _parse(text: str, units: dict[str, int], expected: str) -> Fraction:
     if value > _LARGEST:
         raise UserError(f"{text!r} is too large", f"give {expected}")
     return value
+
+
+def parse_date(text: str) -> datetime.date:
+    """Return the day written as YYYY-MM-DD. Raises UserError for other text or a day that never was."""
+    try:
+        if _DATE.fullmatch(text):
+            return datetime.date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise UserError(f"{text!r} is not a date", "give one as YYYY-MM-DD, such as 2023-11-15")
+
+
+def by_reason(skipped: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines such as `us-east-1a, us-east-1b: no answer`, of (name, reason it was skipped)."""
+    names: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(group)}: {reason}" for reason, group in names.items()]
+
+
+def is_region(name: str) -> bool:
+    """Return whether it is written like the name of a region."""
+    return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None

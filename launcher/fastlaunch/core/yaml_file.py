@@ -1,236 +1,179 @@
-"""YAML whose every value knows its line, so that a fault can be pointed at."""
+"""YAML files read into dataclasses: every fault is a BadFile with its line."""
 
 import datetime
-import math
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fastlaunch.catalog.prices import parse_date
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.units import parse_date
 
-#: A price file is kilobytes long; more is some other file, and would take long to read.
-MAX_BYTES = 4 * 2**20
-MAX_DEPTH = 20
-_STRING, _INTEGER, _FLOAT, _BOOLEAN, _TIMESTAMP = (
-    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "timestamp")
-)
-_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scalar:
-    """A value as it is written, with the YAML tag that it resolves to."""
-
-    written: str
-    tag: str
+T = TypeVar("T")
+#: What a value of a type looks like, for messages.
+_EXPECTED = {
+    str: "text",
+    int: "a whole number",
+    float: "a number such as 55.04",
+    Path: "the name of a file",
+    bool: "true or false",
+    datetime.date: "a date written YYYY-MM-DD",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """A key of a mapping, with its line."""
+class YamlFile:
+    """The one document of a YAML file, as plain data. A path is keys and indices, from the top down."""
 
-    text: str
-    line: int
+    def __init__(self, path: Path) -> None:
+        import yaml
 
+        self.path = path
+        self._root: Any = None
+        try:
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text(encoding="utf-8-sig"))
+            self._root = loader.get_single_node()
+            self._refuse_repeated_keys(self._root)
+            self.data: Any = loader.construct_document(self._root) if self._root else None
+        except FileNotFoundError:
+            raise BadFile(path, "does not exist") from None
+        except OSError as error:
+            raise BadFile(path, f"cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise BadFile(path, "is not UTF-8 text") from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            problem = f"is not YAML: {error.problem or error}"
+            raise BadFile(path, problem, line=mark.line + 1 if mark else None) from None
+        # The others come through PyYAML for an impossible date, an empty tag or a thousand brackets.
+        except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise BadFile(path, f"is not YAML: {error}") from None
 
-@dataclass(frozen=True, kw_only=True)
-class Located:
-    """A value of a YAML file: a scalar, a list or a mapping, with its line (1 is the first).
+    def fault(self, problem: str, *at: str | int, hint: str | None = None) -> BadFile:
+        """Return the error that the value at this path is wrong, with its line."""
+        return BadFile(self.path, problem, line=self._line(*at), hint=hint)
 
-    Its methods return the value as the type asked for, and raise BadFile with the line otherwise.
-    """
+    def mapping(self, *at: str | int) -> dict[str, Any]:
+        """Return the mapping at this path, empty if nothing is there; its keys are text."""
+        value = self._value(*at)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.fault(f"{_name(at)} is {_shown(value)}; it takes `name: value` pairs", *at)
+        for key in value:
+            if not isinstance(key, str) or not key.strip():
+                raise self.fault(f"{_name(at)} has {_shown(key)} for a name; it is text", *at, key)
+        return value
 
-    file: Path
-    line: int
-    value: "Scalar | tuple[Located, ...] | dict[Key, Located]"
+    def items(self, *at: str | int) -> list[Any]:
+        """Return the list at this path, empty if nothing is there."""
+        value = self._value(*at)
+        if value is not None and not isinstance(value, list):
+            raise self.fault(f"{_name(at)} is {_shown(value)}; it is a list", *at)
+        return value or []
 
-    def wrong(self, problem: str, hint: str | None = None) -> BadFile:
-        """The error that this value is wrong, with its line."""
-        return BadFile(self.file, problem, line=self.line, hint=hint)
+    def record(self, cls: type[T], *at: str | int, without: tuple[str, ...] = (), **given: Any) -> T:
+        """Return a dataclass with the mapping at this path for fields, checked by their types.
 
-    def mapping(self, what: str) -> dict[Key, "Located"]:
-        """Keys and values, whatever the keys are."""
-        if not isinstance(self.value, dict):
-            raise self.wrong(f"{what} is {self._kind()}; it takes `name: value` pairs")
-        return self.value
-
-    def fields(
-        self, what: str, *, required: Collection[str], optional: Collection[str] = ()
-    ) -> Mapping[str, "Located"]:
-        """Values by field name: every required one is there, and no other than the optional ones."""
-        from difflib import get_close_matches
-
-        entries = self.mapping(what)
-        known = [*required, *optional]
-        for key in entries:
-            if key.text not in known:
-                near = get_close_matches(key.text, known, n=1, cutoff=0.5)
-                kind = "unit" if "_per_" in key.text and any("_per_" in name for name in known) else "field"
-                raise BadFile(
-                    self.file,
-                    f"{what} has an unknown {kind} `{key.text}`",
-                    line=key.line,
-                    hint=f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}",
-                )
-        fields = {key.text: value for key, value in entries.items()}
-        missing = [name for name in required if name not in fields]
+        given: fields that the file does not hold. without: keys that are read elsewhere.
+        """
+        types_by_name = get_type_hints(cls)
+        known = {each.name: each for each in fields(cls) if each.name not in given}  # type: ignore[arg-type]
+        entry = self.mapping(*at)
+        self.refuse_unknown(*at, known=[*known, *without])
+        values = {name: self.value(types_by_name[name], *at, name) for name in entry if name not in without}
+        missing = [
+            name
+            for name, each in known.items()
+            if name not in entry and each.default is MISSING and each.default_factory is MISSING
+        ]
         if missing:
-            raise self.wrong(f"{what} has no {' and no '.join(f'`{name}`' for name in missing)}")
-        return fields
+            raise self.fault(f"{_name(at)} has no {' and no '.join(f'`{name}`' for name in missing)}", *at)
+        try:
+            return cls(**values, **given)
+        except UserError as error:
+            # On the line of the field that the message names.
+            named = sorted((name for name in entry if name in error.message), key=len)[-1:]
+            raise self.fault(error.message, *at, *named, hint=error.hint) from None
 
-    def items(self, what: str) -> tuple["Located", ...]:
-        """The members of a list."""
-        if not isinstance(self.value, tuple):
-            raise self.wrong(f"{what} is {self._kind()}; it is a list")
-        return self.value
+    def refuse_unknown(self, *at: str | int, known: list[str]) -> None:
+        """Raise BadFile if the mapping at this path has a key that is not known."""
+        for key in self.mapping(*at):
+            if key not in known:
+                near = get_close_matches(key, known, n=1, cutoff=0.5)
+                hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+                raise self.fault(f"{_name(at)} has an unknown field `{key}`", *at, key, hint=hint)
 
-    def text(self, what: str) -> str:
-        """Text that is not empty, without the spaces around it."""
-        if not isinstance(self.value, Scalar) or self.value.tag != _STRING:
-            raise self.wrong(f"{what} is {self._kind()}; it is text", "put quotes around it")
-        if not self.value.written.strip():
-            raise self.wrong(f"{what} is empty")
-        return self.value.written.strip()
-
-    def choice(self, what: str, choices: Collection[str]) -> str:
-        """One of `choices`."""
-        text = self.text(what)
-        if text not in choices:
-            raise self.wrong(f"{what} is {text!r}", f"it is one of {', '.join(choices)}")
-        return text
-
-    def choices(self, what: str, choices: Collection[str]) -> tuple[str, ...]:
-        """Members of `choices`, in the order of the file."""
-        return tuple(item.choice(f"a member of {what}", choices) for item in self.items(what))
-
-    def texts(self, what: str) -> tuple[str, ...]:
-        """Texts, none of them empty."""
-        return tuple(item.text(f"a member of {what}") for item in self.items(what))
-
-    def number(self, what: str, *, zero_allowed: bool = False) -> float:
-        """A finite number above 0, or also 0."""
-        if not isinstance(self.value, Scalar) or self.value.tag not in (_INTEGER, _FLOAT):
-            raise self.wrong(f"{what} is {self._kind()}; it is a number such as 55.04")
-        # YAML 1.1 also reads 1:30 and 0x1F as numbers. No price is meant so.
-        if not _DECIMAL.fullmatch(self.value.written):
-            raise self.wrong(f"{what} is {self._kind()}; it is a finite decimal number")
-        number = float(self.value.written.replace("_", ""))
-        if not math.isfinite(number) or number < 0 or (number == 0 and not zero_allowed):
-            raise self.wrong(
-                f"{what} is {self._kind()}; it is {'0 or more' if zero_allowed else 'above 0'} and finite",
-                "leave an entry out whose value is unknown",
-            )
-        return number
-
-    def whole(self, what: str, *, zero_allowed: bool = False) -> int:
-        """A whole number above 0, or also 0."""
-        number = self.number(what, zero_allowed=zero_allowed)
-        if not number.is_integer():
-            raise self.wrong(f"{what} is {self._kind()}; it is a whole number")
-        return int(number)
-
-    def flag(self, what: str) -> bool:
-        """True or false."""
-        if isinstance(self.value, Scalar) and self.value.tag == _BOOLEAN:
-            return self.value.written.lower() in ("true", "yes", "on")
-        raise self.wrong(f"{what} is {self._kind()}; it is true or false")
-
-    def date(self, what: str) -> datetime.date:
-        """A date, written YYYY-MM-DD."""
-        if isinstance(self.value, Scalar) and self.value.tag in (_TIMESTAMP, _STRING):
+    def value(self, expected: Any, *at: str | int) -> Any:
+        """Return the value at this path as the type `expected`. Raises BadFile if it is of another."""
+        value = self._value(*at)
+        if isinstance(expected, types.UnionType) or get_origin(expected) is Union:
+            (expected,) = (one for one in get_args(expected) if one is not type(None))
+        origin, arguments = get_origin(expected), get_args(expected)
+        if origin in (tuple, frozenset):
+            return origin(self.value(arguments[0], *at, index) for index in range(len(self.items(*at))))
+        if origin is Mapping:
+            return {key: self.value(arguments[1], *at, key) for key in self.mapping(*at)}
+        if expected is datetime.date and isinstance(value, str | datetime.datetime):
             try:
-                return parse_date(self.value.written)
+                return parse_date(str(value))
             except UserError as error:
-                raise self.wrong(f"{what}: {error.message}", error.hint) from None
-        raise self.wrong(f"{what} is {self._kind()}; it is a date written YYYY-MM-DD")
+                raise self.fault(f"{_name(at)}: {error.message}", *at, hint=error.hint) from None
+        if expected is float and type(value) is int:
+            return float(value)
+        if expected is Path and isinstance(value, str) and value:
+            return Path(value)
+        if type(value) is not expected or value == "":
+            hint = "put quotes around it" if expected is str and value not in (None, "") else None
+            raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at, hint=hint)
+        return value.strip() if isinstance(value, str) else value
 
-    def _kind(self) -> str:
-        if isinstance(self.value, Scalar):
-            written = self.value.written
-            return repr(written if len(written) <= 40 else f"{written[:37]}...") if written else "empty"
-        return "a list" if isinstance(self.value, tuple) else "a mapping"
+    def _value(self, *at: str | int) -> Any:
+        value = self.data
+        for step in at:
+            if isinstance(step, str) and (not isinstance(value, dict) or step not in value):
+                return None
+            value = value[step]
+        return value
 
+    def _line(self, *at: str | int) -> int | None:
+        node, line = self._root, None
+        for step in (None, *at):
+            if isinstance(step, int) and node.id == "sequence":
+                node = node.value[step]
+            elif step is not None:
+                key_and_value = next((pair for pair in node.value if pair[0].value == str(step)), None)
+                if key_and_value is None:
+                    break
+                node = key_and_value[1]
+                line = key_and_value[0].start_mark.line + 1
+                continue
+            line = node.start_mark.line + 1 if node else None
+        return line
 
-def read_yaml(path: Path) -> Located:
-    """The one document of a YAML file. Raises BadFile, with the line where there is one.
-
-    Refused are repeated keys, which YAML readers commonly swallow, and aliases, with which a few lines
-    can stand for gigabytes.
-    """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = _read_text(path)
-    unprintable = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if unprintable:
-        line = text.count("\n", 0, unprintable.start()) + 1
-        raise BadFile(path, f"holds the character {unprintable[0]!r}, which YAML does not allow", line=line)
-    try:
-        _refuse_aliases_and_depth(path, text, loader)
-        root = yaml.compose(text, Loader=loader)
-    except yaml.YAMLError as error:
-        # Only YAML's marked errors have a mark, and not all of those a mark of the problem.
-        mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        problem = getattr(error, "problem", None) or str(error)
-        raise BadFile(path, f"is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
-    if root is None:
-        raise BadFile(path, "is empty", hint="a price file starts with `schema: 1`")
-    return _locate(path, root)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise BadFile(path, "does not exist") from None
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
-        raise BadFile(path, f"is larger than {MAX_BYTES >> 20} MiB, so it is no price file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BadFile(path, "is not UTF-8 text", line=line) from None
+    def _refuse_repeated_keys(self, node: Any) -> None:
+        """YAML would silently take the last one."""
+        for child in node.value if node and node.id != "scalar" else ():
+            self._refuse_repeated_keys(child[1] if node.id == "mapping" else child)
+        lines: dict[str, int] = {}
+        for key, _ in node.value if node and node.id == "mapping" else ():
+            line = key.start_mark.line + 1
+            if str(key.value) in lines:
+                known_line = lines[str(key.value)]
+                problem = f"`{key.value}` stands here again; it is on line {known_line} already"
+                raise BadFile(self.path, problem, line=line)
+            lines[str(key.value)] = line
 
 
-def _refuse_aliases_and_depth(path: Path, text: str, loader: Any) -> None:
-    # Before composing, which recurses: in C, where too much depth ends the process.
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        line = event.start_mark.line + 1 if event.start_mark else None
-        if isinstance(event, yaml.AliasEvent):
-            raise BadFile(path, "uses an alias (`*name`)", line=line, hint="write the value out")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise BadFile(path, "is nested too deeply to be a price file", line=line)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+def _name(at: tuple[str | int, ...]) -> str:
+    """`aws.us-east-1`, `prices[2].as_of`."""
+    text = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in at)
+    return text.removeprefix(".") or "the file"
 
 
-def _locate(file: Path, node: Any) -> Located:
-    line = node.start_mark.line + 1
-    if node.id == "scalar":
-        return Located(file=file, line=line, value=Scalar(written=node.value, tag=node.tag))
-    if node.id == "sequence":
-        return Located(file=file, line=line, value=tuple(_locate(file, member) for member in node.value))
-    entries: dict[Key, Located] = {}
-    first_lines: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        line_of_key = key_node.start_mark.line + 1
-        if key_node.id != "scalar":
-            raise BadFile(file, "a key is text, not a list or a mapping", line=line_of_key)
-        text = key_node.value
-        if text in first_lines:
-            problem = f"`{text}` stands here again; it is on line {first_lines[text]} already"
-            raise BadFile(file, problem, line=line_of_key)
-        first_lines[text] = line_of_key
-        entries[Key(text=text, line=line_of_key)] = _locate(file, value_node)
-    return Located(file=file, line=line, value=entries)
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = "empty" if value in (None, "") else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

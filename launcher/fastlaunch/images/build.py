@@ -1,4 +1,4 @@
-"""An image with the training code in it: what goes into its build, and the tag that follows from that."""
+"""An image with the training code in it: the build context, and the tag that follows from it."""
 
 import hashlib
 import re
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastlaunch.base_image_file import BaseImage
+from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import shipped
 from fastlaunch.images.code_bundle import PROGRAMS, code_files, pack, site_files
 from fastlaunch.images.wheels import wanted_pins
-from fastlaunch_train.recipes.recipes import RECIPE_SCHEMA
+from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 DEFAULT_REPOSITORY = "fastlaunch"
 #: repositoryName of ecr:CreateRepository, in botocore 1.44.5's model of it.
@@ -20,32 +20,34 @@ _REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|_
 
 @dataclass(frozen=True, kw_only=True)
 class BaseReference:
-    """What the Dockerfile starts from. uri: in a registry. digest: None where it could not be asked for."""
+    """What the Dockerfile starts from."""
 
+    # In a registry.
     uri: str
+    # None where nobody could be asked for it.
     digest: str | None
 
     @property
     def host(self) -> str:
-        """Host of the registry."""
+        """The registry's host."""
         return self.uri.partition("/")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild:
-    """One image to build. files: of the context, by path. commit: None if it is not known.
+    """One image to build."""
 
-    base: AWS's image; None where the Dockerfile itself says on what it stands, and asks for nothing else.
-    """
-
+    # AWS's image; None where the Dockerfile itself names its base, and takes no other argument.
     base: BaseImage | None
     reference: BaseReference
+    # Of the context, by path.
     files: Mapping[str, bytes]
+    # None if it is not known.
     commit: str | None
 
     @property
     def build_args(self) -> dict[str, str]:
-        """What the Dockerfile asks for; all but the first become labels."""
+        """Arguments of the Dockerfile; all but the first become labels."""
         if self.base is None:
             return {"BASE_IMAGE": self.reference.uri}
         return {
@@ -59,10 +61,10 @@ class ImageBuild:
     def tag(self) -> str:
         """`2.13.0-ec2-0123456789ab`: equal for equal contents and labels, so that it never has to move."""
         digest = hashlib.sha256()
-        given = {name: value for name, value in self.build_args.items() if name != "BASE_IMAGE"}
+        labels = {name: value for name, value in self.build_args.items() if name != "BASE_IMAGE"}
         # By digest the base is the same in every registry.
-        given["BASE"] = self.reference.digest or self.reference.uri
-        for name, value in sorted(given.items()):
+        labels["BASE"] = self.reference.digest or self.reference.uri
+        for name, value in sorted(labels.items()):
             digest.update(f"{name}={value}\n".encode())
         for name, content in sorted(self.files.items()):
             digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
@@ -70,7 +72,7 @@ class ImageBuild:
 
     @property
     def kind(self) -> str:
-        """What the tag begins with: `2.13.0-ec2`, or `ort`."""
+        """How the tag begins: `2.13.0-ec2`, or `ort`."""
         return "ort" if self.base is None else f"{self.base.torch}-{self.base.flavour}"
 
     @property
@@ -80,17 +82,17 @@ class ImageBuild:
 
     @property
     def size(self) -> int:
-        """Bytes that the image adds to its base, not compressed."""
+        """Bytes that the image adds to its base, uncompressed."""
         return sum(map(len, self.layers.values()))
 
     @property
     def upload_size(self) -> int:
-        """About as many bytes as these layers are when they travel, compressed."""
+        """About the bytes of these layers as they travel, compressed."""
         return len(pack(self.layers))
 
 
 def check_repository(name: str) -> None:
-    """Nothing, if a repository can be called so. Raises UserError otherwise."""
+    """Raise UserError if no repository can have this name."""
     if not _REPOSITORY.fullmatch(name) or not 2 <= len(name) <= 256:
         raise UserError(
             f"{name!r} is not the name of a repository",
@@ -99,18 +101,18 @@ def check_repository(name: str) -> None:
 
 
 def context_files(wheels: Path) -> dict[str, bytes] | None:
-    """The build context: Dockerfile, the programs, train/, site/. None if a wheel has to be fetched first."""
+    """Return the build context, None if a wheel has to be fetched first."""
     site = site_files(wheels, wanted_pins())
     return None if site is None else {**context_without_wheels(), **site}
 
 
 def context_without_wheels() -> dict[str, bytes]:
-    """The build context without site/, for which nothing has to be fetched."""
+    """Return the build context without site/, for which nothing has to be fetched."""
     return {"Dockerfile": shipped("containers/Dockerfile").read_bytes(), **code_files()}
 
 
 def ort_context() -> dict[str, bytes]:
-    """The build context of containers/Dockerfile.ort, which is as in a checkout; pip fetches all else."""
+    """Return the build context of containers/Dockerfile.ort, laid out as in a checkout."""
     code = code_files()
     programs = {f"containers/{name}": code.pop(name) for name in PROGRAMS}
     requirements = "containers/ort-requirements.txt"
@@ -123,11 +125,11 @@ def ort_context() -> dict[str, bytes]:
 
 
 def ort_base() -> BaseReference:
-    """What that Dockerfile stands on unless another is named: by its tag, as it is written there."""
+    """Return the base that containers/Dockerfile.ort names, by its tag."""
     text = shipped("containers/Dockerfile.ort").read_text(encoding="utf-8")
-    found = re.search(r"^ARG BASE_IMAGE=(\S+)$", text, re.MULTILINE)
-    assert found is not None, "it names one"
-    return BaseReference(uri=found[1], digest=None)
+    match = re.search(r"^ARG BASE_IMAGE=(\S+)$", text, re.MULTILINE)
+    assert match is not None, "it names one"
+    return BaseReference(uri=match[1], digest=None)
 
 
 def write_context(files: Mapping[str, bytes], folder: Path) -> None:

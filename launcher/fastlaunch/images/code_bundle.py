@@ -1,4 +1,4 @@
-"""The training code as one object: what a container needs beside an image of AWS's, named by its hash.
+"""The training code as one object, named by its hash: what a container needs beside AWS's image.
 
     run_train.sh           the entrypoint
     run_sagemaker.sh       what a training job's container starts instead
@@ -6,7 +6,7 @@
     site/                  the pinned pure-Python wheels, unpacked
     user/                  the user's own workload file, if there is one; the container's working directory
 
-The same files make the same bytes, so that equal code is stored, and recorded, once.
+The same files make the same bytes, so equal code is stored, and recorded, once.
 """
 
 import gzip
@@ -18,14 +18,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.backends.stored_code import CodeBundle
-from fastlaunch.base_image_file import BaseImage
+from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import shipped, training_package
+from fastlaunch.core.plan import CodeBundle
 from fastlaunch.images.wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
 
 if TYPE_CHECKING:
-    from fastlaunch.aws.ec2 import Aws
+    from fastlaunch.aws.client import Aws
 
 PROGRAMS = ("run_train.sh", "run_sagemaker.sh")
 #: 1980-01-01, the first day that a wheel can name. tar warns of 0.
@@ -36,10 +36,13 @@ _COMPRESSION = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """data: the tar.gz. sha256: of its bytes, in hex. commit: of the checkout, None if that is not known."""
+    """The code, packed."""
 
+    # The tar.gz.
     data: bytes = field(repr=False)
+    # Of these bytes, in hex.
     sha256: str
+    # Of the checkout; None if it is not known.
     commit: str | None = None
 
 
@@ -51,7 +54,7 @@ def make_bundle(
     wheels: Path,
     pins: Sequence[Pin] | None = None,
 ) -> Bundle:
-    """The bundle for an image; wheels that the folder `wheels` lacks are fetched into it.
+    """Return the bundle for an image; wheels that the folder `wheels` lacks are fetched into it.
 
     user_file: relative to the current folder. pins: instead of the usual ones. Raises UserError.
     """
@@ -65,7 +68,7 @@ def make_bundle(
 def cached_bundle(
     *, user_file: Path | None, commit: str | None, wheels: Path, pins: Sequence[Pin] | None = None
 ) -> Bundle | None:
-    """The bundle that `make_bundle` would make, None if it had to fetch a wheel first. Changes nothing."""
+    """Return what `make_bundle` would, None if it had to fetch a wheel first. Changes nothing."""
     site = site_files(wheels, wanted_pins() if pins is None else pins)
     if site is None:
         return None
@@ -74,17 +77,17 @@ def cached_bundle(
 
 
 def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bundle) -> CodeBundle:
-    """Where the bundle is in the bucket, after it was stored there, once."""
+    """Store the bundle in the bucket, once; return where it is."""
     stored = CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
     aws.put_object(region, bucket, stored.key, bundle.data, only_new=True)
     return stored
 
 
 def code_files() -> dict[str, bytes]:
-    """The container's programs and the installed training package: bytes by path in the bundle."""
+    """Return the container's programs and the modules of the training package, by path in the bundle."""
     package = training_package()
     files = {name: shipped(f"containers/{name}").read_bytes() for name in PROGRAMS}
-    for path in sorted(package.rglob("*")):
+    for path in sorted(package.rglob("*.py")):
         inside = path.relative_to(package)
         if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in inside.parts):
             files[f"train/{package.name}/{inside.as_posix()}"] = path.read_bytes()
@@ -92,7 +95,7 @@ def code_files() -> dict[str, bytes]:
 
 
 def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
-    """The pinned wheels' files by path in the bundle, None if one is not in the folder."""
+    """Return the pinned wheels' files by path in the bundle, None if the folder lacks one."""
     files: dict[str, bytes] = {}
     for pin in pins:
         content = cached_wheel(pin, wheels)
@@ -103,10 +106,10 @@ def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """A tar.gz of the files: sorted, of nobody, of one time and mode."""
+    """Return a tar.gz of the files: sorted, with no owner, one time and fixed modes."""
     content = BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        # There even without a file in it: the container starts in this folder.
+        # Even without a file in it: the container starts in this folder.
         archive.addfile(_member("user", tarfile.DIRTYPE, 0o755))
         for name in sorted(files):
             member = _member(name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644)

@@ -1,4 +1,4 @@
-"""docker (with buildx or without) and podman: their command lines, and their failures in words.
+"""docker (with or without buildx) and podman: their command lines, and what their failures mean.
 
 Images are linux/amd64 in Docker's schema 2 without attestations: SageMaker has refused OCI manifests, and an
 index with an attestation in it is not the image whose digest a job names.
@@ -24,10 +24,12 @@ _PROBE_LIMIT_S = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command line, with what it adds to the environment. stdin: what it reads; never shown."""
+    """A command line."""
 
     argv: tuple[str, ...]
+    # Added to the environment.
     env: Mapping[str, str] = field(default_factory=dict)
+    # What it reads; never shown.
     stdin: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -36,14 +38,14 @@ class Command:
 
 
 def find_builder() -> str | None:
-    """What builds images here: buildx, docker (its classic builder), podman, or None. Needs no daemon."""
+    """Return what builds images here: buildx, docker (its classic builder), podman, or None."""
     if shutil.which("docker"):
         return "buildx" if _answers("docker", "buildx", "version") else "docker"
     return "podman" if shutil.which("podman") else None
 
 
 def build_command(builder: str, context: Path | str, *, tag: str, build_args: Mapping[str, str]) -> Command:
-    """Builds the image from the context's Dockerfile and keeps it here under `tag`."""
+    """Return what builds the context's Dockerfile into an image under `tag`, on this machine."""
     options = [*("--platform", PLATFORM), *_FORMAT[builder]]
     for name, value in build_args.items():
         options += ["--build-arg", f"{name}={value}"]
@@ -53,19 +55,19 @@ def build_command(builder: str, context: Path | str, *, tag: str, build_args: Ma
 
 
 def login_command(builder: str, host: str, *, user: str, password: str | None = None) -> Command:
-    """Logs in to a registry with the password from stdin; without one, only to be shown."""
+    """Return what logs in to a registry, with the password on stdin; without one, only to be shown."""
     argv = (_program(builder), "login", "--username", user, "--password-stdin", host)
     return Command(argv=argv, stdin=password)
 
 
 def push_command(builder: str, tag: str) -> Command:
-    """Uploads the image that is here under `tag` to the registry that the tag names."""
+    """Return what uploads the image `tag` to the registry that the tag names."""
     options = ("--format", "v2s2") if builder == "podman" else ()
     return Command(argv=(_program(builder), "push", *options, tag))
 
 
-def run_command(command: Command, tell: Callable[[str], None]) -> None:
-    """Run it, and `tell` every line that it prints as it comes. Raises UserError where it fails."""
+def run_command(command: Command, report: Callable[[str], None]) -> None:
+    """Run it, and report every line that it prints as it comes. Raises UserError if it fails."""
     last: deque[str] = deque(maxlen=40)
     try:
         with subprocess.Popen(
@@ -79,12 +81,12 @@ def run_command(command: Command, tell: Callable[[str], None]) -> None:
         ) as process:
             assert process.stdout is not None
             if process.stdin is not None:
-                # One short line: it fits the pipe, so nobody waits for the other.
+                # One short line, which fits the pipe: neither side waits for the other.
                 process.stdin.write(command.stdin or "")
                 process.stdin.close()
             for line in process.stdout:
                 last.append(line.rstrip())
-                tell(line.rstrip())
+                report(line.rstrip())
     except FileNotFoundError:
         raise no_builder() from None
     except BrokenPipeError:
@@ -94,14 +96,14 @@ def run_command(command: Command, tell: Callable[[str], None]) -> None:
 
 
 def no_builder() -> UserError:
-    """The error that nothing here can build an image."""
+    """Return the error that nothing here can build an image."""
     return UserError(
         "there is neither docker nor podman here, and building an image needs one",
         "install Docker (docs.docker.com/engine/install) or podman; or submit without an image of your own",
     )
 
 
-#: (what is printed, what happened, what to do). The first that is found counts.
+#: (a pattern in the output, what happened, what to do); the first match counts.
 _FAILURES = (
     (
         r"no space left on device",
@@ -123,8 +125,8 @@ _FAILURES = (
         r"no basic auth credentials|authorization token has expired|pull access denied|unauthorized"
         r"|not authorized|authentication required|denied: user",
         "the registry refused: not logged in, or the login has expired",
-        "try again; if it stays, the credentials lack ecr:BatchGetImage or ecr:PutImage, or the repository"
-        " belongs to somebody else",
+        "try again; if that does not help, the credentials lack ecr:BatchGetImage or ecr:PutImage, or the"
+        " repository belongs to somebody else",
     ),
     (
         r"tag invalid.*immutable|imagetagalreadyexists",
@@ -156,9 +158,9 @@ def _failure(command: Command, code: int, output: str) -> UserError:
             return UserError(message.format(program=program), hint.format(program=program))
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     what = " ".join(command.argv[:2])
-    # 137: what a shell, or docker itself, tells of one that was killed.
+    # 137: how a shell, or docker itself, reports a process that was killed.
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return UserError(f"`{what}` was killed", "mostly for want of memory: see `dmesg`, and give it more")
+        return UserError(f"`{what}` was killed", "most often for lack of memory: see `dmesg`")
     return UserError(
         f"`{what}` ended with exit code {code}{f': {last.strip()}' if last else ''}",
         "what it printed above says more",
@@ -171,12 +173,12 @@ def _program(builder: str) -> str:
 
 def _answers(*argv: str) -> bool:
     try:
-        asked = subprocess.run(
+        probe = subprocess.run(
             argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return asked.returncode == 0
+    return probe.returncode == 0
 
 
 _BUILD = {

@@ -1,38 +1,44 @@
-"""The pure-Python wheels that travel with the training code: pinned by hash, fetched once by pip.
+"""The pure-Python wheels that travel with the training code, and what pip installs in an image of your own.
 
-FASTLAUNCH_WHEELS names a list to take instead of the shipped containers/wheels.txt: for another version, or
-for what a workload file of the user's own imports.
+Wheels are pinned by hash and fetched once. FASTLAUNCH_WHEELS names a list instead of the shipped
+containers/wheels.txt: for another version, or for what your own workload file imports.
 """
 
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import Settings
+
+_EXTRA = re.compile(r"(?P<name>[a-z][a-z0-9-]*) +(?P<packages>[\w.-]+==[\w.]+( +[\w.-]+==[\w.]+)*)")
+#: Extras are installed before what changes with the training code, so that their layer is built once.
+_BEFORE = b"COPY site/"
+#: The Python that has torch, as run_train.sh finds it.
+_PYTHONS = "python /opt/venv/bin/python /opt/conda/bin/python python3"
+_HAS_TORCH = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
 
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+) +--hash=sha256:(?P<sha256>[0-9a-f]{64})"
 )
-#: Compiled code, which the container's Python might not load and which no `none-any` wheel may hold.
-_COMPILED = (".so", ".pyd", ".dylib", ".dll", ".a")
-#: The images have their own, which a second copy would shadow.
+#: The images have these, and a second copy would shadow them.
 _NEVER = frozenset({"torch", "torchvision", "torchaudio", "transformer-engine", "numpy"})
 _FETCH_LIMIT_S = 600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """One wheel: of this project and version, with these bytes."""
+    """One wheel, by project, version and hash."""
 
     name: str
     version: str
@@ -40,7 +46,7 @@ class Pin:
 
     @property
     def stem(self) -> str:
-        """What its file's name starts with, as PyPA's wheel format has it."""
+        """How its file's name starts, as PyPA's wheel format has it."""
         return f"{re.sub(r'[-_.]+', '_', self.name).lower()}-{self.version}"
 
     def __str__(self) -> str:
@@ -48,18 +54,18 @@ class Pin:
 
 
 def wheel_folder(settings: Settings) -> Path:
-    """Where wheels are kept once they were fetched."""
+    """Return where fetched wheels are kept."""
     return settings.home / "wheels"
 
 
 def wanted_pins() -> tuple[Pin, ...]:
-    """The wheels of the list that FASTLAUNCH_WHEELS names, else of the shipped one."""
+    """Return the wheels of the list that FASTLAUNCH_WHEELS names, else of the shipped one."""
     named = os.environ.get("FASTLAUNCH_WHEELS")
     return read_pins(Path(named) if named else shipped("containers/wheels.txt"))
 
 
 def read_pins(path: Path) -> tuple[Pin, ...]:
-    """The pins of a file in pip's format, `name==version --hash=sha256:...` a line. Raises BadFile."""
+    """Return the pins of a file in pip's format, `name==version --hash=sha256:...` a line. Raises BadFile."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +85,7 @@ def read_pins(path: Path) -> tuple[Pin, ...]:
 
 
 def cached_wheel(pin: Pin, folder: Path) -> bytes | None:
-    """The wheel's bytes from the folder, None if it is not there or is another one than was pinned."""
+    """Return the wheel's bytes from the folder, None if it is missing or not the pinned one."""
     for path in sorted(folder.glob(f"{pin.stem}-*-none-any.whl")):
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() == pin.sha256:
@@ -88,9 +94,9 @@ def cached_wheel(pin: Pin, folder: Path) -> bytes | None:
 
 
 def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
-    """Put the wheels that the folder lacks into it, through pip as it is configured here.
+    """Fetch the wheels that the folder lacks, through pip as it is configured here.
 
-    python: version of the interpreter that will import them. Raises UserError where pip cannot get them.
+    python: version of the interpreter that will import them. Raises UserError if pip cannot get them.
     """
     missing = [pin for pin in pins if cached_wheel(pin, folder) is None]
     if not missing:
@@ -109,70 +115,102 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
 
 
 def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
-    """What pip said where it failed, in one line. What it got is in the folder."""
+    """Return what pip said if it failed, in one line. What it got is in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that a wheel appears in the folder whole or not at all.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-        wanted = Path(scratch, "wheels.txt")
+        listed = Path(scratch, "wheels.txt")
         lines = [f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n" for pin in missing]
-        wanted.write_text("".join(lines), encoding="utf-8")
-        problem = _download(wanted, Path(scratch), python)
+        listed.write_text("".join(lines), encoding="utf-8")
+        problem = _download(listed, Path(scratch), python)
         for path in sorted(Path(scratch).glob("*.whl")):
             path.replace(folder / path.name)
     return problem
 
 
-def pip_arguments(wanted: Path, to: Path, python: str) -> list[str]:
-    """pip's arguments that download the wheels of `wanted`, for any platform, into `to`."""
+def pip_arguments(listed: Path, to: Path, python: str) -> list[str]:
+    """Return pip's arguments that download the listed wheels, for any platform, into `to`."""
     short = ".".join(python.split(".")[:2])
     return [
         *("download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"),
         *("--only-binary=:all:", "--platform", "any", "--python-version", short),
-        *("--require-hashes", "--requirement", str(wanted), "--dest", str(to)),
+        *("--require-hashes", "--requirement", str(listed), "--dest", str(to)),
     ]
 
 
-def _download(wanted: Path, to: Path, python: str) -> str:
+def _download(listed: Path, to: Path, python: str) -> str:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", *pip_arguments(wanted, to, python)],
+            [sys.executable, "-m", "pip", *pip_arguments(listed, to, python)],
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
             timeout=_FETCH_LIMIT_S,
             check=False,
-            # A Python path of the launcher's is none of pip's business.
+            # The launcher's Python path is not pip's.
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
     except subprocess.TimeoutExpired:
         return f"pip had not done so after {_FETCH_LIMIT_S} s"
     if "No module named pip" in done.stderr:
         return f"there is no pip in {sys.prefix}"
-    told = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-    return told[-1].removeprefix("ERROR:").strip() if told else f"pip ended with exit code {done.returncode}"
+    errors = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+    return (
+        errors[-1].removeprefix("ERROR:").strip() if errors else f"pip ended with exit code {done.returncode}"
+    )
 
 
 def unpack_wheel(pin: Pin, content: bytes) -> dict[str, bytes]:
-    """The wheel's files by path. Raises UserError for one that is not pure Python."""
-    files: dict[str, bytes] = {}
+    """Return the wheel's files by path. Raises UserError if it is not pure Python."""
     with zipfile.ZipFile(BytesIO(content)) as wheel:
-        for entry in wheel.infolist():
-            path = PurePosixPath(entry.filename)
-            if entry.is_dir() or path.suffix == ".pyc":
-                continue
-            outside = path.is_absolute() or ".." in path.parts or path.parts[0].endswith(".data")
-            if outside or path.name.endswith(_COMPILED) or ".so." in path.name:
-                raise _impure(pin, f"it holds {entry.filename}")
-            files[str(path)] = wheel.read(entry)
-    told = [text for name, text in files.items() if name.endswith(".dist-info/WHEEL")]
-    if len(told) != 1 or b"Root-Is-Purelib: true" not in told[0]:
-        raise _impure(pin, "its WHEEL file does not say `Root-Is-Purelib: true`")
+        files = {
+            entry.filename: wheel.read(entry)
+            for entry in wheel.infolist()
+            if not entry.is_dir() and not entry.filename.endswith(".pyc")
+        }
+    (metadata,) = (text for name, text in files.items() if name.endswith(".dist-info/WHEEL"))
+    if b"Root-Is-Purelib: true" not in metadata:
+        raise UserError(
+            f"the wheel of {pin} is not pure Python",
+            "only pure Python can travel with the training code; the rest is the image's: fastlaunch build",
+        )
     return files
 
 
-def _impure(pin: Pin, why: str) -> UserError:
-    return UserError(
-        f"the wheel of {pin} is not pure Python: {why}",
-        "only pure Python can travel with the training code; the rest is the image's: fastlaunch build",
+def read_extras(path: Path | None = None) -> Mapping[str, tuple[str, ...]]:
+    """Return what pip is asked for, by the name of the extra. path: instead of the shipped file."""
+    path = path or shipped("containers/extras.txt")
+    extras: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _EXTRA.fullmatch(line.strip())
+        if match is None or match["name"] in extras:
+            raise BadFile(path, "is not `name package==version ...`, each name once", line=number)
+        extras[match["name"]] = tuple(match["packages"].split())
+    return extras
+
+
+def packages_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return what pip is asked for to have these extras, in their order. Raises UnknownName."""
+    known = read_extras()
+    for name in names:
+        if name not in known:
+            raise UnknownName("extra", name, known)
+    return tuple(dict.fromkeys(package for name in names for package in known[name]))
+
+
+def with_extras(dockerfile: bytes, packages: Sequence[str]) -> bytes:
+    """Return the Dockerfile with a step in which pip installs the packages, if there are any."""
+    if not packages:
+        return dockerfile
+    before, separator, after = dockerfile.partition(_BEFORE)
+    assert separator, "the Dockerfile copies site/"
+    install = f"-m pip install --no-cache-dir --disable-pip-version-check {shlex.join(packages)}"
+    run = (
+        f"RUN for one in {_PYTHONS}; do \\\n"
+        f'      "$one" -c "{_HAS_TORCH}" 2>/dev/null && exec "$one" {install}; \\\n'
+        "    done; echo 'no Python with torch in this image' >&2; exit 1\n"
     )
+    return before + run.encode() + separator + after

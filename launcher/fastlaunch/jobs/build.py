@@ -1,19 +1,37 @@
-"""What a user asked `submit` for -> the jobs to run here, in order, and what a rehearsal leaves out."""
+"""`SubmitOptions` -> `JobSpec`s: to run or rehearse here (`build_jobs`), or on AWS (`build_cloud_request`).
 
+What is wrong with a request by itself is an error here, before anything is asked of AWS.
+"""
+
+import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from fastlaunch.ability import command_words, nearest_that_runs, why_not
 from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.core.errors import UserError
-from fastlaunch.emulation import emulated_here
-from fastlaunch.jobs.data_sources import check_data_in_image
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.catalog.rates import check_sold, dearest_rate
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.jobs.data_sources import check_data_in_image, check_travels
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.spec import DEFAULT_REGION, JobSpec
-from fastlaunch.jobs.variants import Arm, arms_of, check_data, check_models, without_model, workload_optimizer
-from fastlaunch_train.workloads import WorkloadInfo
+from fastlaunch.jobs.options import ML, CloudOptions, SubmitOptions, Variant, check_cloud_options
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.variants import (
+    DEFAULT_STEPS,
+    capabilities_of,
+    check_data,
+    check_models,
+    missing_on,
+    nearest_on,
+    problem_on,
+    variants_of,
+    without_model,
+)
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.requirements import bf16_emulation
+from fastlaunch_train.workloads.registry import WorkloadInfo
 
 #: Every repeat is planned and stored before the first one starts.
 MAX_REPEATS = 1000
@@ -24,108 +42,91 @@ _CPU_RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """The options of `submit`; None, and no recipes, is `not given`.
-
-    batch_size: a number of samples, `auto`, or None.
-    instance: the instance type to rehearse, None to run for its own sake.
-    experiment: of `fastlaunch.catalog.experiments`, which says recipes, overrides, workloads and batch sizes
-      itself.
-    """
-
-    recipes: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    workload: str | None = None
-    batch_size: int | str | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    repeats: int = 1
-    seed: int = 0
-    nproc: int | None = None
-    data: str | None = None
-    num_workers: int | None = None
-    checkpoint_every: int = 0
-    eval_every: int | None = None
-    model: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = None
-    experiment: str | None = None
-    instance: str | None = None
-    region: str = DEFAULT_REGION
-
-
-@dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """specs: in the order they run. left_out: what a rehearsal does not cover, as (what, how it is here).
+    """The jobs to run on this machine."""
 
-    workloads: of the specs, each once. caveats: what to know of their figures before they are made.
-    """
-
+    #: In the order they run.
     specs: tuple[JobSpec, ...]
-    left_out: tuple[tuple[str, str], ...] = ()
+    #: What a rehearsal does not cover, or an experiment has otherwise here, as (topic, sentence).
+    differences: tuple[tuple[str, str], ...] = ()
+    #: Of the specs, each once.
     workloads: tuple[WorkloadInfo, ...] = ()
+    #: What to know of their figures before they are made.
     caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Here:
-    """An arm as it is on this machine. changed: what it is not, as rows of `left_out`."""
+class _LocalVariant:
+    """A variant as it is on this machine."""
 
-    arm: Arm
+    variant: Variant
     num_ranks: int
     batch_size: int | None
-    changed: tuple[tuple[str, str], ...] = ()
+    #: From the variant, as in `Jobs`.
+    differences: tuple[tuple[str, str], ...] = ()
 
 
 def build_jobs(
-    request: Request, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
+    options: SubmitOptions, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
 ) -> Jobs:
-    """The jobs of `request` on `machine`, repeats interleaved: A B, then B A, and so on.
+    """Return the jobs of `options` on `machine`, repeats interleaved: A B, then B A, and so on.
 
     catalogue: needed to rehearse an instance, and to tell what a GPU takes. image: the user's own, if jobs
     run in it: data are there, and not here. Raises UserError for what does not exist, is not allowed or
-    cannot run here; an arm of an experiment that cannot is left out.
+    cannot run here; a variant of an experiment that cannot is left out.
     """
-    if not 1 <= request.repeats <= MAX_REPEATS:
-        raise UserError(f"repeats is {request.repeats}", f"give 1 to {MAX_REPEATS}")
-    instance = _instance(request, catalogue)
-    arms = arms_of(request, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
-    for data in dict.fromkeys(arm.data for arm in arms):
-        (check_data_in_image if image else check_data)(data, [arm.workload for arm in arms])
-    here: list[_Here] = []
-    left_out: list[tuple[str, str]] = []
-    for arm in arms:
-        found = _here(arm, request, machine, catalogue, is_rehearsed=instance is not None)
-        if isinstance(found, _Here):
-            if not image:
-                check_models(found.arm)
-            here.append(found)
-            left_out += found.changed
-        else:
-            left_out.append(("arm", f"{arm.name}: {found}, left out"))
-    if not here:
+    if not 1 <= options.repeats <= MAX_REPEATS:
+        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
+    instance = _instance(options, catalogue)
+    variants = variants_of(options, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
+    for data in dict.fromkeys(variant.data for variant in variants):
+        (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
+    local: list[_LocalVariant] = []
+    differences: list[tuple[str, str]] = []
+    for variant in variants:
+        adapted = _adapt(variant, options, machine, catalogue, is_rehearsed=instance is not None)
+        if isinstance(adapted, str):
+            differences.append(("run", f"{variant.name}: {adapted}, left out"))
+            continue
+        if not image:
+            check_models(adapted.variant)
+        local.append(adapted)
+        differences += adapted.differences
+    if not local:
         raise UserError(
-            f"no run of experiment {request.experiment} can be made here: {left_out[0][1]}",
-            f"add --instance p5.48xlarge; `fastlaunch experiments {request.experiment}` shows what it needs",
+            f"no run of experiment {options.experiment} can be made here: {differences[0][1]}",
+            f"add --instance p5.48xlarge; `fastlaunch experiments {options.experiment}` shows what it needs",
         )
     if instance:
         assert catalogue is not None
-        left_out += _not_here(instance, catalogue, machine, num_ranks=max(one.num_ranks for one in here))
-    left_out = [*_not_as_long(request, arms), *left_out]
-    # Two arms may have the same stand-in; it is run once.
-    specs = list(dict.fromkeys(_spec(one, request) for one in here))
+        num_ranks = max(variant.num_ranks for variant in local)
+        differences += _of_every_rehearsal(instance, catalogue, machine, num_ranks=num_ranks)
+    differences = [*_not_as_long(options, variants), *differences]
+    # Two variants may have the same stand-in; it is run once.
+    specs = list(
+        dict.fromkeys(
+            _spec(
+                one.variant,
+                options,
+                batch_size=one.batch_size,
+                num_gpus=one.num_ranks,
+                region=options.region,
+            )
+            for one in local
+        )
+    )
+    kinds = machine.capabilities(catalogue)
+    caveats = (bf16_emulation(spec.recipe, kind) for spec in specs for kind in kinds)
     return Jobs(
-        specs=interleaved(specs, request.repeats),
-        left_out=tuple(dict.fromkeys(left_out)),
-        workloads=tuple(dict.fromkeys(one.arm.workload for one in here)),
-        caveats=tuple(
-            filter(None, dict.fromkeys(emulated_here(spec.recipe, machine, catalogue) for spec in specs))
-        ),
+        specs=interleaved(specs, options.repeats),
+        differences=tuple(dict.fromkeys(differences)),
+        workloads=tuple(dict.fromkeys(one.variant.workload for one in local)),
+        caveats=tuple(filter(None, dict.fromkeys(caveats))),
     )
 
 
 def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
-    """The jobs as often as asked: A B, then B A, and so on, so that what drifts with time meets all alike.
+    """Return the jobs `repeats` times: A B, then B A, and so on, so that drift meets all alike.
 
     Each round has the next seed: the runs of a round start from the same weights and see the same data, and
     make a pair for the convergence guard.
@@ -136,80 +137,93 @@ def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
     )
 
 
-def _instance(request: Request, catalogue: Catalogue | None) -> InstanceType | None:
-    if request.instance is None:
+def _instance(options: SubmitOptions, catalogue: Catalogue | None) -> InstanceType | None:
+    if options.instance is None:
         return None
     assert catalogue is not None
-    return catalogue.instance(request.instance)
+    return catalogue.instance(options.instance)
 
 
-def _not_as_long(request: Request, arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
-    """That the runs of an experiment have no epochs, as a row of `left_out`: their data are made up."""
-    published = EXPERIMENTS[request.experiment].epochs if request.experiment else None
-    if published is not None and request.steps is None and arms[0].steps is not None:
-        yield "length", f"{published} epochs; of made-up data, which have no end: {arms[0].steps} steps"
+def _not_as_long(options: SubmitOptions, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
+    """Yield a row of `differences` if an experiment has epochs, which data made up here do not have."""
+    published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
+    if published is not None and options.steps is None and variants[0].steps is not None:
+        yield "length", f"{published} epochs; of made-up data, which have no end: {variants[0].steps} steps"
 
 
-def _here(
-    arm: Arm, request: Request, machine: Machine, catalogue: Catalogue | None, *, is_rehearsed: bool
-) -> _Here | str:
-    """The arm as it is on `machine`, or why it cannot be there. Raises UserError unless it is published."""
-    why = why_not(arm.recipe, machine, catalogue)
-    recipe = arm.recipe
-    if why is not None and arm.is_published:
-        return why
-    if why is not None:
-        recipe = nearest_that_runs(arm.recipe, machine, catalogue, optimizer=workload_optimizer(arm.workload))
+def _adapt(
+    variant: Variant,
+    options: SubmitOptions,
+    machine: Machine,
+    catalogue: Catalogue | None,
+    *,
+    is_rehearsed: bool,
+) -> _LocalVariant | str:
+    """Return the variant as it is on `machine`, or why it cannot be: an error unless it is published."""
+    kinds = machine.capabilities(catalogue)
+    problem = missing_on(variant.recipe, kinds)
+    recipe = variant.recipe
+    if problem is not None and variant.is_published:
+        return problem
+    if problem is not None:
+        recipe = nearest_on(variant, kinds)
         if not is_rehearsed:
             raise UserError(
-                f"recipe {arm.recipe.label} cannot run here: {why}",
-                f"the nearest that can: {command_words(recipe)}",
+                f"recipe {variant.recipe.label} cannot run here: {problem}",
+                f"the nearest that can: {_as_typed(recipe)}",
             )
-    if machine.devices and arm.num_gpus is not None and arm.num_gpus > len(machine.devices):
-        return f"it is for {arm.num_gpus} GPUs, and here is {machine.description}"
-    is_small = not machine.devices and (is_rehearsed or arm.is_published)
-    small = without_model(arm) if is_small else arm
-    batch_size = _batch_size(arm.batch_size, small.workload, machine, smaller=small is not arm)
-    changed = []
-    if small is not arm:
-        asked = arm.batch_size or arm.workload.batch_size
-        told = "auto" if batch_size is None else batch_size
-        changed.append(
-            (
-                "workload",
-                f"{arm.workload.name} at batch {asked}: rehearsed with {small.workload.name} at batch {told}",
-            )
-        )
-    num_ranks = _num_ranks(request.nproc, machine)
-    if arm.num_gpus is not None:
-        num_ranks = arm.num_gpus if machine.devices else min(arm.num_gpus, _CPU_RANKS)
-        if num_ranks < arm.num_gpus:
-            changed.append(("ranks", f"{arm.num_gpus}; here: {num_ranks}"))
-    if why is not None:
-        changed.append(("recipe", f"{arm.recipe.label}: {why}, rehearsed as {recipe.label}"))
-    return _Here(
-        arm=replace(small, recipe=recipe), num_ranks=num_ranks, batch_size=batch_size, changed=tuple(changed)
+    if machine.devices and variant.num_gpus is not None and variant.num_gpus > len(machine.devices):
+        return f"it is for {variant.num_gpus} GPUs, and here is {machine.description}"
+    is_small = not machine.devices and (is_rehearsed or variant.is_published)
+    small = without_model(variant) if is_small else variant
+    batch_size = _batch_size(variant.batch_size, small.workload, machine, smaller=small is not variant)
+    differences = []
+    if small is not variant:
+        meant = f"{variant.workload.name} at batch {variant.batch_size or variant.workload.batch_size}"
+        stand_in = f"{small.workload.name} at batch {'auto' if batch_size is None else batch_size}"
+        differences.append(("workload", f"{meant}: rehearsed with {stand_in}"))
+    num_ranks = _num_ranks(options.nproc, machine)
+    if variant.num_gpus is not None:
+        num_ranks = variant.num_gpus if machine.devices else min(variant.num_gpus, _CPU_RANKS)
+        if num_ranks < variant.num_gpus:
+            differences.append(("ranks", f"{variant.num_gpus}; here: {num_ranks}"))
+    if problem is not None:
+        differences.append(("recipe", f"{variant.recipe.label}: {problem}, rehearsed as {recipe.label}"))
+    return _LocalVariant(
+        variant=replace(small, recipe=recipe),
+        num_ranks=num_ranks,
+        batch_size=batch_size,
+        differences=tuple(differences),
     )
 
 
-def _spec(here: _Here, request: Request) -> JobSpec:
-    arm = here.arm
+def _as_typed(recipe: Recipe) -> str:
+    """`--recipe bf16 --set optimizer_impl=fused`."""
+    return " ".join(
+        [f"--recipe {recipe.name}", *(f"--set {field}={value}" for field, value in recipe.overrides)]
+    )
+
+
+def _spec(
+    variant: Variant, options: SubmitOptions, *, batch_size: int | None, num_gpus: int, **where: Any
+) -> JobSpec:
+    """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought."""
     return JobSpec(
-        workload=arm.workload.name,
-        recipe=arm.recipe,
-        batch_size=here.batch_size,
-        steps=arm.steps,
-        epochs=arm.epochs,
-        num_gpus=here.num_ranks,
-        seed=request.seed,
-        data=arm.data,
-        num_workers=request.num_workers,
-        checkpoint_every=request.checkpoint_every,
-        eval_every=arm.eval_every,
-        model=arm.model,
-        tokenizer=arm.tokenizer,
-        sequence_length=arm.sequence_length,
-        region=request.region,
+        workload=variant.workload.name,
+        recipe=variant.recipe,
+        batch_size=batch_size,
+        steps=variant.steps,
+        epochs=variant.epochs,
+        num_gpus=num_gpus,
+        seed=options.seed,
+        data=variant.data,
+        num_workers=options.num_workers,
+        checkpoint_every=options.checkpoint_every,
+        eval_every=variant.eval_every,
+        model=variant.model,
+        tokenizer=variant.tokenizer,
+        sequence_length=variant.sequence_length,
+        **where,
     )
 
 
@@ -228,7 +242,7 @@ def _batch_size(
     given: int | str | None, workload: WorkloadInfo, machine: Machine, *, smaller: bool
 ) -> int | None:
     if isinstance(given, str):
-        return None
+        return None  # auto
     usual = workload.batch_size if machine.devices else min(workload.batch_size, _CPU_BATCH_SIZE)
     if given is None:
         return usual
@@ -236,10 +250,10 @@ def _batch_size(
     return min(given, usual) if smaller else given
 
 
-def _not_here(
+def _of_every_rehearsal(
     instance: InstanceType, catalogue: Catalogue, machine: Machine, *, num_ranks: int
 ) -> Iterator[tuple[str, str]]:
-    """What is the same of every rehearsal: rows of `left_out`."""
+    """Yield the rows of `differences` that every rehearsal has."""
     accelerator = catalogue.accelerators[instance.accelerator]
     yield "GPU", f"{instance.num_accelerators} x {accelerator.name}; here: {machine.description}"
     if num_ranks != instance.num_accelerators:
@@ -248,3 +262,191 @@ def _not_here(
     yield "network", f"{instance.network_gbps:g} Gbps{efa}"
     yield "image", "the container image, its driver and its libraries"
     yield "price", f"nothing here tells what a step costs on {instance.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudRequest:
+    """What to train, and where and how it may be bought: checked as far as that needs no AWS."""
+
+    options: SubmitOptions
+    cloud: CloudOptions
+    #: What is trained, in order.
+    variants: tuple[Variant, ...]
+    #: Those of the options, in the order they are tried.
+    instances: tuple[InstanceType, ...]
+    #: Variants of an experiment that the machines cannot run, as (name, reason).
+    skipped: tuple[tuple[str, str], ...] = ()
+    #: What to know of the figures before they are made.
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def user_file(self) -> Path | None:
+        """The user's own workload file, which travels in the code bundle; None for any other workload."""
+        path, separator, _ = self.variants[0].workload.name.rpartition(".py:")
+        return Path(f"{path}.py") if separator else None
+
+
+def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
+    """Check the options as a request. Raises UserError if they name what does not exist or is not sold."""
+    variants = variants_of(options, _GPU_WORKLOAD)
+    check_cloud_options(cloud)
+    instances = instances_of(cloud, catalogue)
+    _check_each_once("region", cloud.regions)
+    _check_training(options, cloud)
+    for variant in variants:
+        check_travels(variant, cloud)
+    for instance in instances:
+        if cloud.backend == "ec2":
+            check_sold(instance, cloud.purchase, cloud.max_price_usd)
+    runnable: list[Variant] = []
+    skipped: list[tuple[str, UserError]] = []
+    for variant in variants:
+        # As many jobs for every instance type: what one of them cannot run, none does.
+        problems = (problem_on(one, variant, cloud, catalogue, variants=variants) for one in instances)
+        problem = next(filter(None, problems), None)
+        if problem is None:
+            runnable.append(variant)
+        elif variant.is_published:
+            skipped.append((variant.name, problem))
+        else:
+            raise problem
+    if not runnable:
+        name, error = skipped[0]
+        raise UserError(
+            f"no run of experiment {options.experiment} can be made there: {name}: {error.message}",
+            error.hint,
+        )
+    return CloudRequest(
+        options=options,
+        cloud=cloud,
+        variants=tuple(runnable),
+        instances=instances,
+        skipped=tuple((name, error.message) for name, error in skipped),
+        caveats=_caveats(runnable, instances, catalogue),
+    )
+
+
+def instances_of(cloud: CloudOptions, catalogue: Catalogue) -> tuple[InstanceType, ...]:
+    """Return the instance types. Raises UserError if one does not exist or cannot join so many nodes."""
+    names = cloud.instances
+    if cloud.backend == "sagemaker":
+        names = tuple(name.removeprefix(ML) for name in names)
+    _check_each_once("instance type", names)
+    instances = tuple(_instance_named(name, catalogue) for name in names)
+    for instance in instances:
+        _check_nodes(instance, cloud, catalogue)
+    return instances
+
+
+def rate_at(
+    request: CloudRequest,
+    instance: InstanceType,
+    region: str,
+    *,
+    catalogue: Catalogue,
+    today: datetime.date,
+) -> Price:
+    """Return the most that an hour of one instance costs there. Raises UserError if that is not known."""
+    return dearest_rate(
+        instance,
+        region,
+        purchase=request.cloud.purchase,
+        max_price_usd=request.cloud.max_price_usd,
+        catalogue=catalogue,
+        today=today,
+        service=request.cloud.backend,
+    )
+
+
+def jobs_at(
+    request: CloudRequest, instance: InstanceType, region: str, *, image: str | None = None
+) -> tuple[JobSpec, ...]:
+    """Return the jobs on an instance type, repeats interleaved; one rank per GPU unless a variant says.
+
+    As many, and in the same order, for every instance type. image: by digest, where it is known.
+    """
+    cloud = request.cloud
+    specs = [
+        _spec(
+            variant,
+            request.options,
+            batch_size=_samples_per_gpu(variant),
+            num_gpus=variant.num_gpus or instance.num_accelerators * cloud.num_nodes,
+            backend=cloud.backend,
+            instance=instance.name,
+            num_nodes=cloud.num_nodes,
+            purchase=cloud.purchase,
+            region=region,
+            max_minutes=cloud.max_minutes,
+            max_price_usd=cloud.max_price_usd,
+            image=image,
+            reservation=cloud.reservation,
+            training_plan=cloud.training_plan,
+            allow_tcp=cloud.allow_tcp and cloud.num_nodes > 1,
+        )
+        for variant in request.variants
+    ]
+    return interleaved(specs, request.options.repeats)
+
+
+def _caveats(
+    variants: Sequence[Variant], instances: Sequence[InstanceType], catalogue: Catalogue
+) -> tuple[str, ...]:
+    accelerators = [catalogue.accelerators[instance.accelerator] for instance in instances]
+    kinds = [capabilities_of(accelerator) for accelerator in accelerators]
+    caveats = (bf16_emulation(variant.recipe, kind) for kind in kinds for variant in variants)
+    return tuple(filter(None, dict.fromkeys(caveats)))
+
+
+def _instance_named(name: str, catalogue: Catalogue) -> InstanceType:
+    sizes = [known for known in catalogue.instances if known.startswith(f"{name}.")]
+    if sizes:
+        raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
+    return catalogue.instance(name)
+
+
+def _check_each_once(kind: str, names: Sequence[str]) -> None:
+    if not names:
+        raise UserError(f"no {kind} is named", f"give at least one {kind}")
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise UserError(f"{kind} {min(doubled)} is given twice", "give it once")
+
+
+def _check_nodes(instance: InstanceType, cloud: CloudOptions, catalogue: Catalogue) -> None:
+    if cloud.num_nodes == 1 or instance.num_efa_interfaces or cloud.allow_tcp:
+        return
+    raise UserError(
+        f"{instance.name} has no EFA, by which {cloud.num_nodes} nodes would talk",
+        f"add --allow-tcp to do without, or choose a type with EFA: {_types_with_efa(catalogue)}",
+    )
+
+
+def _types_with_efa(catalogue: Catalogue) -> str:
+    """Return the larger types with EFA, by name."""
+    return ", ".join(
+        name
+        for name, instance in catalogue.instances.items()
+        if instance.num_efa_interfaces > 1 and catalogue.accelerators[instance.accelerator].compute_capability
+    )
+
+
+def _samples_per_gpu(variant: Variant) -> int | None:
+    """Return samples per GPU; None to let the entrypoint find the largest."""
+    batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
+    return None if isinstance(batch_size, str) else batch_size
+
+
+def _check_training(options: SubmitOptions, cloud: CloudOptions) -> None:
+    if not 1 <= options.repeats <= MAX_REPEATS:
+        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
+    if options.nproc is not None:
+        raise UserError(
+            "--nproc is for training on this machine", "leave it out: on AWS it is one process per GPU"
+        )
+    if cloud.purchase == "spot" and not options.checkpoint_every:
+        quarter = (DEFAULT_STEPS if options.steps is None else options.steps) // 4
+        raise UserError(
+            "spot without checkpoints: an interruption would lose everything",
+            f"add --checkpoint-every {max(1, min(500, quarter))}, or another number of steps",
+        )

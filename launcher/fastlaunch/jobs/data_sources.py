@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.options import CloudTerms
-from fastlaunch.jobs.variants import MADE_UP, Arm, check_data_known
-from fastlaunch_train.workloads import WorkloadInfo
+from fastlaunch.jobs.options import CloudOptions, Variant
+from fastlaunch.jobs.variants import MADE_UP, check_data_known
+from fastlaunch_train.workloads.registry import WorkloadInfo
 
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -22,29 +22,29 @@ _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
 
 
-def check_travels(arm: Arm, terms: CloudTerms) -> None:
-    """Nothing, if data, model and the user's own file are where the job will be. Raises UserError."""
-    _check_data(arm, terms)
-    for option, name in (("--model", arm.model), ("--tokenizer", arm.tokenizer)):
+def check_travels(variant: Variant, cloud: CloudOptions) -> None:
+    """Raise UserError if data, model or the user's own file are not where the job will be."""
+    _check_data(variant, cloud)
+    for option, name in (("--model", variant.model), ("--tokenizer", variant.tokenizer)):
         if name is not None:
-            _check_model(option, name, terms)
-    if arm.workload.name.startswith("hf-clm:"):
-        _check_model("--workload hf-clm:", arm.workload.name.partition(":")[2], terms)
-    path = arm.workload.name.rpartition(".py:")[0]
+            _check_model(option, name, cloud)
+    if variant.workload.name.startswith("hf-clm:"):
+        _check_model("--workload hf-clm:", variant.workload.name.partition(":")[2], cloud)
+    path = variant.workload.name.rpartition(".py:")[0]
     if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
         raise UserError(
-            f"workload {arm.workload.name!r} is not below this folder",
+            f"workload {variant.workload.name!r} is not below this folder",
             "its file travels with the training code: go to its folder, and give ./my.py:build",
         )
-    if path and terms.image:
+    if path and cloud.image:
         raise UserError(
-            f"workload {arm.workload.name!r} travels in the code bundle, which --image does without",
+            f"workload {variant.workload.name!r} travels in the code bundle, which --image does without",
             "leave out --image",
         )
 
 
 def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Nothing, if the workloads read the data arm, and an image may have it. Raises UserError."""
+    """Raise UserError if a workload does not read the data, or no image can have them."""
     check_data_known(data, workloads)
     if data in MADE_UP:
         return
@@ -57,29 +57,30 @@ def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     _check_path("--data", path)
 
 
-def _check_data(arm: Arm, terms: CloudTerms) -> None:
-    if terms.image is not None:
-        check_data_in_image(arm.data, [arm.workload])
+def _check_data(variant: Variant, cloud: CloudOptions) -> None:
+    if cloud.image is not None:
+        check_data_in_image(variant.data, [variant.workload])
         return
-    check_data_known(arm.data, [arm.workload])
-    if arm.data not in MADE_UP:
-        name = PurePosixPath(_example(arm.data)).name
+    check_data_known(variant.data, [variant.workload])
+    if variant.data not in MADE_UP:
+        example = _example(variant.data)
+        name = PurePosixPath(example).name
         raise UserError(
-            f"{arm.data} is on this machine, not on the instance, and data do not travel",
+            f"{variant.data} is on this machine, not on the instance, and data do not travel",
             f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
-            f" --data {_example(arm.data)}; or --data synthetic, or loader for images, which are made there",
+            f" --data {example}; or --data synthetic, or loader for images, which are made there",
         )
 
 
 def _example(data: str) -> str:
-    """The arm with a path in an image, of the name that it has here; `C:\\data\\acl` has one, too."""
+    """Return the data source with a path in an image, by its name here; `C:\\data\\acl` has one, too."""
     kind, _, path = data.partition(":")
     return f"{kind}:/opt/data/{PureWindowsPath(path).name or 'NAME'}"
 
 
-def _check_model(option: str, name: str, terms: CloudTerms) -> None:
-    """Nothing, if the job finds the model by this name: on the hub, or as a path in the user's own image."""
-    if terms.image and PurePosixPath(name).is_absolute():
+def _check_model(option: str, name: str, cloud: CloudOptions) -> None:
+    """Raise UserError unless the job finds the model by this name: on the hub, or in the user's own image."""
+    if cloud.image and PurePosixPath(name).is_absolute():
         _check_path(option, name)
         return
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
@@ -92,7 +93,7 @@ def _check_model(option: str, name: str, terms: CloudTerms) -> None:
 
 
 def _check_path(option: str, path: str) -> None:
-    """Nothing, if an image may have something at the absolute path. What is there only the job can tell."""
+    """Raise UserError if no image can have something at the absolute path."""
     # Two slashes at the start would be another root.
     parts = PurePosixPath("/" + path.lstrip("/"))
     if _NO_PATH.search(path):

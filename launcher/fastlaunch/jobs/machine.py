@@ -1,4 +1,4 @@
-"""What this machine is, found without importing torch."""
+"""This machine, looked at without importing torch."""
 
 import importlib.util
 import os
@@ -6,24 +6,29 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: What training needs to be importable, by the module of its workload, beside torch; `fastlaunch[train]`
-#: installs all of it.
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch_train.recipes.requirements import EXTRAS, Capabilities, Version, parse_version
+
+#: What has to be importable beside torch, by the module of the workload. `fastlaunch[train]` installs it.
 _NEEDED_BY = {"vit": ("timm",), "causal_lm": ("transformers",), "sentiment": ("transformers",)}
-#: What some recipes need beside it.
-_RECIPE_MODULES = ("transformer_engine", "torchao", "deepspeed", "lightning", "torch_ort")
+#: GPUs that AWS rents out (P3, G4dn, G5g) and the catalogue leaves out, by how nvidia-smi's name begins:
+#: compute capabilities of Volta and Turing, by NVIDIA's CUDA programming guide.
+_OLD_GPUS = {"Tesla V100": (7, 0), "Tesla T4": (7, 5), "NVIDIA T4G": (7, 5)}
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """devices: model names of the GPUs that a job may use. modules: what is installed of what matters."""
+    """The GPUs and cores that a job may use, and the packages that it finds."""
 
+    #: Model name of each GPU.
     devices: tuple[str, ...]
     num_cores: int
+    #: What is installed of what a workload or a recipe may need.
     modules: frozenset[str]
 
     def missing(self, workload_modules: Iterable[str] = ()) -> tuple[str, ...]:
-        """What training needs and is not installed. workload_modules: as WorkloadInfo has them."""
+        """Return what training needs and is not installed. workload_modules: as WorkloadInfo has them."""
         return tuple(name for name in needed_modules(workload_modules) if name not in self.modules)
 
     @property
@@ -34,28 +39,45 @@ class Machine:
         names = dict.fromkeys(self.devices)
         return " and ".join(f"{self.devices.count(name)} x {name}" for name in names)
 
+    def capabilities(self, catalogue: Catalogue | None) -> tuple[Capabilities, ...]:
+        """Return what decides which recipes run, for each kind of GPU; for the CPU without one.
+
+        A GPU that neither the catalogue nor we know is taken to run everything.
+        """
+
+        def version_of(package: str) -> Version | None:
+            # Whether torch is there is looked at with the workload.
+            return () if package == "torch" or package in self.modules else None
+
+        if not self.devices:
+            return (Capabilities(compute_capability=None, version_of=version_of),)
+        return tuple(
+            Capabilities(compute_capability=_capability(name, catalogue), gpu=name, version_of=version_of)
+            for name in dict.fromkeys(self.devices)
+        )
+
 
 def this_machine(environ: Mapping[str, str] | None = None) -> Machine:
-    """The machine that this process runs on, as the jobs it starts will see it."""
+    """Return the machine that this process runs on, as the jobs that it starts will see it."""
     environ = os.environ if environ is None else environ
-    wanted = (*needed_modules(_NEEDED_BY), *_RECIPE_MODULES)
+    modules = {*needed_modules(_NEEDED_BY), *EXTRAS}
     return Machine(
         devices=visible_devices(_list_devices(_NVIDIA_SMI), environ.get("CUDA_VISIBLE_DEVICES")),
         num_cores=_num_cores(),
-        modules=frozenset(name for name in wanted if importlib.util.find_spec(name) is not None),
+        modules=frozenset(name for name in modules if importlib.util.find_spec(name) is not None),
     )
 
 
 def needed_modules(workload_modules: Iterable[str]) -> tuple[str, ...]:
-    """What has to be importable to train these workloads, each once, torch first."""
+    """Return what has to be importable to train these workloads, each once, torch first."""
     needed = [name for module in workload_modules for name in _NEEDED_BY.get(module.rpartition(".")[2], ())]
     return tuple(dict.fromkeys(["torch", *needed]))
 
 
 def visible_devices(listing: str, cuda_visible_devices: str | None) -> tuple[str, ...]:
-    """Model names of the GPUs in nvidia-smi's `index, uuid, name` lines that CUDA would show a process.
+    """Return the names of the GPUs in nvidia-smi's `index, uuid, name` lines that CUDA would show a process.
 
-    As CUDA does: the list's order counts, and nothing after the first entry that fits no GPU is shown.
+    As in CUDA, the list's order counts, and nothing is shown after the first entry that fits no GPU.
     """
     rows = [
         tuple(part.strip() for part in line.split(",", 2)) for line in listing.splitlines() if line.strip()
@@ -67,15 +89,22 @@ def visible_devices(listing: str, cuda_visible_devices: str | None) -> tuple[str
     for entry in (part.strip() for part in cuda_visible_devices.split(",")):
         # A slice of a GPU has a name of its own kind, which this listing lacks; its GPU's is the nearest.
         is_slice = entry.startswith("MIG-")
-        found = [
+        fitting = [
             name
             for index, uuid, name in rows
             if index == entry or is_slice or (entry.startswith("GPU-") and uuid.startswith(entry))
         ]
-        if not found:
+        if not fitting:
             break
-        names.append(found[0])
+        names.append(fitting[0])
     return tuple(names)
+
+
+def _capability(device: str, catalogue: Catalogue | None) -> Version:
+    accelerator = catalogue.accelerator_of_device(device) if catalogue else None
+    if accelerator is not None:
+        return parse_version(accelerator.compute_capability or "")
+    return next((version for start, version in _OLD_GPUS.items() if device.startswith(start)), ())
 
 
 def _list_devices(command: Sequence[str]) -> str:

@@ -1,62 +1,59 @@
-"""`JobSpec`: one run, asked for. A spec is a request; what really happened is a `Run`."""
+"""`JobSpec`: one run to do. What really happened is a `Run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fastlaunch.core.errors import UserError
-from fastlaunch_train.recipes.recipes import Recipe
-
-#: Where prices and instances are looked up unless a region is given.
-DEFAULT_REGION = "us-east-1"
+from fastlaunch.core.units import DEFAULT_REGION
+from fastlaunch_train.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """Workload x recipe x batch size, on an instance type (None: this machine), with its limits.
-
-    batch_size: samples per GPU and step, or None to let the entrypoint find the largest that fits.
-    steps: None where epochs, passes over the data, are given instead: how many steps that makes is known
-        when the workload is built, and stands in the record.
-    num_gpus: ranks over all nodes; on a machine without a GPU, processes.
-    data: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
-    num_workers: that load it, per GPU; None for as many as the entrypoint chooses.
-    checkpoint_every, eval_every: steps between checkpoints, and between evaluations; 0 for none.
-    model, tokenizer: of a language workload, a folder or a name on the Hugging Face hub; None for its own.
-    sequence_length: tokens of a sample; None for the workload's own.
-    max_minutes: what the machine may run in all, however many attempts it takes; None on this machine.
-    max_price_usd: per hour, the most that is paid for spot; None for the on-demand price.
-    image: of the container, by digest; None for this machine.
-    reservation: of the capacity block to run in. training_plan: ARN of SageMaker's.
-    keep_alive_minutes: for which SageMaker keeps the machines, billed, for the next job.
-    allow_tcp: whether several nodes may do without EFA.
-    """
+    """Workload x recipe x batch size, on an instance type, with its limits."""
 
     workload: str
     recipe: Recipe
+    #: Samples per GPU and step; None to let the entrypoint find the largest that fits.
     batch_size: int | None
+    #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
+    #: the workload is built, and stands in the record.
     steps: int | None
+    #: Ranks over all nodes; on a machine without a GPU, processes.
     num_gpus: int
     epochs: int | None = None
     seed: int = 0
+    #: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
     data: str = "synthetic"
+    #: Per GPU, to load the data; None for as many as the entrypoint chooses.
     num_workers: int | None = None
+    #: Steps between checkpoints, and between evaluations; 0 for none.
     checkpoint_every: int = 0
     eval_every: int = 0
+    #: Of a language workload: a folder, or a name on the Hugging Face hub; None for its own.
     model: str | None = None
     tokenizer: str | None = None
+    #: Tokens of a sample; None for the workload's own.
     sequence_length: int | None = None
+
     backend: str = "local"
+    #: None for this machine.
     instance: str | None = None
     num_nodes: int = 1
     purchase: str = "on-demand"
     region: str = DEFAULT_REGION
+    #: Minutes that the machine may run in all, however many attempts it takes; None on this machine.
     max_minutes: int | None = None
+    #: The most paid for an hour of spot; None for the on-demand price.
     max_price_usd: float | None = None
+    #: Of the container, by digest; None for this machine.
     image: str | None = None
+    #: Id of the capacity block to run in.
     reservation: str | None = None
+    #: ARN of SageMaker's.
     training_plan: str | None = None
-    keep_alive_minutes: int = 0
+    #: Whether several nodes may do without EFA.
     allow_tcp: bool = False
 
     def __post_init__(self) -> None:
@@ -65,60 +62,31 @@ class JobSpec:
                 f"a run of {self.steps} steps and {self.epochs} epochs", "give steps or epochs, one of them"
             )
         checks = (
-            (
-                self.batch_size is None or self.batch_size >= 1,
-                "batch size",
-                self.batch_size,
-                "1 or more, or auto",
-            ),
-            (self.steps is None or self.steps >= 1, "steps", self.steps, "1 or more"),
-            (self.epochs is None or self.epochs >= 1, "epochs", self.epochs, "1 or more"),
-            (self.num_gpus >= 1, "number of processes", self.num_gpus, "1 or more"),
-            (self.num_nodes >= 1, "number of nodes", self.num_nodes, "1 or more"),
-            (
-                self.num_nodes < 1 or self.num_gpus % self.num_nodes == 0,
-                "number of processes",
-                f"{self.num_gpus} on {self.num_nodes} nodes",
-                "as many for every node",
-            ),
-            (self.seed >= 0, "seed", self.seed, "0 or more"),
-            (
-                self.num_workers is None or self.num_workers >= 0,
-                "number of loader workers",
-                self.num_workers,
-                "0 or more",
-            ),
-            (
-                self.checkpoint_every >= 0,
-                "checkpoint interval",
-                self.checkpoint_every,
-                "0 (none) or more steps",
-            ),
-            (self.eval_every >= 0, "evaluation interval", self.eval_every, "0 (none) or more steps"),
-            (
-                self.sequence_length is None or self.sequence_length >= 2,
-                "sequence length",
-                self.sequence_length,
-                "2 tokens or more",
-            ),
-            (self.model != "", "the model's name", "empty", "a folder, or a name on the Hugging Face hub"),
-            (self.tokenizer != "", "the tokenizer's name", "empty", "a folder, or a name on the hub"),
-            (
-                self.max_minutes is None or self.max_minutes >= 1,
-                "time limit",
-                self.max_minutes,
-                "a minute or more",
-            ),
-            (
-                self.max_price_usd is None or self.max_price_usd > 0,
-                "spot price",
-                self.max_price_usd,
-                "more than 0",
-            ),
+            ("batch size", self.batch_size, 1, "1 or more, or auto"),
+            ("steps", self.steps, 1, "1 or more"),
+            ("epochs", self.epochs, 1, "1 or more"),
+            ("number of processes", self.num_gpus, 1, "1 or more"),
+            ("number of nodes", self.num_nodes, 1, "1 or more"),
+            ("seed", self.seed, 0, "0 or more"),
+            ("number of loader workers", self.num_workers, 0, "0 or more"),
+            ("checkpoint interval", self.checkpoint_every, 0, "0 (none) or more steps"),
+            ("evaluation interval", self.eval_every, 0, "0 (none) or more steps"),
+            ("sequence length", self.sequence_length, 2, "2 tokens or more"),
+            ("time limit", self.max_minutes, 1, "a minute or more"),
         )
-        for holds, what, value, allowed in checks:
-            if not holds:
+        for what, value, least, allowed in checks:
+            if value is not None and value < least:
                 raise UserError(f"{what} is {value}", f"give {allowed}")
+        if self.num_gpus % self.num_nodes:
+            raise UserError(
+                f"number of processes is {self.num_gpus} on {self.num_nodes} nodes",
+                "give as many for every node",
+            )
+        if self.max_price_usd is not None and self.max_price_usd <= 0:
+            raise UserError(f"spot price is {self.max_price_usd}", "give more than 0")
+        for what, name in (("model", self.model), ("tokenizer", self.tokenizer)):
+            if name == "":
+                raise UserError(f"the {what}'s name is empty", "give a folder, or a name on the hub")
 
     @property
     def length(self) -> str:
@@ -132,17 +100,19 @@ class JobSpec:
         return replace(self, seed=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` turns back into an equal spec; the recipe with all it resolved to."""
+        """Return plain data for `from_json`, the recipe with all that it resolved to."""
         return {**vars(self), "recipe": self.recipe.to_record()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The spec that `to_json` wrote."""
-        return cls(**{**data, "recipe": Recipe.from_record(data["recipe"])})
+        """Return the spec that `to_json` wrote, in this release or in one before it."""
+        # Earlier releases let SageMaker keep warm pools.
+        given = {name: value for name, value in data.items() if name != "keep_alive_minutes"}
+        return cls(**{**given, "recipe": Recipe.from_record(data["recipe"])})
 
 
 def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
-    """A name of each job: its recipe, and what else the jobs do not share: `bf16 on vit-huge at batch 64`."""
+    """Return a name for each job, with what the jobs do not share: `bf16 on vit-huge at batch 64`."""
     differing = {
         field
         for field in ("workload", "batch_size", "num_gpus")
@@ -151,10 +121,33 @@ def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
     names = []
     for job in jobs:
         batch = "auto" if job.batch_size is None else job.batch_size
-        told = {
+        parts = {
             "workload": f" on {job.workload}",
             "batch_size": f" at batch {batch}",
             "num_gpus": f" on {job.num_gpus} GPU{'' if job.num_gpus == 1 else 's'}",
         }
-        names.append(job.recipe.label + "".join(words for field, words in told.items() if field in differing))
+        names.append(
+            job.recipe.label + "".join(words for field, words in parts.items() if field in differing)
+        )
     return names
+
+
+def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
+    """Return the arguments of `python -m fastlaunch_train`, less `--output DIR` and `--resume`."""
+    arguments = ["--workload", job.workload, "--recipe", job.recipe.name]
+    for field, value in job.recipe.overrides:
+        arguments += ["--set", f"{field}={value}"]
+    arguments += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
+    length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
+    arguments += [*length, "--seed", str(job.seed), "--data", job.data]
+    if job.data != "synthetic" and job.num_workers is not None:
+        arguments += ["--num-workers", str(job.num_workers)]
+    if job.checkpoint_every:
+        arguments += ["--checkpoint-every", str(job.checkpoint_every)]
+    if job.eval_every:
+        arguments += ["--eval-every", str(job.eval_every)]
+    for option in ("model", "tokenizer", "sequence_length"):
+        value = getattr(job, option)
+        if value is not None:
+            arguments += [f"--{option.replace('_', '-')}", str(value)]
+    return tuple(arguments)

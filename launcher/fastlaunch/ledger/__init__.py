@@ -1,0 +1,4 @@
+"""What ran: runs and attempts in SQLite, selectors, migrations.
+
+Written by runs, and by cli for runs import, runs rm and collect. May import core, catalog, jobs and measure.
+"""

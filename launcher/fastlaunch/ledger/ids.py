@@ -1,45 +1,60 @@
-"""Ids of runs: of one about to start, and of one that was recorded or published elsewhere."""
+"""Ids of runs, and the selectors that find runs by id or by what they are."""
 
 import hashlib
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastlaunch.measure.summarize import RunSummary
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.measure.summary import RunSummary
+
+#: Field of a filter -> what it is matched against.
+FIELDS = {
+    "workload": "workload",
+    "recipe": "recipe",
+    "instance": "ifnull(instance, '')",
+    "state": "state",
+    "submission": "submission_id",
+    "backend": "backend",
+    "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
+}
+_MAX_SELECTOR_LENGTH = 1000
+_MAX_CANDIDATES = 8
+_Query = Callable[[str, Sequence[Any]], list[Any]]
 
 #: Without letters and digits that are mistaken for each other.
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _GIVEN_HERE = re.compile(r"\d{8}-\d{6}-[a-z0-9]{4}")
-_MAX_LENGTH = 40
+_MAX_FIELD_LENGTH = 40
 _DIGEST_LENGTH = 8
 
 
 def new_run_id(now: datetime, randomness: random.Random) -> str:
-    """An id such as `20261121-090312-k3f9`: sorts by time, and may stand in names of AWS resources."""
+    """Return an id such as `20261121-090312-k3f9`: it sorts by time, and AWS takes it in names."""
     return f"{now:%Y%m%d-%H%M%S}-" + "".join(randomness.choices(_ALPHABET, k=4))
 
 
 def recorded_run_id(header: Mapping[str, Any]) -> str:
-    """Id of the run whose record has this header: its own, if a ledger gave it out.
+    """Return the id of the run whose record has this header: its own, if a ledger gave it out.
 
-    Another one (of an entrypoint started by hand) may be used over and over, so it gets a digest of when and
-    where the run started: the same files have the same id, wherever they lie.
+    An entrypoint started by hand may use the same id over and over: it gets a digest of when and where the
+    run started, so the same files have the same id wherever they lie.
     """
     run_id = str(header["run_id"])
     if _GIVEN_HERE.fullmatch(run_id):
         return run_id
-    name = re.sub(r"[^a-zA-Z0-9]+", "-", run_id).strip("-")[: _MAX_LENGTH - _DIGEST_LENGTH - 1] or "run"
+    name = re.sub(r"[^a-zA-Z0-9]+", "-", run_id).strip("-")[: _MAX_FIELD_LENGTH - _DIGEST_LENGTH - 1] or "run"
     return f"{name}-{_digest([run_id, header['started_at'], header['machine'].get('host_id')])}"
 
 
 def published_run_ids(summaries: Sequence[RunSummary]) -> list[str]:
-    """Ids that follow from what the summaries say; the same rows have the same ids when they come again.
+    """Return ids that follow from the summaries: the same rows have the same ids when they come again.
 
-    Equal rows among `summaries` are told apart by counting them.
+    Equal rows among `summaries` are numbered.
     """
     seen: Counter[str] = Counter()
     ids = []
@@ -52,3 +67,58 @@ def published_run_ids(summaries: Sequence[RunSummary]) -> list[str]:
 
 def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+def where(query: _Query, selectors: Sequence[str], submission: str | None) -> tuple[str, list[Any]]:
+    """Return the SQL condition on `runs`, with its values, for selectors as in `Ledger.select`."""
+    named: list[str] = []
+    filters: dict[str, list[str]] = {}
+    for selector in selectors:
+        field, separator, glob = selector.partition("=")
+        if not separator:
+            named.append(named_run(query, selector))
+        elif field not in FIELDS:
+            raise UnknownName("field to select runs by", field, FIELDS)
+        else:
+            filters.setdefault(field, []).append(_checked(glob))
+    conditions, values = [], []
+    if filters:
+        fits = [" OR ".join(f"{FIELDS[field]} GLOB ?" for _ in globs) for field, globs in filters.items()]
+        conditions.append(" AND ".join(f"({fit})" for fit in fits))
+        values += [glob for globs in filters.values() for glob in globs]
+    if named:
+        conditions.append(f"id IN ({', '.join('?' * len(named))})")
+        values += named
+    condition = " OR ".join(f"({condition})" for condition in conditions) or "1"
+    if submission is not None:
+        return f"({condition}) AND submission_id = ?", [*values, submission]
+    return condition, values
+
+
+def named_run(query: _Query, name: str) -> str:
+    """Return the id of the run called `name`; see `Ledger.get`.
+
+    Raises UnknownName if there is none, UserError if there are several.
+    """
+    _checked(name)
+    for condition, value in (
+        ("id = ?", name),
+        ("substr(id, 1, length(?1)) = ?1", name),
+        ("substr(id, -length(?1)) = ?1", "-" + name),
+    ):
+        ids = [run_id for (run_id,) in query(f"SELECT id FROM runs WHERE {condition} ORDER BY id", (value,))]
+        if not name or not ids:
+            continue
+        if len(ids) == 1:
+            return str(ids[0])
+        shown = ", ".join(ids[:_MAX_CANDIDATES])
+        more = f" and {len(ids) - _MAX_CANDIDATES} more" if len(ids) > _MAX_CANDIDATES else ""
+        raise UserError(f"{name!r} fits {len(ids)} runs: {shown}{more}", "give more of the id")
+    raise UnknownName("run", name, (), hint="`fastlaunch runs list` shows what there is")
+
+
+def _checked(text: str) -> str:
+    # Undecodable bytes, or a pattern without end, fit no run.
+    if len(text) > _MAX_SELECTOR_LENGTH or not text.isprintable():
+        raise UnknownName("run", text[:40], (), hint="`fastlaunch runs list` shows what there is")
+    return text

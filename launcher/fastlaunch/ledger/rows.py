@@ -1,43 +1,49 @@
-"""What the ledger holds, read back from its rows: `Run`, `Event`."""
+"""What the ledger holds, read back from its rows: runs, their history, attempts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastlaunch.backends import RunState
+from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summarize import RunSummary
-from fastlaunch.runs_file import LedgerFile, damaged
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.ledger.db import LedgerFile, damaged
+from fastlaunch.measure.summary import RunSummary
 
-if TYPE_CHECKING:
-    from fastlaunch.catalog.prices import Price
+_COLUMNS = (
+    *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
+    *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
+    *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd", "idle_minutes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One execution. spec and plan are None for an imported run, and where only a brief one was asked for.
-
-    created_at: ISO 8601, UTC. recipe: the label, overrides included. instance: None for this machine.
-    price: what it was billed at, as of when it was started. directory: where its record files lie; for
-    an imported run, the file or folder that it was read from. region, purchase: asked for, of a run on AWS.
-    """
+    """A job as it happened."""
 
     id: str
     submission_id: str
+    #: ISO 8601, UTC.
     created_at: str
     backend: str
     state: RunState
     reason: str | None
     workload: str
+    #: The label, overrides included.
     recipe: str
+    #: None for this machine.
     instance: str | None
+    #: Where its record files lie; of an imported run, the file or folder that it was read from.
     directory: Path | None
-    price: "Price | None"
+    #: What it was billed at, as of its start.
+    price: Price | None
     summary: RunSummary | None
+    #: Asked for, of a run on AWS.
     region: str | None = None
     purchase: str | None = None
+    #: None for an imported run, and where the run was read in brief.
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
 
@@ -52,24 +58,24 @@ class Event:
 
 
 def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief: bool = False) -> list[Run]:
-    """The runs that the SQL condition fits. brief: without spec and plan, which are not even read then."""
+    """Return the runs that the SQL condition fits. brief: do not even read spec and plan."""
     columns = "id, submission_id, created_at, backend, state, reason, workload, recipe, instance, directory"
-    asked = "json_extract(spec, '$.region'), json_extract(spec, '$.purchase')"
-    columns += f", price, summary, {asked}" + ("" if brief else ", spec, plan")
+    requested = "json_extract(spec, '$.region'), json_extract(spec, '$.purchase')"
+    columns += f", price, summary, {requested}" + ("" if brief else ", spec, plan")
     # Many runs share a price, and many thousand are read at once.
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
     for row in file.rows(f"SELECT {columns} FROM runs WHERE {condition}", values):
         try:
             if row[10] not in prices:
-                prices[row[10]] = _price(row[10])
+                prices[row[10]] = Price.from_json(json.loads(row[10]))
             runs.append(_run(row, prices[row[10]]))
         except (ValueError, TypeError, UserError) as error:
             raise damaged(file.path, f"run {row[0]}: {error}") from None
     return runs
 
 
-def _run(row: Sequence[Any], price: "Price | None") -> Run:
+def _run(row: Sequence[Any], price: Price | None) -> Run:
     spec, plan = row[14:] or (None, None)
     return Run(
         id=row[0],
@@ -91,7 +97,145 @@ def _run(row: Sequence[Any], price: "Price | None") -> Run:
     )
 
 
-def _price(text: str) -> "Price":
-    from fastlaunch.catalog.prices import Price
+@dataclass(frozen=True, kw_only=True)
+class Billing:
+    """What one machine of an attempt costs; None where that is not known, or nothing is billed."""
 
-    return Price.from_json(json.loads(text))
+    #: Paid, with the discount.
+    usd_per_hour: float | None = None
+    #: From the machine's start to its end.
+    lived_s: float | None = None
+    #: None while it lasts, and where no machine was started.
+    billed_s: float | None = None
+    #: How the seconds are known; see `protocol.Billed`.
+    source: str | None = None
+    #: Paid before, for the whole capacity block; see `Plan`.
+    sunk_usd: float | None = None
+    #: For which a warm pool may have been kept after the job: attempts of earlier versions.
+    idle_minutes: int = 0
+
+
+#: Field of Billing -> column.
+_BILLING_COLUMNS = {
+    "usd_per_hour": "usd_per_hour",
+    "lived_s": "lived_s",
+    "billed_s": "billed_seconds",
+    "source": "billing",
+    "sunk_usd": "sunk_usd",
+    "idle_minutes": "idle_minutes",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One request to a backend, which carries out one or more runs. Times are ISO 8601, UTC."""
+
+    id: int
+    #: Of the request: sent again after a time-out, it starts nothing twice.
+    token: str
+    #: Counts the attempts at a run, from 1.
+    n: int
+    backend: str
+    region: str | None
+    run_ids: tuple[str, ...]
+    state: RunState
+    #: Why it ended, or what is to be known of it meanwhile.
+    reason: str | None = None
+    started_at: str
+    ended_at: str | None
+    #: Finds the job again; None until the request was answered.
+    handle: dict[str, Any] | None
+    #: The machines, what each may take, and where they upload to; None on this machine.
+    instance: str | None = None
+    zone: str | None = None
+    num_nodes: int = 1
+    launched_at: str | None = None
+    max_minutes: int | None = None
+    output: str | None = None
+    billing: Billing = Billing()
+    #: In the account, to end a detached attempt's machines: `{"name", "region", "state", ...}`; see
+    #: `deadline_schedule`.
+    schedule: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as flat plain data, under the names of the columns."""
+        billing = {column: getattr(self.billing, name) for name, column in _BILLING_COLUMNS.items()}
+        return {**vars(self), "state": str(self.state), "run_ids": list(self.run_ids), **billing}
+
+
+def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
+    """Return the number of a new attempt: above every one that any of the runs had, from 1.
+
+    No two attempts at a run may write files of one name.
+    """
+    row = file.one(
+        "SELECT max(n) FROM attempts JOIN attempt_runs ON attempt_id = attempts.id"
+        " WHERE run_id IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(run_ids)),),
+    )
+    return ((row and row[0]) or 0) + 1
+
+
+def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> list[Attempt]:
+    """Return the attempts that the SQL condition fits, oldest first."""
+    rows = file.all(f"SELECT {', '.join(_COLUMNS)} FROM attempts WHERE {condition} ORDER BY id", values)
+    members: dict[int, list[str]] = {row[0]: [] for row in rows}
+    for attempt_id, run_id in file.all(
+        "SELECT attempt_id, run_id FROM attempt_runs"
+        " WHERE attempt_id IN (SELECT value FROM json_each(?)) ORDER BY attempt_id, position",
+        (json.dumps(list(members)),),
+    ):
+        members[attempt_id].append(run_id)
+    attempts = []
+    for row in rows:
+        columns = dict(zip(_COLUMNS, row, strict=True))
+        billing = Billing(**{name: columns.pop(column) for name, column in _BILLING_COLUMNS.items()})
+        try:
+            for name in ("handle", "schedule"):
+                columns[name] = json.loads(columns[name]) if columns[name] else None
+            columns["state"] = RunState(columns["state"])
+        except ValueError as error:
+            raise damaged(file.path, f"attempt {columns['token']}: {error}") from None
+        attempts.append(Attempt(**columns, billing=billing, run_ids=tuple(members[columns["id"]])))
+    return attempts
+
+
+def read_plan(file: LedgerFile, attempt_id: int) -> Plan | None:
+    """Return the plan of the attempt's request; None if the row holds none."""
+    row = file.one("SELECT plan, token FROM attempts WHERE id = ?", (attempt_id,))
+    if row is None or row[0] is None:
+        return None
+    try:
+        return Plan.from_json(json.loads(row[0]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged(file.path, f"plan of attempt {row[1]}: {error}") from None
+
+
+def update_attempt(file: LedgerFile, attempt_id: int, columns: Mapping[str, Any]) -> None:
+    """Set columns of a row, within a transaction."""
+    file.write(
+        f"UPDATE attempts SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
+        [*columns.values(), attempt_id],
+    )
+
+
+def machines_of(plan: Plan) -> tuple[str | None, int]:
+    """Return type, as EC2 names it, and number of the machines that the plan asks for."""
+    request = plan.request
+    # SageMaker's; EC2 has the type at the top.
+    resources = request.get("ResourceConfig")
+    if resources is None:
+        return request.get("InstanceType"), int(request.get("MaxCount", 1))
+    return str(resources["InstanceType"]).removeprefix("ml."), int(resources["InstanceCount"])
+
+
+def tag_of(plan: Plan, key: str) -> str | None:
+    """Return the tag that the plan's request puts on what it creates; None if it puts none."""
+    request = plan.request
+    lists = [request.get("Tags", ()), *(each["Tags"] for each in request.get("TagSpecifications", ()))]
+    return next((str(tag["Value"]) for tags in lists for tag in tags if tag["Key"] == key), None)
+
+
+def dumps(data: object) -> str:
+    """Return `data` as JSON without blanks. Raises ValueError for a number that JSON does not have."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,4 @@
+"""What was measured: step records -> `RunSummary`, and published figures.
+
+May import core, catalog and jobs.
+"""

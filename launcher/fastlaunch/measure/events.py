@@ -6,25 +6,31 @@ an attempt did after that checkpoint was done again, and counts once, as the lat
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from fastlaunch.measure.summary import AllReduce, Checkpoints
 from fastlaunch_train.records.records import Check, Eval, RankRecord
+
+#: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
+PHASE = "all-reduce"
 
 #: The records of each attempt's ranks, by the attempt's number, in order.
 Attempts = Mapping[int, Sequence[RankRecord]]
 
 
 def evals_of(attempts: Attempts) -> tuple[Eval, ...]:
-    """Every evaluation of the run once, by step. All ranks score together: seconds are the slowest rank's."""
-    found: dict[tuple[int, str, str], Eval] = {}
+    """Return every evaluation of the run once, by step. Ranks score together: the slowest sets the
+    seconds.
+    """
+    by_key: dict[tuple[int, str, str], Eval] = {}
     for ranks, last_step in _chain(attempts):
         own: dict[tuple[int, str, str], Eval] = {}
         for line in (line for record in ranks for line in record.evals if line.step <= last_step):
             key = (line.step, line.split, line.weights)
             first = own.setdefault(key, line)
             own[key] = replace(first, seconds=max(first.seconds, line.seconds))
-        found |= own
-    return tuple(sorted(found.values(), key=_place))
+        by_key |= own
+    return tuple(sorted(by_key.values(), key=_place))
 
 
 def _place(line: Eval) -> tuple[int, bool, bool]:
@@ -32,47 +38,47 @@ def _place(line: Eval) -> tuple[int, bool, bool]:
 
 
 def checks_of(records: Iterable[RankRecord]) -> tuple[Check, ...]:
-    """Every check of the run once, by name in order: of several, one that failed, else the largest value."""
-    found: dict[str, Check] = {}
+    """Return every check of the run once, by name: of several, a failed one, else that of the largest
+    value.
+    """
+    by_name: dict[str, Check] = {}
     for check in (check for record in records for check in record.checks):
-        known = found.setdefault(check.name, check)
+        known = by_name.setdefault(check.name, check)
         if _badness(check) > _badness(known):
-            found[check.name] = check
-    return tuple(found.values())
+            by_name[check.name] = check
+    return tuple(by_name.values())
 
 
 def _badness(check: Check) -> tuple[bool, float]:
     return not check.passed, -math.inf if check.value is None else check.value
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointTimes:
-    """Seconds of all checkpoints of a run together, each as on its slowest rank, and the step of the last."""
-
-    number: int
-    total_s: float
-    last_step: int
-
-
-def checkpoints_of(attempts: Attempts) -> CheckpointTimes | None:
-    """What the checkpoints of the run took; None if there were none."""
+def checkpoints_of(attempts: Attempts) -> Checkpoints:
+    """Return what the checkpoints of the run took; those that were done again count once in the total."""
+    longest_s = -math.inf
     seconds: dict[int, float] = {}
     for ranks, last_step in _chain(attempts):
         own: dict[int, float] = {}
         for record in ranks:
             of_rank: dict[int, float] = {}
             for phase in record.phases:
-                if phase.name == "checkpoint" and phase.step <= last_step and math.isfinite(phase.seconds):
+                if phase.name != "checkpoint" or not math.isfinite(phase.seconds):
+                    continue
+                longest_s = max(longest_s, phase.seconds)
+                if phase.step <= last_step:
                     of_rank[phase.step] = of_rank.get(phase.step, 0.0) + phase.seconds
             own = {step: max(own.get(step, 0.0), of_rank.get(step, 0.0)) for step in own | of_rank}
         seconds |= own
-    if not seconds:
-        return None
-    return CheckpointTimes(number=len(seconds), total_s=sum(seconds.values()), last_step=max(seconds))
+    return Checkpoints(
+        longest_s=longest_s if math.isfinite(longest_s) else None,
+        total_s=sum(seconds.values()) if seconds else None,
+        number=len(seconds),
+        last_step=max(seconds, default=None),
+    )
 
 
 def padding_fraction(records: Sequence[RankRecord]) -> float | None:
-    """Share of the tokens that mean nothing; None where no tokens are counted, or padding was not yet."""
+    """Return the share of tokens that are padding; None without tokens, and for older records."""
     if any(record.header["schema"] < 2 for record in records):
         return None
     num_tokens = sum(step.num_tokens for record in records for step in record.steps)
@@ -81,13 +87,13 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
 
 
 def kernels_of(records: Sequence[RankRecord]) -> str | None:
-    """What one forward pass ran, as the first rank that looked says; None where none did."""
-    told = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")
-    return next((detail for detail in told if detail), None)
+    """Return what one forward pass ran, as the first rank that looked says; None if none did."""
+    details = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")
+    return next((detail for detail in details if detail), None)
 
 
 def _chain(attempts: Attempts) -> list[tuple[Sequence[RankRecord], float]]:
-    """Each attempt's records, with the last of its steps that no later attempt did again."""
+    """Return each attempt's records, with the last of its steps that no later attempt did again."""
     chain: list[tuple[Sequence[RankRecord], float]] = []
     last_step = math.inf
     for _, ranks in sorted(attempts.items(), reverse=True):
@@ -96,3 +102,30 @@ def _chain(attempts: Attempts) -> list[tuple[Sequence[RankRecord], float]]:
         begun = [record.header["first_step"] for record in ranks if record.steps]
         last_step = min([last_step, *(first - 1 for first in begun)])
     return chain[::-1]
+
+
+def all_reduce_of(records: Sequence[RankRecord]) -> AllReduce | None:
+    """Return what the ranks of one attempt measured; None if they did not, or if it cannot be read.
+
+    All ranks measured the same; where the nodes took different networks, the one that is not EFA is told.
+    """
+    results = [
+        result
+        for record in records
+        for phase in record.phases
+        if phase.name == PHASE and (result := _read(phase.detail or ""))
+    ]
+    return min(results, key=lambda result: result.fabric == "efa", default=None)
+
+
+def _read(detail: str) -> AllReduce | None:
+    words = dict(word.split("=", 1) for word in detail.split() if "=" in word)
+    try:
+        bus_gb_per_s, message_bytes = float(words["bus_gb_per_s"]), int(words["bytes"])
+    except (KeyError, ValueError):
+        return None
+    if not (math.isfinite(bus_gb_per_s) and bus_gb_per_s > 0 and message_bytes > 0):
+        return None
+    return AllReduce(
+        bus_gb_per_s=bus_gb_per_s, message_bytes=message_bytes, fabric=words.get("fabric") or "unknown"
+    )

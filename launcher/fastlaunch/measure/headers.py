@@ -1,12 +1,16 @@
 """What the headers of a run's records say: whether they contradict each other, and what the run is."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fastlaunch.recorded_recipe import resolved_record
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.records.records import RankRecord
-from fastlaunch_train.workloads import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+
+#: Fields of a recipe that replace a workload's own, which headers hold beside its name.
+_OF_WORKLOADS = ("optimizer", "learning_rate")
 
 #: What all records of one run share, and what the ranks of one attempt share besides.
 _SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data", "data_identity")
@@ -21,7 +25,7 @@ _ALWAYS_PACKAGES = ("torch", "cuda", "cudnn", "timm", "transformer_engine")
 
 
 def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
-    """What the records of one run say against each other, in sentences.
+    """Return what the records of one run say against each other, in sentences.
 
     A rank that did no step may have ended before it knew what its header should say: it is not held to it.
     """
@@ -58,8 +62,8 @@ def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    """Whether two headers disagree in `key`. What an older version wrote is read as it is meant today, and
-    what it could not say of workload and data is no disagreement.
+    """Return whether two headers disagree in `key`. Older records are read as they are meant today, and
+    what they lack of workload and data is no disagreement.
     """
     ours, theirs = one.get(key), other.get(key)
     if key == "recipe":
@@ -72,37 +76,37 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
 
 
 def mixed_schemas(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
-    """What to know of attempts that different versions of the training package recorded."""
+    """Return a note for each attempt that another version of the training package recorded."""
     first = min(attempts)
-    told = []
+    notes = []
     for what, schema_of in (("records", lambda header: header["schema"]), ("recipes", recipe_schema)):
         of_first = schema_of(attempts[first][0].header)
         for number, records in attempts.items():
             schema = schema_of(records[0].header)
             if schema != of_first:
-                told.append(f"attempt {number} has {what} of schema {schema}, attempt {first} of {of_first}")
-    return told
+                notes.append(f"attempt {number} has {what} of schema {schema}, attempt {first} of {of_first}")
+    return notes
 
 
 def recipe_schema(header: Mapping[str, Any]) -> int:
-    """The version of the recipe's fields; the first did not say."""
+    """Return the version of the recipe's fields; the first did not say."""
     schema = header["recipe"].get("schema", 1)
     return schema if isinstance(schema, int) else 1
 
 
 def sequence_length_of(header: Mapping[str, Any]) -> int | None:
-    """Tokens of a sample; None where the workload has no such thing."""
+    """Return the tokens of a sample; None if the workload has no such thing."""
     value = header["workload"].get("sequence_length")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def service_of(header: Mapping[str, Any]) -> str | None:
-    """`sagemaker` where the instance was SageMaker's; None for EC2's, for none, and for older records."""
+    """Return `sagemaker` if the instance was SageMaker's; None for EC2's, for none, and for older records."""
     return "sagemaker" if header["instance"] and header["machine"].get("service") == "sagemaker" else None
 
 
 def power_limit_of(header: Mapping[str, Any]) -> float | None:
-    """Watts that the GPU may draw; None where there is none, or the driver did not say."""
+    """Return the watts that the GPU may draw; None without one, or if the driver did not say."""
     watts = header["machine"].get("power_limit_w")
     is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
     return float(watts) if is_number and 0 < watts < 1e6 else None
@@ -113,7 +117,7 @@ def _listed(items: Sequence[object]) -> str:
 
 
 def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """What must agree for two runs to be repeats of each other, besides what was asked for; as text."""
+    """Return what repeats of a run share besides their options, as text."""
     machine, versions, workload = header["machine"], header["versions"], header["workload"]
     packages = (*_ALWAYS_PACKAGES, *_packages_used(header))
     values = {
@@ -133,7 +137,7 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
-    """The digests of a published model; nothing of one that its name describes, and for older records."""
+    """Return the digests of a published model; nothing for other models and older records."""
     identity = header["workload"].get("model_identity")
     if not isinstance(identity, Mapping):
         return {}
@@ -141,7 +145,7 @@ def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
-    """What was trained on: the digest of what was read, or what made it up; and what cut it into tokens.
+    """Return what was trained on: the digest of the data or the generator's name, and the tokenizer.
 
     Nothing for older records, nor for what a first version of ours made up: that is what those hold too.
     """
@@ -176,5 +180,27 @@ def _is_of_text(workload: str) -> bool:
 
 
 def host_ids(ranks: Sequence[RankRecord]) -> str | None:
-    """The machines' ids, joined by commas; None where none is known."""
+    """Return the machines' ids, joined by commas; None if none is known."""
     return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None
+
+
+def resolved_record(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a header's recipe with today's fields; as it stands if it cannot be read."""
+    try:
+        known: Mapping[str, Any] = Recipe.from_record(recipe).to_record()
+    except (RecipeError, TypeError, ValueError, KeyError, AttributeError):
+        known = recipe
+    plain: dict[str, Any] = json.loads(json.dumps(known))
+    return plain
+
+
+def label_of(header: Mapping[str, Any]) -> str:
+    """Return a header's recipe label, without overrides that ask for what the workload does by itself.
+
+    Runs that train alike have equal labels, as `resolve_recipe` sees to where the recipe does it by itself.
+    Records of before the workload's own optimizer was kept have their label as it was.
+    """
+    recipe, workload = header["recipe"], header["workload"]
+    own = {field for field in _OF_WORKLOADS if workload.get(field, ...) == recipe.get(field)}
+    name, *overrides = recipe["label"].split(" ")
+    return " ".join([name, *(text for text in overrides if text.partition("=")[0] not in own)])

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.backends import RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.recorded_recipe import resolved_record
-from fastlaunch_train.records.records import RankRecord, RecordError, is_echo, read_record
+from fastlaunch.measure.headers import resolved_record
+from fastlaunch_train.node.protocol import is_echo
+from fastlaunch_train.records.records import RankRecord, RecordError, read_record
 
 #: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
 _FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}
@@ -23,7 +24,7 @@ class Outcome:
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[str]]:
-    """The readable records among `paths`, and what is wrong with the others, in words."""
+    """Return the readable records among `paths`, and what is wrong with the others."""
     records, problems = [], []
     for path in paths:
         try:
@@ -36,7 +37,7 @@ def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[str]]:
 
 
 def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -> Outcome:
-    """How a job that is no longer alive ended, by the end lines of all its ranks in the last attempt.
+    """Return how a job that is no longer alive ended, by the end lines of all ranks of its last attempt.
 
     exit_code: of the process that was started, None where nobody waited for it. Without an end line it is
     the difference between a job that failed and one of which nothing more is known.
@@ -55,8 +56,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
             rank = by_status[status]
             message = rank.end.message if rank.end else None
             where = f" on rank {rank.header['rank']}" if rank.header["world_size"] > 1 else ""
-            told = f": {message}" if message else ""
-            return Outcome(state=RunState.FAILED, reason=f"{words}{where}{told}")
+            why = f": {message}" if message else ""
+            return Outcome(state=RunState.FAILED, reason=f"{words}{where}{why}")
     for rank in ranks:
         if rank.end is None:
             last = rank.steps[-1].step if rank.steps else 0
@@ -72,8 +73,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
 
 
 def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ...]:
-    """What in the headers is not what `job` asked for, in words; empty if all agrees."""
-    wanted = {
+    """Return in what the headers differ from `job`; empty if in nothing."""
+    requested = {
         "workload": job.workload,
         "recipe": resolved_record(job.recipe.to_record()),
         "seed": job.seed,
@@ -87,8 +88,8 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
         "sequence length": job.sequence_length,
         "model": job.model,
     }
-    wanted |= {what: value for what, value in left_open.items() if value is not None}
-    found: dict[str, None] = {}
+    requested |= {what: value for what, value in left_open.items() if value is not None}
+    differences: dict[str, None] = {}
     for record in records:
         header = record.header
         recorded = {
@@ -103,18 +104,20 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
             "sequence length": header["workload"].get("sequence_length") or job.sequence_length,
             "model": header["workload"].get("model") or job.model,
         }
-        for what, value in wanted.items():
+        for what, value in requested.items():
             if recorded[what] != value:
-                found[_difference(what, value, recorded[what])] = None
-    return tuple(found)
+                differences[_difference(what, value, recorded[what])] = None
+    return tuple(differences)
 
 
-def _difference(what: str, wanted: Any, recorded: Any) -> str:
+def _difference(what: str, requested: Any, recorded: Any) -> str:
     if what == "recipe":
-        fields = [key for key in {**wanted, **recorded} if wanted.get(key) != recorded.get(key)]
-        told = ", ".join(f"{key} {recorded.get(key)!r} for {wanted.get(key)!r}" for key in sorted(fields))
-        return f"the record contradicts the request: recipe with {told}"
-    return f"the record contradicts the request: {what} {recorded!r} for {wanted!r}"
+        fields = [key for key in {**requested, **recorded} if requested.get(key) != recorded.get(key)]
+        changes = ", ".join(
+            f"{key} {recorded.get(key)!r} for {requested.get(key)!r}" for key in sorted(fields)
+        )
+        return f"the record contradicts the request: recipe with {changes}"
+    return f"the record contradicts the request: {what} {recorded!r} for {requested!r}"
 
 
 def _is_echo(rank: RankRecord) -> bool:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.core.errors import BadFile
-from fastlaunch.measure.summarize import Interval, RunSummary
+from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.workloads import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 REQUIRED_COLUMNS = (
     *("workload", "instance", "num_nodes", "recipe", "batch_size_per_gpu", "num_gpus"),
@@ -38,12 +38,12 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e12
 
 
 def shipped_figures() -> tuple[Path, ...]:
-    """The CSV files that come with fastlaunch."""
+    """Return the CSV files that come with fastlaunch."""
     return tuple(sorted(Path(__file__).with_name("published_figures").glob("*.csv")))
 
 
 def read_published(path: Path) -> tuple[RunSummary, ...]:
-    """The rows of a CSV of published figures, in order.
+    """Return the rows of a CSV of published figures, in order.
 
     Raises BadFile, with line and column, if anything in it is wrong; then none of it is returned.
     """
@@ -85,7 +85,7 @@ def _line_of(data: bytes, position: int) -> int:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """(line it begins on, its cells without surrounding blanks) of each row that is not blank."""
+    """Yield (line it begins on, its cells without surrounding blanks) of each row that is not blank."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     while True:
         line = reader.line_num + 1
@@ -100,7 +100,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(path: Path, line: int, columns: Sequence[str]) -> Sequence[str]:
-    """The header's columns, checked."""
+    """Return the header's columns. Raises BadFile for an unknown, repeated or missing one."""
     known = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
     for number, column in enumerate(columns, start=1):
         if column not in known:
@@ -139,35 +139,38 @@ def _summary(row: "_Row") -> RunSummary:
         raise row.bad("step_time_s", "empty, and neither `total_time_s` nor `metric` says anything")
     instance = row.required("instance")
     return RunSummary(
-        kind="published",
-        workload=workload,
-        sample_unit=sample_unit,
-        flops_per_sample=flops_per_sample,
-        recipe=recipe,
-        precision=RECIPES[recipe].precision if recipe in RECIPES else None,
-        data=DATA,
-        batch_size_per_gpu=batch_size_per_gpu,
-        num_nodes=num_nodes,
-        num_gpus=num_gpus,
-        seed=None,
+        setup=Setup(
+            kind="published",
+            workload=workload,
+            sample_unit=sample_unit,
+            flops_per_sample=flops_per_sample,
+            recipe=recipe,
+            precision=RECIPES[recipe].precision if recipe in RECIPES else None,
+            data=DATA,
+            batch_size_per_gpu=batch_size_per_gpu,
+            num_nodes=num_nodes,
+            num_gpus=num_gpus,
+            instance=None if instance == "unknown" else instance,
+        ),
         status="completed",
-        instance=None if instance == "unknown" else instance,
-        device_name=None,
-        host_id=None,
-        measured_on=row.date("measured_on"),
-        source=row.required("source"),
-        derived=row.flag("derived"),
-        step_time_s=None if step_time_s is None else Interval(value=step_time_s),
-        samples_per_step=None if step_time_s is None else float(batch_size_per_gpu * num_gpus),
-        total_time_s=total_time_s,
-        num_samples=row.count("num_samples") if row.text("num_samples") else None,
-        metric=metric,
-        metric_value=value,
+        timing=Timing(
+            step_time_s=None if step_time_s is None else Interval(value=step_time_s),
+            samples_per_step=None if step_time_s is None else float(batch_size_per_gpu * num_gpus),
+        ),
+        environment=Environment(measured_on=row.date("measured_on")),
+        figures=Figures(
+            source=row.required("source"),
+            derived=row.flag("derived"),
+            total_time_s=total_time_s,
+            num_samples=row.count("num_samples") if row.text("num_samples") else None,
+            metric=metric,
+            metric_value=value,
+        ),
     )
 
 
 def _of_workload(name: str) -> tuple[str, int | None]:
-    """Sample unit, and FLOPs of one training step per sample, of a workload that may be unknown here."""
+    """Return sample unit and training FLOPs per sample of a workload that may be unknown here."""
     try:
         info = workload_info(name)
     except WorkloadError:

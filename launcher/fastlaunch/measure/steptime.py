@@ -1,7 +1,6 @@
 """The step time of one attempt from its ranks' records: what is warm-up, what is left, and its interval.
 
-The rule and its constants were checked by simulation; they are described in the README under "how to read
-the numbers":
+The rule and its constants were checked by simulation; docs/method.md describes them:
 
 1.  A block's synchronised wall time is shared out over its steps in proportion to their device time, so a
     cut may fall inside a block and blocks still add up to what the clock said. Steps after the last block
@@ -13,13 +12,12 @@ the numbers":
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.measure.summarize import Interval
+from fastlaunch.measure.summary import Interval, Timing
 from fastlaunch_train.records.records import RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
@@ -34,41 +32,20 @@ T_OF_BATCHES = 2.571
 MIN_STEPS_FOR_INTERVAL = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptTiming:
-    """The timing of one attempt; times in seconds, fractions relative.
-
-    The fields are those of `RunSummary`. Median and p95 are of the device-event time, per step the greatest
-    over ranks; `data_wait_fraction` is of the wall time on the rank that waits most; `utilization` is of the
-    GPU that computed least; `drift` is the last third's mean over the first third's, less 1. An unsteady
-    attempt keeps its last half, without interval.
-    """
-
-    num_retained_steps: int
-    steady: bool
-    step_time_s: Interval
-    samples_per_step: float
-    tokens_per_step: float | None
-    median_step_time_s: float | None
-    p95_step_time_s: float | None
-    data_wait_fraction: float | None
-    utilization: float | None
-    drift: float | None
-    warmup_s: float | None
-    num_warmup_steps: int
-
-
 class NoTiming(ValueError):
     """Why the records of an attempt yield no step time, in words."""
 
 
-def time_attempt(ranks: Sequence[RankRecord]) -> AttemptTiming:
-    """Timing of one attempt from the records of its ranks. Raises NoTiming if too few steps can be timed."""
+def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
+    """Return the timing of one attempt by the records of its ranks. Raises NoTiming if it has too few steps.
+
+    An attempt that did not settle keeps its last half, without interval.
+    """
     with np.errstate(all="ignore"):  # absurd numbers in a foreign file are told from the result
         return _time_attempt(ranks)
 
 
-def _time_attempt(ranks: Sequence[RankRecord]) -> AttemptTiming:
+def _time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     num_steps = min(sum(block.last_step - block.first_step + 1 for block in rank.blocks) for rank in ranks)
     first_cut = max(MIN_WARMUP_STEPS, *(steps_until_warm(rank) for rank in ranks))
     if num_steps - first_cut < MIN_TIMED_STEPS:
@@ -92,7 +69,7 @@ def _time_attempt(ranks: Sequence[RankRecord]) -> AttemptTiming:
     steps = [rank.steps[cut:num_steps] for rank in ranks]
     device_s = np.array([[step.step_time_s for step in row] for row in steps]).max(axis=0)
     waits_s = np.array([[step.data_wait_s for step in row] for row in steps]).sum(axis=1)
-    return AttemptTiming(
+    return Timing(
         num_retained_steps=num_retained,
         steady=settled is not None,
         step_time_s=Interval(value=float(retained[slowest].mean()), low=low_s, high=high_s),
@@ -113,7 +90,7 @@ def _finite(value: np.floating) -> float | None:
 
 
 def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
-    """Of the GPU that computed least, the mean sample of blocks after `cut` steps; None without any."""
+    """Return the mean after `cut` steps of the GPU that computed least; None without samples."""
     samples = [
         [
             block.utilization
@@ -126,7 +103,7 @@ def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
 
 
 def wall_times_s(rank: RankRecord) -> Array:
-    """Wall time of each synchronised step of one rank. Shape: (steps in blocks,)."""
+    """Return the wall time of each synchronised step of one rank. Shape: (steps in blocks,)."""
     shares = []
     steps = iter(rank.steps)
     for block in rank.blocks:
@@ -140,7 +117,7 @@ def wall_times_s(rank: RankRecord) -> Array:
 
 
 def steps_until_warm(rank: RankRecord) -> int:
-    """Steps of one rank through its last compile, graph capture or allocator growth.
+    """Return the steps of one rank through its last compile, graph capture or allocator growth.
 
     The count of compiled graphs starts at 0, so compiling in the first block counts; what the allocator
     holds after the first block is where its growth is measured from.
@@ -157,7 +134,8 @@ def steps_until_warm(rank: RankRecord) -> int:
 
 
 def settled_after(times_s: Array) -> int | None:
-    """Steps to cut until the first fifth's mean is within 2% of the last half's; None beyond half of them.
+    """Return the steps to cut until the first fifth's mean is within 2% of the last half's; None if over
+    half.
 
     times_s: (steps,), at least MIN_TIMED_STEPS. Cuts in tenths.
     """
@@ -171,7 +149,7 @@ def settled_after(times_s: Array) -> int | None:
 
 
 def batch_interval(times_s: Array) -> tuple[float, float] | tuple[None, None]:
-    """95% interval of the mean of `times_s` (steps,) from six contiguous batch means.
+    """Return the 95% interval of the mean of `times_s` (steps,) from six contiguous batch means.
 
     (None, None) under 60 steps, or where single stalls are so long that it would reach 0.
     """

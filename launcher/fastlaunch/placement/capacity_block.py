@@ -2,13 +2,16 @@
 
 import datetime
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from fastlaunch.aws.reservations import Reservation
 from fastlaunch.backends.placements import CapacityBlock
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
-from fastlaunch.placement.cost_ceiling import MIN_MINUTES
+
+if TYPE_CHECKING:
+    from fastlaunch.aws.ec2 import Reservation
 
 #: Blocks are sold from a day on. docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", read 2026-11.
 MIN_BLOCK_HOURS = 24
@@ -20,63 +23,63 @@ UNKNOWN_END = "<block-end>"
 
 
 def check_reservation(
-    found: Reservation | None,
+    reservation: "Reservation | None",
     *,
-    wanted: str,
+    reservation_id: str,
     instance: InstanceType,
     region: str,
     num_nodes: int,
     now: datetime.datetime,
-) -> Reservation:
-    """The reservation, if so many nodes can run in it from now on; else an error for each fault."""
-    if found is None:
+) -> "Reservation":
+    """Return the reservation if so many nodes can run in it from now on. Raises an error for each fault."""
+    if reservation is None:
         raise BadConfiguration(
-            f"there is no reservation {wanted} in {region}",
+            f"there is no reservation {reservation_id} in {region}",
             f"`aws ec2 describe-capacity-blocks --region {region}` lists those of who is logged in",
         )
-    if found.kind != "capacity-block":
+    if reservation.kind != "capacity-block":
         raise BadConfiguration(
-            f"{found.id} is no capacity block but a reservation by the hour",
+            f"{reservation.id} is no capacity block but a reservation by the hour",
             "name a capacity block, or give --purchase on-demand, which uses open reservations by itself",
         )
-    if found.instance_type != instance.name:
+    if reservation.instance_type != instance.name:
         raise BadConfiguration(
-            f"{found.id} is of {found.instance_type}, not of {instance.name}",
-            f"give --instance {found.instance_type}",
+            f"{reservation.id} is of {reservation.instance_type}, not of {instance.name}",
+            f"give --instance {reservation.instance_type}",
         )
-    if found.state != "active" or found.ends_at is None:
-        raise _not_active(found)
-    left = minutes_left(found, now)
+    if reservation.state != "active" or reservation.ends_at is None:
+        raise _not_active(reservation)
+    left = minutes_left(reservation, now)
     if left < STOP_MINUTES + MIN_MINUTES:
         raise NoCapacity(
-            f"{found.id} ends at {_told(found.ends_at)}, in {max(left, 0)} min: EC2 ends its instances "
-            f"{TERMINATION_MINUTES} min before, and training has to stop {STOP_MINUTES} min before",
+            f"{reservation.id} ends at {_utc(reservation.ends_at)}, in {max(left, 0)} min: EC2 ends its "
+            f"instances {TERMINATION_MINUTES} min before, and training has to stop {STOP_MINUTES} min before",
             "take another block, or --purchase on-demand or spot",
         )
-    if found.num_free < num_nodes:
+    if reservation.num_free < num_nodes:
         raise NoCapacity(
-            f"{found.id} has {found.num_free} of {found.num_instances} instances free, and {num_nodes} are "
-            "wanted",
-            f"end what runs in it (`fastlaunch status`), or give --num-nodes {found.num_free}"
-            if found.num_free
+            f"{reservation.id} has {reservation.num_free} of {reservation.num_instances} instances free, and "
+            f"{num_nodes} are wanted",
+            f"end what runs in it (`fastlaunch status`), or give --num-nodes {reservation.num_free}"
+            if reservation.num_free
             else "end what runs in it (`fastlaunch status`), or wait until it has ended",
         )
-    return found
+    return reservation
 
 
-def minutes_left(found: Reservation, now: datetime.datetime) -> int:
-    """Whole minutes until the block's end."""
-    assert found.ends_at is not None
-    return int((found.ends_at - now) / timedelta(minutes=1))
+def minutes_left(reservation: "Reservation", now: datetime.datetime) -> int:
+    """Return whole minutes until the block's end."""
+    assert reservation.ends_at is not None
+    return int((reservation.ends_at - now) / timedelta(minutes=1))
 
 
-def max_minutes_in(found: Reservation, now: datetime.datetime) -> int:
-    """For how long machines may be asked for, before EC2 would end them by itself."""
-    return minutes_left(found, now) - TERMINATION_MINUTES
+def max_minutes_in(reservation: "Reservation", now: datetime.datetime) -> int:
+    """Return how many minutes machines may run before EC2 would end them by itself."""
+    return minutes_left(reservation, now) - TERMINATION_MINUTES
 
 
 def known_block(
-    found: Reservation,
+    reservation: "Reservation",
     *,
     instance: InstanceType,
     region: str,
@@ -84,17 +87,17 @@ def known_block(
     catalogue: Catalogue,
     today: datetime.date,
 ) -> CapacityBlock:
-    """The block with its cost. fee_usd: of all of it; None to make it of the price file's price per hour."""
-    assert found.starts_at is not None and found.ends_at is not None
-    hours = (found.ends_at - found.starts_at) / timedelta(hours=1)
+    """Return the block with its cost. fee_usd: of all of it; None to take the price file's price per hour."""
+    assert reservation.starts_at is not None and reservation.ends_at is not None
+    hours = (reservation.ends_at - reservation.starts_at) / timedelta(hours=1)
     if fee_usd is None:
-        fee_usd = _usd_per_hour(instance, region, catalogue, today) * hours * found.num_instances
+        fee_usd = _usd_per_hour(instance, region, catalogue, today) * hours * reservation.num_instances
     return CapacityBlock(
-        reservation=found.id,
-        ends_at=found.ends_at.astimezone(datetime.UTC).isoformat(timespec="seconds"),
+        reservation=reservation.id,
+        ends_at=reservation.ends_at.astimezone(datetime.UTC).isoformat(timespec="seconds"),
         fee_usd=fee_usd,
         hours=hours,
-        num_instances=found.num_instances,
+        num_instances=reservation.num_instances,
     )
 
 
@@ -108,7 +111,7 @@ def unknown_block(
     catalogue: Catalogue,
     today: datetime.date,
 ) -> CapacityBlock:
-    """The block as far as it is known without AWS: of the shortest time, and so the dearest for each hour.
+    """Return the block as far as it is known without AWS: the shortest there is, and so the dearest an hour.
 
     Raises UserError where neither its fee nor its price is known.
     """
@@ -136,16 +139,33 @@ def _usd_per_hour(instance: InstanceType, region: str, catalogue: Catalogue, tod
     return price.usd_per_hour
 
 
-def _not_active(found: Reservation) -> UserError:
-    if found.state in ("scheduled", "payment-pending", "pending") and found.starts_at is not None:
-        return NoCapacity(
-            f"{found.id} is {found.state}: it starts at {_told(found.starts_at)}",
-            "type the same again then, or take --purchase on-demand or spot",
-        )
-    return BadConfiguration(
-        f"{found.id} is {found.state}", "name one that is active, or give --purchase on-demand or spot"
+def block_price(block: CapacityBlock, instance: InstanceType, region: str, today: datetime.date) -> Price:
+    """Return what an hour of one of its instances comes to, by the fee that was paid for the block."""
+    return Price(
+        instance=instance.name,
+        service="ec2",
+        region=region,
+        purchase="capacity-block",
+        usd_per_hour=block.usd_per_hour,
+        as_of=today,
+        source=(
+            f"effective: ${block.fee_usd:,.2f} paid before for {block.num_instances} x {block.hours:g} h "
+            f"of {block.reservation}"
+        ),
     )
 
 
-def _told(when: datetime.datetime) -> str:
+def _not_active(reservation: "Reservation") -> UserError:
+    if reservation.state in ("scheduled", "payment-pending", "pending") and reservation.starts_at is not None:
+        return NoCapacity(
+            f"{reservation.id} is {reservation.state}: it starts at {_utc(reservation.starts_at)}",
+            "type the same again then, or take --purchase on-demand or spot",
+        )
+    return BadConfiguration(
+        f"{reservation.id} is {reservation.state}",
+        "name one that is active, or give --purchase on-demand or spot",
+    )
+
+
+def _utc(when: datetime.datetime) -> str:
     return f"{when.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,15 +1,61 @@
-"""One check before money is spent: what was looked at, what came of it, and what to do about it."""
+"""One check before money is spent: what it looks at, what came of it, and what to do about it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.client import Aws
+from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
-from fastlaunch.placement.cost_ceiling import type_names
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.placement.aws_lookup import AwsLookup
+from fastlaunch.placement.cost_ceiling import type_name
+from fastlaunch.placement.resolve import has_several_interfaces
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.protocol import Place
+    from fastlaunch.backends.placements import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """The job that the checks are for, and what they look it up with."""
+
+    lookup: AwsLookup
+    cloud: CloudOptions
+    #: Those of the options; none to check the account alone.
+    instances: tuple[InstanceType, ...]
+    #: In steps, 0 for none; None where no job is planned yet.
+    checkpoint_every: int | None = None
+    #: The budget.
+    max_cost_usd: float | None = None
+    #: Whether nobody follows the job, so that a timer in the account is to end its machines.
+    is_unfollowed: bool = False
+
+    @property
+    def aws(self) -> Aws:
+        return self.lookup.aws
+
+    @property
+    def ask(self) -> CachedCalls:
+        return self.lookup.ask
+
+    def region_settings(self, region: str) -> RegionSettings:
+        """Return the region's part of the config file."""
+        return self.lookup.region_settings(region)
+
+    @property
+    def has_several_interfaces(self) -> bool:
+        """Whether any of its machines would have several network interfaces."""
+        return self.cloud.backend == "ec2" and any(
+            has_several_interfaces(instance, self.cloud.num_nodes) for instance in self.instances
+        )
+
+    def name_of(self, instance: InstanceType) -> str:
+        """Return the type as the service calls it."""
+        return f"ml.{instance.name}" if self.cloud.backend == "sagemaker" else instance.name
 
 
 class Result(StrEnum):
@@ -21,21 +67,28 @@ class Result(StrEnum):
     NOT_CHECKED = "not checked"
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a check has to say that is neither simply right nor wrong."""
+
+    result: Result
+    message: str
+    hint: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at, what came of it, what to say of it, and what to do about it.
-
-    region, instance (as its service calls it), zone: what it is about; None for all of them. error: what
-    `submit` ends with if it failed, None otherwise.
-    """
+    """What was looked at, what came of it, and what to do about it."""
 
     name: str
     result: Result
-    told: str
+    message: str
     hint: str | None = None
+    #: What it is about; None for all of them. The instance type is named as its service names it.
     region: str | None = None
     instance: str | None = None
     zone: str | None = None
+    #: What `submit` ends with if the check failed, None otherwise.
     error: UserError | None = None
 
     @property
@@ -43,59 +96,49 @@ class Check:
         """Whether nothing stands in the way; None if that is not known."""
         return None if self.result is Result.NOT_CHECKED else self.result is not Result.FAILED
 
-    def concerns(self, site: "Place") -> bool:
-        """Whether it is about this site."""
+    def concerns(self, site: "Placement") -> bool:
+        """Return whether it is about this site."""
         return (
             self.region in (None, site.region)
-            and self.instance in (None, *type_names(site))
+            and self.instance in (None, type_name(site))
             and self.zone in (None, site.zone)
         )
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a check says that is neither simply right nor wrong."""
-
-    result: Result
-    told: str
-    hint: str | None = None
-
-
-def made(
+def run_check(
     name: str,
-    call: Callable[[], str | Told],
+    call: Callable[[], str | Finding],
     *,
     region: str | None = None,
     instance: str | None = None,
     zone: str | None = None,
     needed: bool = True,
-    shut: str | None = None,
+    obstacle: str | None = None,
 ) -> Check:
-    """The check that `call` makes: what it returns to say, or the error that it raises.
+    """Run `call`, and return what it says, or the error that it raises, as a check.
 
-    needed: a job cannot do without what it asks, so that it fails where AWS does not answer. shut: why it is
-    not made at all.
+    needed: a job cannot do without what is looked at, so the check fails where AWS does not answer.
+    obstacle: why it is not run at all.
     """
 
-    def check(result: Result, told: str, hint: str | None, error: UserError | None = None) -> Check:
+    def check(finding: Finding, error: UserError | None = None) -> Check:
         return Check(
             name=name,
-            result=result,
-            told=told,
-            hint=hint,
+            result=finding.result,
+            message=finding.message,
+            hint=finding.hint,
             region=region,
             instance=instance,
             zone=zone,
             error=error,
         )
 
-    if shut is not None:
-        return check(Result.NOT_CHECKED, shut, None)
+    if obstacle is not None:
+        return check(Finding(Result.NOT_CHECKED, obstacle))
     try:
-        said = call()
+        answer = call()
     except UserError as error:
         if isinstance(error, NotAuthorised | Throttled | Unreachable) and not needed:
-            return check(Result.NOT_CHECKED, error.message, error.hint)
-        return check(Result.FAILED, error.message, error.hint, error)
-    told = said if isinstance(said, Told) else Told(Result.OK, said)
-    return check(told.result, told.told, told.hint)
+            return check(Finding(Result.NOT_CHECKED, error.message, error.hint))
+        return check(Finding(Result.FAILED, error.message, error.hint), error)
+    return check(answer if isinstance(answer, Finding) else Finding(Result.OK, answer))

@@ -1,124 +1,532 @@
 """What can be known before money is spent: whether AWS would let a job start, and what it would cost.
 
-`doctor` shows every check, `submit` goes on where none failed. A check that may not be made, for want of a
-right that the job itself does not need, says so and holds up nothing.
+`doctor` shows every check; `submit` goes on where none failed. A check that is not permitted, and asks for
+nothing that the job itself needs, says so and holds up nothing.
 """
 
 import datetime
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws.cache import AskOnce
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.backends.sagemaker_site import TrainingSite
-from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.core.errors import CloudRefused, UserError
-from fastlaunch.core.settings import Settings
-from fastlaunch.placement.check import Check, made
-from fastlaunch.preflight_machines import machine_checks
-from fastlaunch.preflight_money import money_checks
-from fastlaunch.preflight_region import config, is_on
-from fastlaunch.preflight_training import training_checks
-from fastlaunch.preflight_wanted import Looking, Wanted
-from fastlaunch.resolved import Resolved, resolved
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.rates import dearest_rate
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
+from fastlaunch.placement.aws_lookup import check_offered
+from fastlaunch.placement.capacity_block import minutes_left, unknown_block
+from fastlaunch.placement.check import Check, CheckContext, Finding, Result, run_check
+from fastlaunch.placement.config_checks import (
+    SAGEMAKER,
+    SCHEDULER,
+    check_bucket,
+    check_role,
+    configured_bucket,
+    configured_profile,
+    configured_role,
+    job_lacks,
+    making,
+    node_lacks,
+)
+from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
+from fastlaunch.placement.network import (
+    check_default_vpc,
+    check_open_groups,
+    check_placement_group,
+    check_subnet,
+    find_subnet,
+    group_vpcs,
+    network_exit,
+    placement_group_command,
+)
+from fastlaunch.placement.quota_checks import JOB, SPOT_JOB, quota_use, training_quota
+from fastlaunch.placement.resolve import Resolution, candidates, nowhere, resolution
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.protocol import Place
+    from fastlaunch.backends.placements import Placement
 
-#: What a job does without: where it may not be looked at, that is told and nothing more.
-_NOT_NEEDED = ("quota", "warm pool quota", "spot price", "between nodes", "placement group")
+#: What a job does without: where AWS does not let it be looked at, the check says so and does not fail.
+_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group")
+#: Written to see whether the bucket can be; always the same, so that it never grows in number.
+DOCTOR_KEY = "doctor/written-by-doctor"
+#: A list price older than this is worth a look: AWS changed those of its GPUs about once a year.
+OLD_PRICE_DAYS = 180
+
+#: Checks to run: what each is called and is about (`name`, `instance`, `zone`), and the check itself.
+_Pending = Iterator[tuple[Mapping[str, str], Callable[[], str | Finding]]]
 
 
-def checks(
-    wanted: Wanted,
-    *,
-    aws: Aws,
-    settings: Settings,
-    catalogue: Catalogue,
-    now: datetime.datetime,
-    sites: "Sequence[Place]" = (),
-    ask: AskOnce | None = None,
-) -> list[Check]:
-    """Every check, in the order in which a job needs it. Raises nothing that AWS or the config says.
+def checks(job: CheckContext, sites: "Sequence[Placement]" = ()) -> list[Check]:
+    """Run every check, in the order in which a job needs it. Raises nothing that AWS or the config says.
 
-    sites: where the job may run, for its cost. ask: what was asked already is not asked again.
+    sites: where the job may run, for its cost.
     """
-    job = _Checks(
-        Looking(wanted=wanted, aws=aws, settings=settings, catalogue=catalogue, now=now, ask=ask or AskOnce())
-    )
-    return [*job.account(), *job.regions(), *money_checks(job.look, sites)]
+    return [run_check("login", partial(_login, job)), *_region_checks(job), *_money_checks(job, sites)]
 
 
-def usable(sites: "Sequence[Place]", found: Sequence[Check]) -> Resolved:
-    """The sites that no failed check is about, and the others with why.
+def usable(sites: "Sequence[Placement]", results: Sequence[Check]) -> Resolution:
+    """Return the sites that no failed check is about, and the others with why.
 
-    Of the types that SageMaker may choose among those that failed are left out. Raises the first error of
-    the checks if no site is left.
+    Raises the first error of the checks if no site is left.
     """
-    failed = [check for check in found if check.error is not None]
+    failed = [check for check in results if check.error is not None]
     skipped: list[tuple[str, UserError]] = []
-    left: list[Place] = []
+    left: list[Placement] = []
     for site in sites:
-        if isinstance(site, TrainingSite):
-            kept, refused = _types_left(site, failed)
-            skipped += refused
-            left += [kept] if kept else []
-            continue
         error = next((check.error for check in failed if check.concerns(site)), None)
         if error is None:
             left.append(site)
         else:
             skipped.append((site.name, error))
-    return resolved(left, skipped)
+    return resolution(left, skipped)
 
 
-def _types_left(
-    site: TrainingSite, failed: Sequence[Check]
-) -> tuple[TrainingSite | None, list[tuple[str, UserError]]]:
-    """The site with the types that no failed check is about, at its price; and the others with why."""
-    types = []
-    refused: list[tuple[str, UserError]] = []
-    for one in (site.instance, *site.others):
-        alone = replace(site, instance=one, others=())
-        error = next((check.error for check in failed if check.concerns(alone)), None)
-        if error is None:
-            types.append(one)
-        else:
-            refused.append((alone.name, error))
-    return (replace(site, instance=types[0], others=tuple(types[1:])) if types else None), refused
+def _region_checks(job: CheckContext) -> Iterator[Check]:
+    service_checks = _sagemaker_checks if job.cloud.backend == "sagemaker" else _ec2_checks
+    no_login = None if _has_login(job) else "not asked, for want of a login"
+    for region in job.cloud.regions:
+        yield run_check("config", partial(_config, job, region), region=region)
+        obstacle = no_login
+        if obstacle is None:
+            check = run_check("region", partial(_region, job, region), region=region, needed=False)
+            yield check
+            obstacle = f"{region} cannot be used" if check.error else None
+        for about, call in service_checks(job, region):
+            # What a job needs fails where it may not be looked at; the rest is then not known.
+            needed = about["name"] not in _NOT_NEEDED
+            yield run_check(**about, call=call, region=region, needed=needed, obstacle=obstacle)
 
 
-@dataclass(frozen=True)
-class _Checks:
-    look: Looking
+def _has_login(job: CheckContext) -> bool:
+    try:
+        job.ask(job.aws.identity)
+    except CloudRefused:
+        return False
+    return True
 
-    def account(self) -> Iterator[Check]:
-        yield made("login", self._identity)
 
-    def regions(self) -> Iterator[Check]:
-        of_region = training_checks if self.look.wanted.backend == "sagemaker" else machine_checks
-        no_login = None if self._has_login() else "not asked, for want of a login"
-        for region in self.look.wanted.regions:
-            yield made("config", partial(config, self.look, region), region=region)
-            shut = no_login
-            if shut is None:
-                check = made("region", partial(is_on, self.look, region), region=region, needed=False)
-                yield check
-                shut = f"{region} cannot be used" if check.error else None
-            for about, call in of_region(self.look, region):
-                # What a job needs fails where it may not be looked at; the rest is then not known.
-                needed = about["name"] not in _NOT_NEEDED
-                yield made(**about, call=call, region=region, needed=needed, shut=shut)
+def _login(job: CheckContext) -> str:
+    identity = job.ask(job.aws.identity)
+    return f"{identity.arn} (account {identity.account})"
 
-    def _has_login(self) -> bool:
+
+def _config(job: CheckContext, region: str) -> str:
+    """Return what the config file names for the region. Raises UserError if a job's needs are missing."""
+    trains = job.cloud.backend == "sagemaker"
+    problems: list[UserError] = []
+    for configured in (configured_bucket, configured_role if trains else configured_profile):
         try:
-            self.look.ask(self.look.aws.identity)
-        except CloudRefused:
-            return False
-        return True
+            configured(job.lookup.settings, region)
+        except UserError as error:
+            problems.append(error)
+    what, entry = ("role", "role: ARN") if trains else ("instance profile", "instance_profile: NAME")
+    if len(problems) > 1:
+        raise UserError(
+            f"neither bucket nor {what} is named for {region}",
+            f"write `bucket: NAME` and `{entry}` under `aws: {region}:` in the config file; "
+            f"`fastlaunch doctor --setup` says how to make them, or all at once: {making(region)}",
+        )
+    if problems:
+        raise problems[0]
+    here = job.region_settings(region)
+    if trains:
+        return f"bucket {here.bucket}, role {here.role}"
+    zones = f"subnets in {', '.join(here.subnets)}" if here.subnets else "no subnets"
+    return f"bucket {here.bucket}, instance profile {here.instance_profile}, {zones}"
 
-    def _identity(self) -> str:
-        who = self.look.ask(self.look.aws.identity)
-        return f"{who.arn} (account {who.account})"
+
+def _region(job: CheckContext, region: str) -> str:
+    """Check that the region is switched on. Raises BadConfiguration if it is not."""
+    known = job.ask(job.aws.regions)
+    if region not in known:
+        raise BadConfiguration(
+            f"{region} does not exist, or is not switched on for this account",
+            f"switch it on under Account, AWS Regions in the console, or use one of {', '.join(known)}",
+        )
+    return f"{region} is switched on for this account"
+
+
+def _container(job: CheckContext, region: str) -> str | Finding:
+    """Find the container image that a job there would start from."""
+    if own := job.cloud.image:
+        if job.lookup.is_image_visible(own, region):
+            return f"{own.rpartition('@')[0]} has {own.rpartition('@')[2][:19]}..."
+        return Finding(
+            Result.NOT_CHECKED,
+            f"{own} may not be looked at from here: the machine's role has to pull it",
+            "see that the role may: `fastlaunch doctor --setup`, ImagePull",
+        )
+    assert job.lookup.base is not None
+    uri = job.lookup.base_image(region)
+    message = f"{job.lookup.base.name} is {uri.rpartition('@')[2][:19]}... now"
+    doubts = job.lookup.base.doubts(job.lookup.today)
+    return Finding(Result.WARNING, "; ".join([message, *doubts])) if doubts else message
+
+
+def _bucket(job: CheckContext, region: str) -> str | Finding:
+    """Check that the bucket is there, and can be written."""
+    name, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
+    if name is None:
+        return Finding(Result.NOT_CHECKED, "none is named")
+    check_bucket(job.aws, job.ask, region, name)
+    key = "/".join(filter(None, (prefix, DOCTOR_KEY)))
+    job.ask(job.aws.put_object, region, name, key, b"written by fastlaunch doctor\n")
+    return f"s3://{name}/{prefix} can be written"
+
+
+def _ec2_checks(job: CheckContext, region: str) -> _Pending:
+    """Yield a region's checks, in the order in which a job needs them."""
+    yield {"name": "machine image"}, partial(_machine_image, job, region)
+    yield {"name": "container image"}, partial(_container, job, region)
+    yield {"name": "instance profile"}, partial(_profile, job, region)
+    if job.is_unfollowed:
+        yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
+    yield {"name": "bucket"}, partial(_bucket, job, region)
+    yield from _network_checks(job, region)
+    for instance in job.instances:
+        yield {"name": "offered", "instance": instance.name}, partial(_offered, job, instance, region)
+        if job.cloud.purchase == "capacity-block":
+            # No quota: a block's instances were granted when it was bought.
+            yield (
+                {"name": "capacity block", "instance": instance.name},
+                partial(_block, job, instance, region),
+            )
+            continue
+        yield {"name": "quota", "instance": instance.name}, partial(_ec2_quota, job, instance, region)
+        if job.cloud.purchase == "spot":
+            yield (
+                {"name": "spot price", "instance": instance.name},
+                partial(_spot_price, job, instance, region),
+            )
+
+
+def _machine_image(job: CheckContext, region: str) -> str:
+    image = job.lookup.machine_image(region)
+    return f"{image.id}, root device {image.root_device} of {image.root_gib} GiB"
+
+
+def _profile(job: CheckContext, region: str) -> str | Finding:
+    profile = job.region_settings(region).instance_profile
+    if profile is None:
+        return Finding(Result.NOT_CHECKED, "none is named")
+    try:
+        problem = job.ask(job.aws.may_pass_role, profile)
+    except NotAuthorised as error:
+        return Finding(Result.NOT_CHECKED, f"whether {profile} may be passed: {error.message}", error.hint)
+    if problem is not None:
+        raise NotAuthorised(
+            problem,
+            "`fastlaunch doctor --setup` has the role, the profile, and the policy that lets you pass it",
+        )
+    message = f"{profile} is there, and IAM says that its role may be passed"
+    lacking = node_lacks(job.aws, job.ask, job.region_settings(region))
+    if not lacking:
+        return message
+    return Finding(
+        Result.WARNING,
+        f"{message}; the role's own policies do not give {' nor '.join(lacking)}",
+        "`fastlaunch doctor --setup` has the role's policy; a machine that cannot upload ends itself",
+    )
+
+
+def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
+    """Never an error: without the role, the machine's own timer still ends it."""
+    arn = job.region_settings(region).scheduler_role
+    alone = "of a detached job only its machines' own timers would end it"
+    if arn is None:
+        write = f"write `scheduler_role: ARN` under `aws: {region}:` in the config file"
+        hint = f"{write}; this makes one: {making(region)}"
+        return Finding(Result.NOT_CHECKED, f"none is named: {alone}", hint)
+    try:
+        check_role(job.aws, job.ask, region, arn, SCHEDULER)
+        problem = job.ask(job.aws.may_pass, arn, SCHEDULER)
+    except NotAuthorised as error:
+        return Finding(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
+    except CloudRefused as error:
+        return Finding(Result.WARNING, f"{error.message}: {alone}", error.hint)
+    if problem is not None:
+        hint = "`fastlaunch iam print` has the policy that lets you pass it"
+        return Finding(Result.WARNING, f"{problem}: {alone}", hint)
+    return f"{arn} ends the machines of detached jobs"
+
+
+def _offered(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
+    zones = job.ask(job.aws.zones_offering, region, instance.name)
+    refused: list[tuple[str, UserError]] = []
+    where = candidates([instance], [region], job.lookup.settings)
+    for candidate in where:
+        try:
+            check_offered(candidate, zones)
+        except NoCapacity as error:
+            refused.append((candidate.name, error))
+    if len(refused) == len(where):
+        raise nowhere(refused)
+    message = f"{instance.name} is in {', '.join(zones)}"
+    if refused:
+        left = ", ".join(candidate.zone or "" for candidate in where if candidate.zone not in zones)
+        return Finding(Result.WARNING, f"{message}; {left} will be left out")
+    return message
+
+
+def _block(job: CheckContext, instance: InstanceType, region: str) -> str:
+    block = job.lookup.reservation(job.cloud, instance, region)
+    left = minutes_left(block, job.lookup.now)
+    return (
+        f"{block.id} in {block.zone}: {block.num_free} of {block.num_instances} instances free, "
+        f"{left // 60} h {left % 60} min left"
+    )
+
+
+def _ec2_quota(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
+    use = quota_use(
+        instance,
+        region=region,
+        purchase=job.cloud.purchase,
+        num_nodes=job.cloud.num_nodes,
+        aws=job.aws,
+        ask=job.ask,
+    )
+    if use is None:
+        return Finding(
+            Result.NOT_CHECKED,
+            f"which quota {job.cloud.purchase} {instance.name} counts against is not published",
+            f"look for it under Service Quotas, Amazon EC2, in {region}",
+        )
+    if use.fits is False:
+        raise use.refusal
+    return str(use) if use.fits else Finding(Result.NOT_CHECKED, str(use), f"look at it: {use.page}")
+
+
+def _spot_price(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
+    newest = job.ask(job.aws.spot_price_usd, region, instance.name, None)
+    if newest is None:
+        return Finding(Result.NOT_CHECKED, f"EC2 tells no spot price of {instance.name} in {region}")
+    usd, zone = newest
+    message = f"${usd:g}/h in {zone}, the cheapest zone now"
+    limit = job.cloud.max_price_usd
+    if limit is not None and usd > limit:
+        return Finding(
+            Result.WARNING,
+            f"{message}, above --max-price {limit:g}: EC2 would not start it",
+            f"give --max-price {usd * 1.2:.2f}, or wait",
+        )
+    return message
+
+
+def _network_checks(job: CheckContext, region: str) -> _Pending:
+    """Yield the checks of groups and subnets; for several nodes, of what is between them."""
+    here = job.region_settings(region)
+    yield {"name": "security group"}, partial(_groups, job, region)
+    if not here.subnets:
+        yield {"name": "subnet"}, partial(_no_subnet, job, region)
+    for zone, subnet in here.subnets.items():
+        yield {"name": "subnet", "zone": zone}, partial(_subnet, job, region, zone, subnet)
+    if job.cloud.num_nodes == 1:
+        return
+    yield {"name": "between nodes"}, partial(_between_nodes, job, region)
+    # A block's instances stand together by themselves.
+    for zone in here.subnets if job.cloud.purchase != "capacity-block" else ():
+        yield {"name": "placement group", "zone": zone}, partial(_placement_group, job, region, zone)
+
+
+def _groups(job: CheckContext, region: str) -> str:
+    groups = job.region_settings(region).security_groups
+    vpcs = group_vpcs(job.aws, job.ask, region, groups)
+    if not groups:
+        return "none is named: the VPC's default group, which lets everything out unless somebody changed it"
+    return f"{', '.join(groups)} of {', '.join(sorted(set(vpcs.values())))}"
+
+
+def _no_subnet(job: CheckContext, region: str) -> str | Finding:
+    write = f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file"
+    if job.has_several_interfaces:
+        raise BadConfiguration(
+            "none is named, and machines with several network interfaces get no public address",
+            f"{write}, of subnets with a NAT or endpoints for S3 and ECR",
+        )
+    groups = job.region_settings(region).security_groups
+    vpcs = group_vpcs(job.aws, job.ask, region, groups)
+    default = check_default_vpc(job.aws, job.ask, region, vpcs)
+    where = f"the default VPC, {default}," if default else "the default VPC, if there is one,"
+    return Finding(
+        Result.WARNING,
+        f"none is named: EC2 takes one of {where} in a zone of its choice",
+        f"for the next zone to be tried, {write}",
+    )
+
+
+def _subnet(job: CheckContext, region: str, zone: str, subnet_id: str) -> str | Finding:
+    here = job.region_settings(region)
+    subnet = find_subnet(job.aws, job.ask, region, subnet_id, tuple(here.subnets.values()))
+    vpcs = group_vpcs(job.aws, job.ask, region, here.security_groups)
+    check_subnet(subnet, region=region, zone=zone, group_vpcs=vpcs)
+    several = job.has_several_interfaces
+    way = network_exit(region, subnet, job.aws, job.ask, several_interfaces=several)
+    message = f"{subnet_id}: {way.message}"
+    if way.is_shut and several:
+        raise BadConfiguration(message, way.hint)
+    return message if way.is_known else Finding(Result.WARNING, message, way.hint)
+
+
+def _between_nodes(job: CheckContext, region: str) -> str | Finding:
+    groups = job.region_settings(region).security_groups
+    if job.has_several_interfaces:
+        check_open_groups(job.aws, job.ask, region, groups)
+        return f"{', '.join(groups)} lets nodes reach each other by EFA"
+    if not groups:
+        return "none is named: the VPC's default group lets its own machines reach each other"
+    rules = job.ask(job.aws.group_rules, region, groups)
+    if any(rule.lets_in & rules.keys() for rule in rules.values()):
+        return f"{', '.join(groups)} lets nodes reach each other"
+    return Finding(
+        Result.WARNING,
+        f"{', '.join(groups)} has no rule that lets in all traffic from itself: nodes may not reach each "
+        "other",
+        f"aws ec2 authorize-security-group-ingress --region {region} --group-id {groups[0]} --protocol -1 "
+        f"--source-group {groups[0]}",
+    )
+
+
+def _placement_group(job: CheckContext, region: str, zone: str) -> str | Finding:
+    name = job.region_settings(region).placement_groups.get(zone)
+    if name is None:
+        made = f"fastlaunch-{zone}"
+        return Finding(
+            Result.WARNING,
+            f"none is named for {zone}: the nodes may stand far apart, and all-reduce then takes longer",
+            f"{placement_group_command(region, made)}, and write `placement_groups: {{{zone}: {made}}}` "
+            f"under `aws: {region}:` in the config file",
+        )
+    check_placement_group(job.aws, job.ask, region, name)
+    return f"{name} keeps nodes close together"
+
+
+def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
+    """Yield a region's checks, in the order in which a job needs them."""
+    yield {"name": "container image"}, partial(_container, job, region)
+    yield {"name": "role"}, partial(_role, job, region)
+    yield {"name": "bucket"}, partial(_bucket, job, region)
+    # A training plan's instances were granted when it was bought.
+    for instance in () if job.cloud.training_plan else job.instances:
+        name = job.name_of(instance)
+        usage = SPOT_JOB if job.cloud.purchase == "spot" else JOB
+        yield {"name": "quota", "instance": name}, partial(_sagemaker_quota, job, instance, region, usage)
+
+
+def _role(job: CheckContext, region: str) -> str | Finding:
+    arn = job.region_settings(region).role
+    if arn is None:
+        return Finding(Result.NOT_CHECKED, "none is named", making(region))
+    is_seen = check_role(job.aws, job.ask, region, arn, SAGEMAKER)
+    try:
+        problem = job.ask(job.aws.may_pass, arn, SAGEMAKER)
+    except NotAuthorised as error:
+        return Finding(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
+    if problem is not None:
+        raise NotAuthorised(problem, "`fastlaunch iam print` has the policy that lets you pass it")
+    message = f"{arn} {'is there, and ' if is_seen else ''}may be passed to SageMaker"
+    lacking = job_lacks(job.aws, job.ask, job.region_settings(region))
+    if not lacking:
+        return message
+    return Finding(
+        Result.WARNING,
+        f"{message}; its own policies do not give {' nor '.join(lacking)}",
+        "`fastlaunch iam print` has the role's policy; what a job cannot upload is lost",
+    )
+
+
+def _sagemaker_quota(job: CheckContext, instance: InstanceType, region: str, usage: str) -> str | Finding:
+    quota = training_quota(
+        instance,
+        usage,
+        region=region,
+        num_nodes=job.cloud.num_nodes,
+        aws=job.aws,
+        ask=job.ask,
+    )
+    if quota is None:
+        return Finding(
+            Result.NOT_CHECKED,
+            f"{region} has no quota of SageMaker's for ml.{instance.name} {usage}",
+            f"look for it under Service Quotas, Amazon SageMaker, in {region}; the type may not be there",
+        )
+    if quota.fits is False:
+        raise quota.refusal
+    return str(quota)
+
+
+def _money_checks(job: CheckContext, sites: "Sequence[Placement]") -> Iterator[Check]:
+    """Yield the checks of prices and costs. sites: where the job may run, none if that is not known."""
+    yield run_check("price file", partial(_price_file, job))
+    for region in job.cloud.regions:
+        for instance in job.instances:
+            call = partial(_price, job, instance, region)
+            yield run_check("price", call, region=region, instance=job.name_of(instance))
+    if job.cloud.purchase == "spot" and job.checkpoint_every is not None:
+        yield run_check("checkpoints", partial(_checkpoints, job))
+    if sites:
+        yield run_check("cost", partial(_cost, job, sites))
+
+
+def _price_file(job: CheckContext) -> str | Finding:
+    service = job.cloud.backend
+    newest = max(price.as_of for price in job.lookup.catalogue.prices if price.service == service)
+    return _dated(job, f"the newest price is of {newest}", newest)
+
+
+def _price(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
+    if job.cloud.reservation is not None:
+        return _block_price(job, instance, region, job.cloud.reservation)
+    rate = dearest_rate(
+        instance,
+        region,
+        purchase=job.cloud.purchase,
+        max_price_usd=job.cloud.max_price_usd,
+        catalogue=job.lookup.catalogue,
+        today=job.lookup.today,
+        service=job.cloud.backend,
+    )
+    message = f"at most ${rate.usd_per_hour:g}/h, as of {rate.as_of}"
+    return _dated(job, message, rate.as_of)
+
+
+def _block_price(job: CheckContext, instance: InstanceType, region: str, reservation: str) -> str:
+    """Check that what the block cost is known. Raises UserError if it is not."""
+    fee = job.cloud.block_fee_usd
+    block = unknown_block(
+        reservation,
+        instance=instance,
+        region=region,
+        num_nodes=job.cloud.num_nodes,
+        fee_usd=fee,
+        catalogue=job.lookup.catalogue,
+        today=job.lookup.today,
+    )
+    return f"${fee:,.2f} paid up front" if fee is not None else f"${block.usd_per_hour:g}/h paid up front"
+
+
+def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Finding:
+    age_days = (job.lookup.today - as_of).days
+    if age_days <= OLD_PRICE_DAYS:
+        return message
+    where = "sagemaker/ai" if job.cloud.backend == "sagemaker" else "ec2"
+    return Finding(
+        Result.WARNING,
+        f"{message}, {age_days} days ago",
+        f"look at aws.amazon.com/{where}/pricing, and put what changed into a price file of your own "
+        "(`prices: FILE` in the config file)",
+    )
+
+
+def _checkpoints(job: CheckContext) -> str:
+    if not job.checkpoint_every:
+        raise UserError(
+            "spot without checkpoints: an interruption would lose everything",
+            "add --checkpoint-every 50, or another number of steps",
+        )
+    return f"every {job.checkpoint_every} steps"
+
+
+def _cost(job: CheckContext, sites: "Sequence[Placement]") -> str:
+    ceiling = cost_ceiling(sites, num_nodes=job.cloud.num_nodes, max_minutes=job.cloud.max_minutes)
+    check_budget(ceiling, job.max_cost_usd)
+    return str(ceiling)

@@ -1,39 +1,52 @@
 """Where a job's machines stand in the network: subnets, VPCs, security groups, placement groups."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from fastlaunch.aws.cache import AskOnce
-from fastlaunch.aws.ec2 import Aws, Subnet
-from fastlaunch.aws.network import GroupRules, group_rules, placement_group
-from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.ec2 import GroupRules
+from fastlaunch.aws.types import Subnet
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised
 from fastlaunch.placement.config_checks import making
 
+#: What a machine talks to: the bucket and the layers of images, which lie in S3, and the registry.
+_NEEDED = ("s3", "ecr.api", "ecr.dkr")
+_HINT = (
+    "let the subnet give public addresses (`aws ec2 modify-subnet-attribute --region {region} --subnet-id ID "
+    "--map-public-ip-on-launch`), or route it through a NAT, or see that the VPC has endpoints for S3 and ECR"
+)
+_PRIVATE_HINT = (
+    "route the subnet through a NAT (`aws ec2 create-nat-gateway --region {region} ...`), or make endpoints "
+    "for S3 and ECR in its VPC: `fastlaunch iam print --cloudformation` has the one for S3"
+)
 
-def group_vpcs(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ...]) -> dict[str, str]:
-    """VPC by security group. Raises BadConfiguration if one does not exist, or they are of several VPCs."""
+
+def group_vpcs(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str, ...]) -> dict[str, str]:
+    """Return VPCs by group. Raises BadConfiguration if a group is missing or there are several VPCs."""
     vpcs = ask(aws.security_group_vpcs, region, groups) if groups else {}
     if len(set(vpcs.values())) > 1:
-        told = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
+        pairs = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
         raise BadConfiguration(
-            f"the security groups are of different VPCs: {told}",
+            f"the security groups are of different VPCs: {pairs}",
             f"name groups of one: `aws.{region}.security_groups` in the config file",
         )
     return vpcs
 
 
-def find_subnet(aws: Aws, ask: AskOnce, region: str, wanted: str, all_of_region: Sequence[str]) -> Subnet:
-    """The subnet, asked for together with the region's others. Raises BadConfiguration without one."""
-    together = tuple(sorted({*all_of_region, wanted}))
+def find_subnet(aws: Aws, ask: CachedCalls, region: str, name: str, all_of_region: Sequence[str]) -> Subnet:
+    """Return the subnet, asked for together with the region's others. Raises BadConfiguration without one."""
+    together = tuple(sorted({*all_of_region, name}))
     try:
-        found = ask(aws.subnets, region, together)
+        subnets = ask(aws.subnets, region, together)
     except BadConfiguration:
         # One that does not exist fails the question for all of them.
-        found = ask(aws.subnets, region, (wanted,))
-    return next(subnet for subnet in found if subnet.id == wanted)
+        subnets = ask(aws.subnets, region, (name,))
+    return next(subnet for subnet in subnets if subnet.id == name)
 
 
 def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: dict[str, str]) -> None:
-    """Nothing, if the subnet is in the zone and in the groups' VPC; else BadConfiguration."""
+    """Raise BadConfiguration if the subnet is not in the zone, or not in the groups' VPC."""
     where = f"`aws.{region}.subnets` in the config file"
     if zone is not None and subnet.zone != zone:
         raise BadConfiguration(
@@ -48,8 +61,8 @@ def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: d
             )
 
 
-def check_default_vpc(aws: Aws, ask: AskOnce, region: str, group_vpcs: dict[str, str]) -> str | None:
-    """The default VPC, where a machine without a subnet starts; None if it may not be looked at.
+def check_default_vpc(aws: Aws, ask: CachedCalls, region: str, group_vpcs: dict[str, str]) -> str | None:
+    """Return the default VPC, where a machine without a subnet starts; None if it may not be looked at.
 
     Raises BadConfiguration if there is none, or a security group is of another.
     """
@@ -71,8 +84,8 @@ def check_default_vpc(aws: Aws, ask: AskOnce, region: str, group_vpcs: dict[str,
     return default
 
 
-def check_open_groups(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ...]) -> None:
-    """Nothing, if machines with these groups reach each other by EFA; else BadConfiguration.
+def check_open_groups(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str, ...]) -> None:
+    """Raise BadConfiguration if machines with these groups cannot reach each other by EFA.
 
     EFA goes by no address: a group has to name itself, or another that all machines have, for what comes in
     and for what goes out. 0.0.0.0/0 does not do.
@@ -83,7 +96,7 @@ def check_open_groups(aws: Aws, ask: AskOnce, region: str, groups: tuple[str, ..
             f"write one that names itself both ways into `aws.{region}.security_groups`; this makes one: "
             f"{making(region)}",
         )
-    rules = ask(group_rules, aws, region, groups)
+    rules = ask(aws.group_rules, region, groups)
     lacking = [way for way in ("ingress", "egress") if not _is_open(rules, way)]
     if lacking:
         commands = " && ".join(_opening(region, groups[0], way) for way in lacking)
@@ -106,20 +119,104 @@ def _opening(region: str, group: str, way: str) -> str:
     )
 
 
-def check_placement_group(aws: Aws, ask: AskOnce, region: str, name: str) -> None:
-    """Nothing, if the placement group is there and keeps machines close; else BadConfiguration."""
-    found = ask(placement_group, aws, region, name)
-    if found is None or found.state in ("deleting", "deleted"):
+def check_placement_group(aws: Aws, ask: CachedCalls, region: str, name: str) -> None:
+    """Raise BadConfiguration if the placement group is missing or does not keep machines close."""
+    group = ask(aws.placement_group, region, name)
+    if group is None or group.state in ("deleting", "deleted"):
         raise BadConfiguration(
             f"{region} has no placement group {name}", placement_group_command(region, name)
         )
-    if found.strategy != "cluster":
+    if group.strategy != "cluster":
         raise BadConfiguration(
-            f"placement group {name} is of the strategy {found.strategy}, not cluster",
+            f"placement group {name} is of the strategy {group.strategy}, not cluster",
             placement_group_command(region, "OTHER_NAME"),
         )
 
 
 def placement_group_command(region: str, name: str) -> str:
-    """What to type for a placement group of this name."""
+    """Return what to type for a placement group of this name."""
     return f"aws ec2 create-placement-group --region {region} --strategy cluster --group-name {name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkExit:
+    """The way out of a subnet."""
+
+    #: Whether one is seen.
+    is_known: bool
+    #: The way, or what is in it.
+    message: str
+    #: What to do if none is seen.
+    hint: str | None = None
+    #: Whether there is surely none.
+    is_shut: bool = False
+
+
+def network_exit(
+    region: str, subnet: Subnet, aws: Aws, ask: CachedCalls, *, several_interfaces: bool = False
+) -> NetworkExit:
+    """Return the way out of the subnet, as far as AWS tells: a missing right only makes it less certain.
+
+    several_interfaces: of each machine, which then gets no public address whatever the subnet says.
+    """
+    target = _default_route(region, subnet, aws, ask)
+    public = subnet.maps_public_ip and not several_interfaces
+    hint = (_PRIVATE_HINT if several_interfaces else _HINT).format(region=region)
+    if target is None:
+        if public:
+            return NetworkExit(is_known=True, message="its machines get a public address")
+        return NetworkExit(
+            is_known=False,
+            message="its machines get no public address, and its routes may not be looked at",
+            hint=hint,
+        )
+    if target.startswith("igw-") and public:
+        return NetworkExit(is_known=True, message=f"public address, and out by {target}")
+    if target and not target.startswith("igw-"):
+        return NetworkExit(is_known=True, message=f"out by {target}")
+    machines = "machines with several network interfaces" if several_interfaces else "its machines"
+    problem = (
+        f"routes to {target}, but {machines} get no public address"
+        if target
+        else "has no route to the internet"
+    )
+    endpoints = _endpoints(region, subnet, aws, ask)
+    if endpoints is None:
+        return NetworkExit(
+            is_known=False,
+            message=f"{problem}, and the endpoints of its VPC may not be looked at",
+            hint=hint,
+        )
+    missing = [service for service in _NEEDED if service not in endpoints]
+    if not missing:
+        return NetworkExit(is_known=True, message=f"to S3 and ECR by the endpoints of {subnet.vpc}")
+    if len(missing) < len(_NEEDED):
+        return NetworkExit(
+            is_known=False,
+            message=f"{problem}, and {subnet.vpc} has no endpoint for {' and '.join(missing)}",
+            hint=f"make endpoints for {' and '.join(f'com.amazonaws.{region}.{one}' for one in missing)}",
+            is_shut=True,
+        )
+    return NetworkExit(
+        is_known=False,
+        message=f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes",
+        hint=hint,
+        is_shut=True,
+    )
+
+
+def _default_route(region: str, subnet: Subnet, aws: Aws, ask: CachedCalls) -> str | None:
+    """Return where the subnet sends what leaves the VPC: empty for nowhere, None if AWS does not tell."""
+    try:
+        routes = ask(aws.default_routes, region, subnet.vpc)
+    except CloudRefused:
+        return None
+    return routes.get(subnet.id, routes.get(None, ""))
+
+
+def _endpoints(region: str, subnet: Subnet, aws: Aws, ask: CachedCalls) -> frozenset[str] | None:
+    """Return the services that the VPC has endpoints for; None if AWS does not tell."""
+    try:
+        return ask(aws.endpoints, region, subnet.vpc)
+    except CloudRefused:
+        return None

@@ -6,11 +6,15 @@ SageMaker counts instances of each type under quotas of its own, which are looke
 
 from dataclasses import dataclass
 
-from fastlaunch.aws.cache import AskOnce
-from fastlaunch.aws.ec2 import Aws
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.client import Aws
 from fastlaunch.aws.quota_codes import QuotaCode, quota_code, quota_page
+from fastlaunch.aws.quotas import Quota
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import CloudRefused, QuotaExceeded
+
+#: Ends of the quotas' names; `ml.p5.48xlarge for training job usage`. Codes differ by type and are looked up.
+JOB, SPOT_JOB = ("training job", "spot training job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +49,9 @@ class QuotaUse:
     @property
     def refusal(self) -> QuotaExceeded:
         """The error of a job that does not fit, with the page on which more is asked for."""
-        wanted = self.need_vcpus + (self.used_vcpus or 0)
+        total = self.need_vcpus + (self.used_vcpus or 0)
         return QuotaExceeded(
-            f"not enough quota: {self}", f"ask for {wanted} vCPUs: {self.page}   (or choose another region)"
+            f"not enough quota: {self}", f"ask for {total} vCPUs: {self.page}   (or choose another region)"
         )
 
     def __str__(self) -> str:
@@ -62,9 +66,9 @@ class QuotaUse:
 
 
 def quota_use(
-    instance: InstanceType, *, region: str, purchase: str, num_nodes: int, aws: Aws, ask: AskOnce
+    instance: InstanceType, *, region: str, purchase: str, num_nodes: int, aws: Aws, ask: CachedCalls
 ) -> QuotaUse | None:
-    """The quota that `num_nodes` instances count against; None if no quota is known for them.
+    """Return the quota that `num_nodes` instances count against; None if no quota is known for them.
 
     Raises CloudRefused's kinds where the quota may not be looked at.
     """
@@ -85,9 +89,77 @@ def quota_use(
     )
 
 
-def _used_vcpus(quota: QuotaCode, region: str, aws: Aws, ask: AskOnce) -> int | None:
+def _used_vcpus(quota: QuotaCode, region: str, aws: Aws, ask: CachedCalls) -> int | None:
     try:
         running = ask(aws.running_vcpus, region)
     except CloudRefused:
         return None
     return sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingQuota:
+    """A quota, in instances, what a job needs of it, and what fastlaunch's own jobs use now.
+
+    num_used: None if that could not be counted. Jobs of others are not in it.
+    """
+
+    quota: Quota
+    region: str
+    num_used: int | None
+    num_needed: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room, as far as that can be told."""
+        return self.num_needed + (self.num_used or 0) <= self.quota.value
+
+    @property
+    def refusal(self) -> QuotaExceeded:
+        """The error of a job that does not fit, with the page on which more is asked for."""
+        total = self.num_needed + (self.num_used or 0)
+        page = quota_page(self.region, self.quota.code, service="sagemaker")
+        return QuotaExceeded(
+            f"not enough quota: {self}",
+            f"ask for {total}: {page}   (or choose another region or instance type)",
+        )
+
+    def __str__(self) -> str:
+        """`needs 2 instances of 8, 1 in use by fastlaunch: ml.p5.48xlarge for training job usage (L-1)`."""
+        what = "instance" if self.num_needed == 1 else "instances"
+        default = ", AWS's default" if self.quota.is_default else ""
+        used = f", {self.num_used} in use by fastlaunch" if self.num_used else ""
+        return (
+            f"needs {self.num_needed} {what} of {self.quota.value:g}{default}{used}: {self.quota.name} "
+            f"({self.quota.code})"
+        )
+
+
+def training_quota(
+    instance: InstanceType, usage: str, *, region: str, num_nodes: int, aws: Aws, ask: CachedCalls
+) -> TrainingQuota | None:
+    """Return the quota that a job's instances count against; None if the region has none of that name.
+
+    usage: JOB or SPOT_JOB. Raises CloudRefused's kinds where quotas may not be looked at.
+    """
+    quota = ask(aws.quotas_by_name, region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
+    if quota is None:
+        return None
+    return TrainingQuota(
+        quota=quota,
+        region=region,
+        num_used=_used(instance, usage, region, aws, ask),
+        num_needed=num_nodes,
+    )
+
+
+def _used(instance: InstanceType, usage: str, region: str, aws: Aws, ask: CachedCalls) -> int | None:
+    try:
+        jobs = ask(aws.live_training_jobs, region)
+    except CloudRefused:
+        return None
+    return sum(
+        job.num_instances
+        for job in jobs
+        if job.ec2_type == instance.name and job.is_spot == (usage == SPOT_JOB)
+    )

@@ -1,186 +1,339 @@
-"""Candidates -> sites, by asking AWS what a request names: machine image, network, container image, bucket.
+"""A request -> the places that can carry it out, and the plan at one of them.
 
-Nothing is changed and nothing uploaded. Every candidate is resolved before the first attempt; one that cannot
-be is left out, by name and with the reason.
+A dry run and a submission take the same path with two lookups: `OfflineLookup` knows the settings, the
+options and the price list, and writes named placeholders for the rest; `AwsLookup` (aws_lookup.py) asks AWS.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import datetime
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from fastlaunch.aws.reservations import Reservation, reservation
-from fastlaunch.backends.ec2.plan import ROOT_GIB
-from fastlaunch.backends.placements import CapacityBlock, Site
-from fastlaunch.candidates import Candidate, candidates, has_several_interfaces
-from fastlaunch.cloud_request import CloudRequest
-from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
-from fastlaunch.job_images import container_image, is_own_image_seen, machine_image
-from fastlaunch.offline_sites import placement_group
-from fastlaunch.placement.capacity_block import check_reservation, known_block, max_minutes_in
-from fastlaunch.placement.config_checks import check_bucket, configured_bucket, configured_profile
-from fastlaunch.placement.cost_ceiling import HourlyRate
-from fastlaunch.placement.network import check_default_vpc, check_subnet, find_subnet, group_vpcs
-from fastlaunch.resolved import Inquiry, Resolved, resolved
+from fastlaunch.aws.types import MachineImage
+from fastlaunch.backends.ec2.plan import ROOT_GIB, plan_ec2
+from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, SageMakerPlacement
+from fastlaunch.backends.protocol import SERVICES
+from fastlaunch.backends.sagemaker.plan import plan_sagemaker
+from fastlaunch.backends.validate import request_problems
+from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.plan import CodeBundle
+from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.units import by_reason
+from fastlaunch.jobs.build import CloudRequest, rate_at
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.placement.capacity_block import block_price, unknown_block
+
+if TYPE_CHECKING:
+    from fastlaunch.backends.placements import Placement
+    from fastlaunch.core.plan import Plan
+
+#: Requested where SageMaker wants a size: every type in the catalogue has local disks, which it uses instead.
+TRAINING_VOLUME_GIB = 200
+#: Placeholders for what has to be named, and is not.
+UNKNOWN_SUBNET = "<subnet-id>"
+UNKNOWN_GROUP = "<security-group-id>"
 
 
-def resolve(inquiry: Inquiry) -> Resolved:
-    """A site on EC2 for every candidate of which all is known; one request per fact and region.
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An instance type in a region, and in a zone by its subnet; None leaves both to AWS."""
 
-    Raises the first candidate's error if no site is left.
+    instance: InstanceType
+    region: str
+    zone: str | None = None
+    subnet: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`p5.48xlarge in us-east-1a`, or the region where EC2 chooses the zone."""
+        return f"{self.instance.name} in {self.zone or self.region}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What came of resolving a request."""
+
+    #: In the order in which they are tried.
+    placements: "tuple[Placement, ...]"
+    #: The candidates that cannot be used, as (name, reason).
+    skipped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup(ABC):
+    """Answers what a placement names: all that differs between a dry run and a submission."""
+
+    settings: Settings
+    catalogue: Catalogue
+    now: datetime.datetime
+    #: AWS's own container image; None where the request names its own.
+    base: BaseImage | None
+
+    @property
+    def today(self) -> datetime.date:
+        return self.now.date()
+
+    def region_settings(self, region: str) -> RegionSettings:
+        """Return the region's part of the config file."""
+        return self.settings.aws.get(region, RegionSettings())
+
+    @abstractmethod
+    def candidates(self, request: CloudRequest) -> "tuple[Candidate, ...]":
+        """Return where the request may run on EC2, in the order in which it is tried."""
+
+    @abstractmethod
+    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
+        """Return the request's capacity block; None without one."""
+
+    @abstractmethod
+    def bucket(self, region: str) -> str: ...
+
+    @abstractmethod
+    def instance_profile(self, region: str) -> str: ...
+
+    @abstractmethod
+    def role(self, region: str) -> str:
+        """Return the ARN of SageMaker's execution role."""
+
+    @abstractmethod
+    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def check(self, request: CloudRequest, candidate: Candidate) -> None:
+        """Raise UserError if the candidate is known not to work."""
+
+    @abstractmethod
+    def machine_image(self, region: str) -> MachineImage: ...
+
+    @abstractmethod
+    def image(self, request: CloudRequest, region: str) -> str:
+        """Return the container image as the region has it. Raise UserError if it does not."""
+
+    @abstractmethod
+    def code(self, region: str) -> CodeBundle | None:
+        """Return the training code in the region's bucket; None if the image holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineLookup(Lookup):
+    """Answers by the settings and the price list, and with placeholders. Asks AWS nothing."""
+
+    #: Git commit of the code here, where it is known.
+    commit: str | None = None
+
+    def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
+        known = candidates(request.instances, request.cloud.regions, self.settings)
+        return unresolved(known, num_nodes=request.cloud.num_nodes, reservation=request.cloud.reservation)
+
+    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
+        if request.cloud.reservation is None:
+            return None
+        return unknown_block(
+            request.cloud.reservation,
+            instance=candidate.instance,
+            region=candidate.region,
+            num_nodes=request.cloud.num_nodes,
+            fee_usd=request.cloud.block_fee_usd,
+            catalogue=self.catalogue,
+            today=self.today,
+        )
+
+    def bucket(self, region: str) -> str:
+        return self.region_settings(region).bucket or "<bucket>"
+
+    def instance_profile(self, region: str) -> str:
+        return self.region_settings(region).instance_profile or "<instance-profile>"
+
+    def role(self, region: str) -> str:
+        return self.region_settings(region).role or "<role>"
+
+    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
+        if groups := self.region_settings(candidate.region).security_groups:
+            return groups
+        # Nodes with EFA need a group of their own, which the VPC's default one is not.
+        return (UNKNOWN_GROUP,) if has_several_interfaces(candidate.instance, request.cloud.num_nodes) else ()
+
+    def check(self, request: CloudRequest, candidate: Candidate) -> None:
+        pass
+
+    def machine_image(self, region: str) -> MachineImage:
+        return MachineImage(id="<ami-id>", root_device="<root-device>", root_gib=ROOT_GIB)
+
+    def image(self, request: CloudRequest, region: str) -> str:
+        if request.cloud.image is not None:
+            own_image(request.cloud.image, region)
+            return request.cloud.image
+        assert self.base is not None
+        return image_uri(self.base, region, "<image-digest>")
+
+    def code(self, region: str) -> CodeBundle | None:
+        if self.base is None:
+            return None
+        prefix = self.region_settings(region).prefix
+        return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
+
+
+def resolve(request: CloudRequest, lookup: Lookup) -> Resolution:
+    """Return a placement for every candidate of which all is known, in the order in which they are tried.
+
+    Raises the first candidate's error, with every reason, if there is no such candidate.
     """
-    request = inquiry.request
-    found = candidates(request.instances, request.regions, inquiry.settings)
-    block = None
-    if request.reservation is not None:
-        block = find_block(inquiry)
-        found = in_zone_of(block, found, num_nodes=request.num_nodes)
-    sites: list[Site] = []
+    placements: list[Placement] = []
     skipped: list[tuple[str, UserError]] = []
-    for candidate in found:
-        try:
-            sites.append(_site(inquiry, candidate, found, block))
-        except UserError as error:
-            skipped.append((candidate.name, error))
-    return resolved(sites, skipped)
+    if request.cloud.backend == "sagemaker":
+        for candidate in candidates(request.instances, request.cloud.regions):
+            try:
+                placements.append(_sagemaker_placement(request, candidate, lookup))
+            except UserError as error:
+                skipped.append((f"ml.{candidate.name}", error))
+    else:
+        for candidate in lookup.candidates(request):
+            try:
+                placements.append(_ec2_placement(request, candidate, lookup))
+            except UserError as error:
+                skipped.append((candidate.name, error))
+    return resolution(placements, skipped)
 
 
-def fitted(inquiry: Inquiry) -> tuple[CloudRequest, tuple[str, ...]]:
-    """The request as it fits into its capacity block, if it is for one; and what of it was changed.
+def resolution(placements: "Sequence[Placement]", skipped: Sequence[tuple[str, UserError]]) -> Resolution:
+    """Return both, in order. Raises the first candidate's error, with every reason, if no place is left."""
+    if not placements:
+        raise nowhere(skipped)
+    return Resolution(
+        placements=tuple(placements), skipped=tuple((name, error.message) for name, error in skipped)
+    )
 
-    Raises UserError's kinds where the block cannot carry the job at all.
+
+def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
+    """Return the error of a job that fits in no place: the first one's kind and hint, with every reason."""
+    first = skipped[0][1]
+    if len({error.message for _, error in skipped}) == 1:
+        return first
+    reasons = "; ".join(by_reason((name, error.message) for name, error in skipped))
+    kind = type(first) if isinstance(first, CloudRefused) else UserError
+    return kind(f"none of {len(skipped)} places can be used: {reasons}", first.hint)
+
+
+def candidates(
+    instances: Sequence[InstanceType], regions: Sequence[str], settings: Settings | None = None
+) -> tuple[Candidate, ...]:
+    """Return every zone of a region, then the next region, then the next instance type.
+
+    Zones come in the order of the config's subnets. A region without any gives one candidate: EC2's default
+    subnets, in a zone of its choice. Without settings a region is one candidate.
     """
-    request = inquiry.request
-    if request.reservation is None:
-        return request, ()
-    block = find_block(inquiry)
-    longest = max_minutes_in(block, inquiry.now)
-    if request.max_minutes <= longest:
-        return request, ()
-    told = (
-        f"--max-hours is cut from {request.max_minutes} to {longest} min: EC2 begins to end the instances of "
-        f"{block.id} then"
-    )
-    return replace(request, max_minutes=longest), (told,)
+    result = []
+    for instance in instances:
+        for region in regions:
+            subnets = settings.aws.get(region, RegionSettings()).subnets if settings else {}
+            places: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
+            for zone, subnet in places:
+                result.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
+    return tuple(result)
 
 
-def find_block(inquiry: Inquiry) -> Reservation:
-    """The request's capacity block, in which its nodes can run; else an error for each fault."""
-    request = inquiry.request
-    assert request.reservation is not None
-    (instance,), (region,) = request.instances, request.regions
-    return check_reservation(
-        inquiry.ask(reservation, inquiry.aws, region, request.reservation),
-        wanted=request.reservation,
-        instance=instance,
-        region=region,
-        num_nodes=request.num_nodes,
-        now=inquiry.now,
-    )
+def unresolved(
+    known: Sequence[Candidate], *, num_nodes: int, reservation: str | None
+) -> tuple[Candidate, ...]:
+    """Return the candidates as far as they are known without AWS.
 
-
-def in_zone_of(block: Reservation, found: Sequence[Candidate], *, num_nodes: int) -> tuple[Candidate, ...]:
-    """The candidates in the block's zone. Raises BadConfiguration if no subnet of it is named."""
-    here = tuple(one for one in found if one.zone == block.zone)
-    if here:
-        return here
-    (first, *_) = found
-    if first.subnet is None and not has_several_interfaces(first.instance, num_nodes):
-        # The default VPC has a subnet in every zone.
-        return (replace(first, zone=block.zone),)
-    raise BadConfiguration(
-        f"{block.id} is in {block.zone}, and no subnet there is named",
-        f"write `subnets: {{{block.zone}: subnet-...}}` under `aws: {first.region}:` in the config file, or "
-        f"give --subnet {block.zone}=ID",
+    Only one subnet can be in a capacity block's zone, and only AWS can say which. Machines with several
+    network interfaces need a subnet by name.
+    """
+    if reservation is not None and len(known) > 1:
+        return (replace(known[0], zone=None, subnet=UNKNOWN_SUBNET),)
+    return tuple(
+        replace(candidate, subnet=UNKNOWN_SUBNET)
+        if candidate.subnet is None and (reservation or has_several_interfaces(candidate.instance, num_nodes))
+        else candidate
+        for candidate in known
     )
 
 
-def check_offered(candidate: Candidate, zones: Sequence[str]) -> None:
-    """Nothing, if the zones that have the type serve the candidate; else NoCapacity."""
-    name, region = candidate.instance.name, candidate.region
-    if not zones:
-        raise NoCapacity(f"{region} has no {name}", "allow another region or instance type")
-    if candidate.zone is not None and candidate.zone not in zones:
-        raise NoCapacity(
-            f"{candidate.zone} has no {name}",
-            f"name a subnet in {' or '.join(zones)}: `aws.{region}.subnets` in the config file",
+def has_several_interfaces(instance: InstanceType, num_nodes: int) -> bool:
+    """Return whether its machines have several network interfaces, and so get no public address.
+
+    One node needs no EFA; several have it wherever the type does.
+    """
+    return num_nodes > 1 and instance.num_efa_interfaces > 0
+
+
+def plan_at(
+    jobs: dict[str, JobSpec], site: "Placement", *, attempt: int, max_minutes: int, root: str | None = None
+) -> "Plan":
+    """Return the request that carries out the jobs, by run id, at the site; of its own backend."""
+    if isinstance(site, SageMakerPlacement):
+        return plan_sagemaker(jobs, attempt=attempt, site=site, max_minutes=max_minutes, root=root)
+    assert isinstance(site, Ec2Placement)
+    return plan_ec2(jobs, attempt=attempt, site=site, max_minutes=max_minutes)
+
+
+def check_plan(site: "Placement", jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
+    """Raise UserError if AWS would refuse the request for these jobs on any attempt."""
+    # Ids as long as real ones.
+    by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}
+    plan = plan_at(by_id, site, attempt=99, max_minutes=max_minutes)
+    if problems := request_problems(plan):
+        raise UserError(
+            f"{SERVICES[plan.backend]} would refuse the request at {site.name}: {'; '.join(problems)}",
+            "change the option that this is about",
         )
 
 
-def _site(
-    inquiry: Inquiry, candidate: Candidate, among: Sequence[Candidate], found: Reservation | None
-) -> Site:
-    """among: all candidates, so that a region's subnets are one request. found: the block's reservation."""
-    aws, ask, settings, region = inquiry.aws, inquiry.ask, inquiry.settings, candidate.region
-    here = inquiry.here(region)
-    block = _block(inquiry, candidate, found) if found else None
-    rate = _rate(inquiry, candidate, block)
-    bucket = configured_bucket(settings, region)
-    profile = configured_profile(settings, region)
-    check_offered(candidate, ask(aws.zones_offering, region, candidate.instance.name))
-    _check_network(inquiry, candidate, among)
-    check_bucket(aws, ask, region, bucket)
-    machine = machine_image(aws, ask, settings, region)
-    return Site(
-        instance=candidate.instance,
+def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> Ec2Placement:
+    instance, region = candidate.instance, candidate.region
+    settings = lookup.region_settings(region)
+    block = lookup.block(request, candidate)
+    if block is not None:
+        price = block_price(block, instance, region, lookup.today)
+    else:
+        price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
+    bucket, profile = lookup.bucket(region), lookup.instance_profile(region)
+    lookup.check(request, candidate)
+    machine = lookup.machine_image(region)
+    # A block's instances stand together by themselves.
+    is_grouped = request.cloud.num_nodes > 1 and request.cloud.reservation is None
+    return Ec2Placement(
+        instance=instance,
         region=region,
         zone=candidate.zone,
         subnet=candidate.subnet,
-        security_groups=here.security_groups,
+        security_groups=lookup.security_groups(request, candidate),
         instance_profile=profile,
         bucket=bucket,
-        prefix=here.prefix,
+        prefix=settings.prefix,
         ami=machine.id,
         root_device=machine.root_device,
         root_gib=max(ROOT_GIB, machine.root_gib),
-        image=image_in(inquiry, region),
-        code=inquiry.code(region),
-        usd_per_hour=rate.usd_per_hour,
-        price_as_of=rate.as_of,
-        max_price_usd=inquiry.request.max_price_usd,
-        placement_group=placement_group(here, candidate.zone, inquiry.request),
+        image=lookup.image(request, region),
+        code=lookup.code(region),
+        usd_per_hour=price.usd_per_hour,
+        price_as_of=price.as_of.isoformat(),
+        max_price_usd=request.cloud.max_price_usd,
+        placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
     )
 
 
-def image_in(inquiry: Inquiry, region: str) -> str:
-    """The container image by digest, as the region has it. Raises UserError's kinds if it does not."""
-    own = inquiry.request.image
-    if own is not None:
-        is_own_image_seen(inquiry.aws, inquiry.ask, own, region)
-        return own
-    assert inquiry.base is not None, "a container image, or a base image to look one up by"
-    return container_image(inquiry.aws, inquiry.ask, inquiry.base, region)
-
-
-def _block(inquiry: Inquiry, candidate: Candidate, found: Reservation) -> CapacityBlock:
-    return known_block(
-        found,
-        instance=candidate.instance,
-        region=candidate.region,
-        fee_usd=inquiry.request.block_fee_usd,
-        catalogue=inquiry.catalogue,
-        today=inquiry.now.date(),
+def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> SageMakerPlacement:
+    instance, region = candidate.instance, candidate.region
+    price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
+    bucket, role = lookup.bucket(region), lookup.role(region)
+    lookup.check(request, candidate)
+    return SageMakerPlacement(
+        instance=instance,
+        region=region,
+        role=role,
+        bucket=bucket,
+        prefix=lookup.region_settings(region).prefix,
+        image=lookup.image(request, region),
+        code=lookup.code(region),
+        usd_per_hour=price.usd_per_hour,
+        price_as_of=price.as_of.isoformat(),
+        volume_gib=TRAINING_VOLUME_GIB,
+        training_plan=request.cloud.training_plan,
     )
-
-
-def _rate(inquiry: Inquiry, candidate: Candidate, block: CapacityBlock | None) -> HourlyRate:
-    if block is not None:
-        return HourlyRate(usd_per_hour=block.usd_per_hour, as_of=inquiry.now.date().isoformat())
-    return inquiry.rate(candidate.instance, candidate.region)
-
-
-def _check_network(inquiry: Inquiry, candidate: Candidate, among: Sequence[Candidate]) -> None:
-    aws, ask, region = inquiry.aws, inquiry.ask, candidate.region
-    vpcs = group_vpcs(aws, ask, region, inquiry.here(region).security_groups)
-    if candidate.subnet is not None:
-        together = [one.subnet for one in among if one.region == region and one.subnet]
-        subnet = find_subnet(aws, ask, region, candidate.subnet, together)
-        check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
-        return
-    if has_several_interfaces(candidate.instance, inquiry.request.num_nodes):
-        raise BadConfiguration(
-            f"{candidate.instance.name} has several network interfaces on {inquiry.request.num_nodes} nodes, "
-            "which get no public address, and no subnet is named",
-            f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
-            "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
-        )
-    check_default_vpc(aws, ask, region, vpcs)

@@ -1,1 +1,4 @@
-"""A comparison for people and for programs: as a table, JSON or CSV."""
+"""A comparison as text, JSON and CSV.
+
+May import core, catalog, measure and analysis.
+"""

@@ -1,36 +1,34 @@
-"""A comparison as JSON and CSV. The shape is an interface, described in docs/compare-json.md."""
+"""A comparison as JSON and CSV. The shape is an interface, described in docs/reference.md."""
 
 import csv
 import io
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.measure.summarize import Interval
-from fastlaunch.report.convergence import convergence_to_json, held_out_to_json
-from fastlaunch.report.convergence import flat as flat_convergence
+from fastlaunch.analysis.compare import Comparison, Cost, Row, Speed
+from fastlaunch.analysis.convergence import UNKNOWN, Difference, HeldOut
+from fastlaunch.measure.summary import Interval
 
 #: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
 SCHEMA = 1
 
 #: The measured quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
-    *("step_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu"),
-    *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),
-    *("usd_per_million_samples", "usd_per_billion_tokens", "samples_per_usd"),
+    *(of.name for of in (*fields(Speed), *fields(Cost))),
     *("ratio_to_baseline", "speed_ratio_to_baseline"),
 )
 
 
 def as_json(comparison: Comparison, further: Mapping[str, Any] | None = None) -> str:
-    """The comparison as one JSON object, indented. further: `finish` and `target`, where asked for."""
+    """Return the comparison as one JSON object, indented. further: `finish` and `target`, if requested."""
     return json.dumps(to_json(comparison) | dict(further or {}), indent=2, allow_nan=False)
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain data. `baseline` is a recipe, or recipes by workload if there are several."""
+    """Return the comparison as plain data. `baseline` is a recipe, or recipes by workload."""
     baselines = dict(comparison.baselines)
     as_of = comparison.prices_as_of
     return {
@@ -47,59 +45,58 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """One row as plain data."""
-    price = row.price
-    quantities = {name: _quantity(getattr(row, name)) for name in QUANTITIES}
+    """Return one row as plain data."""
+    setup, overhead, price, verdict = row.setup, row.overhead, row.price, row.verdict
     return {
-        "workload": row.workload,
-        "instance": row.instance,
-        "device_name": row.device_name,
-        "num_nodes": row.num_nodes,
-        "num_gpus": row.num_gpus,
-        "recipe": row.recipe,
-        "precision": row.precision,
-        "batch_size_per_gpu": row.batch_size_per_gpu,
-        "data": row.data,
-        "sequence_length": row.sequence_length,
-        "padding_fraction": row.padding_fraction,
-        "kind": row.kind,
+        "workload": setup.workload,
+        "instance": setup.instance,
+        "device_name": setup.device_name,
+        "num_nodes": setup.num_nodes,
+        "num_gpus": setup.num_gpus,
+        "recipe": setup.recipe,
+        "precision": setup.precision,
+        "batch_size_per_gpu": setup.batch_size_per_gpu,
+        "data": setup.data,
+        "sequence_length": setup.sequence_length,
+        "padding_fraction": overhead.padding_fraction,
+        "kind": setup.kind,
         "derived": row.derived,
         "num_runs": row.num_runs,
         "num_unsteady_runs": row.num_unsteady,
         "run_ids": list(row.run_ids),
-        **{name: quantities[name] for name in QUANTITIES[:7]},
-        "build_s": row.build_s,
-        "compile_s": row.compile_s,
-        "warmup_s": row.warmup_s,
-        "peak_memory_gib": row.peak_memory_gib,
-        "data_wait_fraction": row.data_wait_fraction,
-        "utilization": row.utilization,
+        **{name: _quantity(quantity) for name, quantity in vars(row.speed).items()},
+        "build_s": overhead.build_s,
+        "compile_s": overhead.compile_s,
+        "warmup_s": overhead.warmup_s,
+        "peak_memory_gib": overhead.peak_memory_gib,
+        "data_wait_fraction": overhead.data_wait_fraction,
+        "utilization": overhead.utilization,
         "kernels": list(row.kernels),
-        "service": row.service,
-        "region": row.region,
-        "purchase": row.purchase,
+        **row.offer._asdict(),
         "usd_per_hour": price.usd_per_hour if price else None,
-        "price_as_of": price.as_of.isoformat() if price and price.as_of else None,
+        "price_as_of": price.as_of.isoformat() if price and price.basis != "given" else None,
         "price_source": price.source if price else None,
         "price_inferred": price.inferred if price else None,
-        "price_charged_as": price.charged_as if price else None,
+        "price_charged_as": price.instance if price and price.basis == "named" else None,
         "price_hypothetical": price.hypothetical if price else None,
-        **{name: quantities[name] for name in QUANTITIES[7:]},
-        "comparable_as": row.comparable_as,
-        "verdict": row.verdict,
-        "reason": "; ".join(row.reasons) or None,
+        **{name: _quantity(quantity) for name, quantity in vars(row.cost).items()},
+        "ratio_to_baseline": _quantity(verdict.ratio),
+        "speed_ratio_to_baseline": _quantity(verdict.speed_ratio),
+        "comparable_as": verdict.comparable_as,
+        "verdict": verdict.kind,
+        "reason": "; ".join(verdict.reasons) or None,
         "ranked": not row.is_barred,
-        "guard_failures": list(row.guard.failures),
-        "numerics": row.guard.numerics,
+        "guard_failures": list(row.validity.failures),
+        "numerics": row.validity.numerics,
         "held_out": held_out_to_json(row),
         "convergence": convergence_to_json(row),
         "sources": list(row.sources),
-        "fingerprint": dict(row.fingerprint),
+        "fingerprint": dict(sorted(setup.fingerprint.items())),
     }
 
 
 def as_csv(comparison: Comparison) -> str:
-    """The rows as CSV: a quantity x becomes the columns x, x_low and x_high; lists are joined by blanks."""
+    """Return the rows as CSV: a quantity x becomes x, x_low and x_high; lists are joined by blanks."""
     text = io.StringIO()
     rows = [_flat(row_to_json(row)) for row in comparison.rows]
     if rows:
@@ -113,7 +110,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name == "held_out":
-            flat |= flat_convergence(row)
+            flat |= _flat_convergence(row)
         elif name == "convergence":
             continue  # its columns came with those of `held_out`
         elif name in QUANTITIES:
@@ -133,7 +130,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(quantity: Interval | None) -> dict[str, float | None] | None:
-    """A quantity, null where it is unknown or, from an absurd record, beyond numbers."""
+    """Return a quantity as plain data; None if it is unknown or, from an absurd record, not finite."""
     if quantity is None or not 0 < quantity.value < math.inf:
         return None
     known = all(bound is not None and math.isfinite(bound) for bound in (quantity.low, quantity.high))
@@ -142,3 +139,86 @@ def _quantity(quantity: Interval | None) -> dict[str, float | None] | None:
         "low": quantity.low if known else None,
         "high": quantity.high if known else None,
     }
+
+
+def product(*factors: float | None) -> float | None:
+    """Return the product of the factors; None if one is unknown, or if it is not finite."""
+    known = [factor for factor in factors if factor is not None]
+    value = math.prod(known)
+    return value if len(known) == len(factors) and math.isfinite(value) else None
+
+
+def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
+    """Return a quantity as plain data; None if it is unknown or not finite. A bound may be open."""
+    if quantity is None or not math.isfinite(quantity.value):
+        return None
+    bounds = (quantity.low, quantity.high)
+    low, high = (bound if bound is not None and math.isfinite(bound) else None for bound in bounds)
+    return {"value": quantity.value, "low": low, "high": high}
+
+
+def place_to_json(row: Row) -> dict[str, str | int | None]:
+    """Return what tells a row from the others, as plain data."""
+    return {
+        "recipe": row.setup.recipe,
+        "instance": row.setup.instance,
+        "device_name": row.setup.device_name,
+        "num_nodes": row.setup.num_nodes,
+        "num_gpus": row.setup.num_gpus,
+        "batch_size_per_gpu": row.setup.batch_size_per_gpu,
+        "sequence_length": row.setup.sequence_length,
+        "data": row.setup.data,
+    }
+
+
+def held_out_to_json(row: Row) -> dict[str, Any] | None:
+    """Return the figures at the end on held-out data; None if the row was not evaluated."""
+    return dict(vars(row.validity.held_out)) if row.validity.held_out else None
+
+
+def convergence_to_json(row: Row) -> dict[str, Any]:
+    """Return the verdict with its evidence. Differences are fractions of the reference's loss."""
+    convergence = row.validity.convergence
+    return {
+        "verdict": convergence.verdict,
+        "reference": convergence.reference,
+        "num_pairs": convergence.num_pairs,
+        "seeds": list(convergence.seeds),
+        **_point(convergence.end),
+        "checkpoints": [_point(checkpoint) for checkpoint in convergence.checkpoints],
+        "diverged_seeds": list(convergence.diverged),
+        "more_pairs": convergence.more_pairs if convergence.verdict == UNKNOWN else None,
+        "missing": list(convergence.missing),
+        "caveats": list(convergence.caveats),
+    }
+
+
+def _point(of: Difference | None) -> dict[str, Any]:
+    if of is None:
+        return {"step": None, "reference_loss": None, "difference": None}
+    difference = None
+    value, low, high = map(of.relative, (of.mean, of.low, of.high))
+    if value is not None and math.isfinite(value):
+        bounds = (bound if bound is not None and math.isfinite(bound) else None for bound in (low, high))
+        difference = {"value": value, **dict(zip(("low", "high"), bounds, strict=True))}
+    return {"step": of.step, "reference_loss": of.reference_loss, "difference": difference}
+
+
+def _flat_convergence(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `held_out` and `convergence` of a row of JSON as columns: nested names are joined by `_`."""
+    figures = row["held_out"] or dict.fromkeys(HeldOut.__dataclass_fields__)
+    columns = {f"held_out_{name}": value for name, value in figures.items()}
+    for name, value in row["convergence"].items():
+        if name == "difference":
+            quantity = value or {"value": None, "low": None, "high": None}
+            columns["convergence_difference"] = quantity["value"]
+            columns["convergence_difference_low"] = quantity["low"]
+            columns["convergence_difference_high"] = quantity["high"]
+        elif name == "checkpoints":
+            points = [(point["step"], point["difference"]) for point in value]
+            columns["convergence_checkpoints"] = "; ".join(
+                f"{step}={difference['value']}" for step, difference in points if difference
+            )
+        else:
+            columns[f"convergence_{name}"] = "; ".join(map(str, value)) if isinstance(value, list) else value
+    return columns

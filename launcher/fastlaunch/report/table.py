@@ -4,15 +4,22 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.convergence import REFERENCE, Difference, HeldOut
 from fastlaunch.analysis.notes import FURTHER_APART, OF_COMMITS
+from fastlaunch.analysis.validity import percent
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.measure.summarize import Interval
-from fastlaunch.report.convergence import NOTHING, by_reference, convergence_columns
-from fastlaunch.report.grids import tables
-from fastlaunch.report.names import name_of, which
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.text import dollars, name_of, number, which
+
+#: What a row has no need of: the reference is not compared with itself.
+NOTHING = "-"
+
+#: Between two columns.
+_GAP = 2
 
 WIDTH = 120
 UNKNOWN = "n/a"
@@ -32,15 +39,15 @@ Cell = Callable[[Row], str | None]
 def as_table(
     comparison: Comparison, *, only: Sequence[str] = (), brief: bool = False, width: int = WIDTH
 ) -> str:
-    """The comparison as text of up to `width` columns, without the sentence that answers it.
+    """Return the comparison as text of up to `width` columns, without the sentence that answers it.
 
     only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
     leave out the times before the steps, the kernels, and all notes but of prices, of what bars a row and of
     speeds that differ by commit. Raises UnknownName for a heading that no workload has.
     """
     sections = [
-        [row for row in comparison.rows if row.workload == workload]
-        for workload in dict.fromkeys(row.workload for row in comparison.rows)
+        [row for row in comparison.rows if row.setup.workload == workload]
+        for workload in dict.fromkeys(row.setup.workload for row in comparison.rows)
     ]
     known = dict.fromkeys(name for rows in sections for name in _columns(rows))
     for name in only:
@@ -50,58 +57,58 @@ def as_table(
 
 
 def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) -> str:
-    """One workload: rows that train alike, then those that do not, then everything that needs words."""
+    """Return one workload: rows that train alike, those that do not, then what needs words."""
     shared = _shared(rows)
     parts = [_heading(rows, shared)]
     columns = {name: cell for name, cell in _columns(rows, only).items() if name not in shared}
     columns = {name: cell for name, cell in columns.items() if any(cell(row) is not None for row in rows)}
     if only:
         columns = {name: cell for name, cell in columns.items() if name in (*_TELL_APART, *only)}
-    trains = [row for row in rows if row.comparable_as == TRAINING]
-    others = [row for row in rows if row.comparable_as == THROUGHPUT]
+    trains = [row for row in rows if row.verdict.comparable_as == TRAINING]
+    others = [row for row in rows if row.verdict.comparable_as == THROUGHPUT]
     if trains:
         parts += _grids(trains, columns, width)
     if others:
         parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
     parts += _held_out(rows, shared, width)
-    told, left_out = _notes(rows, brief)
+    notes, num_hidden = _notes(rows, brief)
     if not brief:
         parts += [_before(rows, width), _ran(rows, width)]
-    parts.append(_filled(told, width))
-    if left_out:
-        parts.append(f"({left_out} note{_s(str(left_out))} left out by --brief)")
+    parts.append(_filled(notes, width))
+    if num_hidden:
+        parts.append(f"({num_hidden} note{_s(str(num_hidden))} left out by --brief)")
     return "\n\n".join(part for part in parts if part)
 
 
 def _other(rows: Sequence[Row]) -> str:
-    """In what a row differs from its baseline that is compared by throughput only."""
-    lengths = len({row.sequence_length for row in rows}) > 1
+    """Return in what a row differs from its baseline that is compared by throughput only."""
+    lengths = len({row.setup.sequence_length for row in rows}) > 1
     return "global batch or sequence length" if lengths else "global batch"
 
 
 def _shared(rows: Sequence[Row]) -> dict[str, str]:
-    """Columns that say the same of every row, by name: they go into the heading."""
-    told: dict[str, Cell] = {
+    """Return the columns that are the same in every row, by name: they go into the heading."""
+    cells: dict[str, Cell] = {
         "instance": lambda row: row.place,
-        "batch": lambda row: str(row.batch_size_per_gpu),
+        "batch": lambda row: str(row.setup.batch_size_per_gpu),
         "GPUs": _gpus,
         "tokens each": _sequence_length,
         "data": _data,
         "runs": _runs,
     }
-    values = {name: {cell(row) for row in rows} for name, cell in told.items()}
-    return {name: str(next(iter(found))) for name, found in values.items() if len(found) == 1}
+    values = {name: {cell(row) for row in rows} for name, cell in cells.items()}
+    return {name: str(next(iter(texts))) for name, texts in values.items() if len(texts) == 1}
 
 
 def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
-    words = [rows[0].workload]
+    words = [rows[0].setup.workload]
     if "instance" in shared and shared["instance"] != "unknown":
         words.append(f"on {shared['instance']}")
     details = []
     if "GPUs" in shared:
-        one, more = ("process", "processes") if _on_cpu(rows) else ("GPU", "GPUs")
-        details.append(f"{shared['GPUs']} {one if shared['GPUs'] == '1' else more}")
+        singular, plural = ("process", "processes") if _on_cpu(rows) else ("GPU", "GPUs")
+        details.append(f"{shared['GPUs']} {singular if shared['GPUs'] == '1' else plural}")
     if "batch" in shared:
         details.append(f"batch {shared['batch']} each")
     if shared.get("tokens each", UNKNOWN) != UNKNOWN:
@@ -115,8 +122,8 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
 
 def _on_cpu(rows: Sequence[Row]) -> bool:
     return all(
-        row.instance is None and row.device_name is not None and "NVIDIA" not in row.device_name
-        for row in rows
+        setup.instance is None and setup.device_name is not None and "NVIDIA" not in setup.device_name
+        for setup in (row.setup for row in rows)
     )
 
 
@@ -125,66 +132,68 @@ def _s(number: str) -> str:
 
 
 def _data(row: Row) -> str:
-    """`synthetic`, or `file 0123456789abcdef` where the record says which."""
-    return f"{row.data} {dict(row.fingerprint).get('data', '')}".strip()
+    """Return `synthetic`, or `file 0123456789abcdef` if the record says which."""
+    return f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip()
 
 
 def _sequence_length(row: Row) -> str:
-    return str(row.sequence_length or UNKNOWN)
+    return str(row.setup.sequence_length or UNKNOWN)
 
 
 def _runs(row: Row) -> str:
-    """`5`, or `3 of 5` where the step time of two did not settle."""
-    left_out = row.num_unsteady if row.num_runs else 0
-    return f"{row.num_runs} of {row.num_runs + left_out}" if left_out else str(row.num_runs)
+    """Return `5`, or `3 of 5` if the step time of two did not settle."""
+    num_unsteady = row.num_unsteady if row.num_runs else 0
+    return f"{row.num_runs} of {row.num_runs + num_unsteady}" if num_unsteady else str(row.num_runs)
 
 
 def _gpus(row: Row) -> str:
-    per_node = row.num_gpus // row.num_nodes
-    return f"{row.num_nodes} x {per_node}" if row.num_nodes > 1 else str(row.num_gpus)
+    per_node = row.setup.num_gpus // row.setup.num_nodes
+    return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
 
 
 def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
-    """Heading -> cell, in order. A column without a known cell is not shown. only: those asked for; all."""
-    unit = rows[0].sample_unit
-    tokens = any(row.tokens_per_s for row in rows)
+    """Return the cell function by heading, in order. A column without a known cell is not shown."""
+    unit = rows[0].setup.sample_unit
+    tokens = any(row.speed.tokens_per_s for row in rows)
     apart = any(which(row, rows) for row in rows)
     prices = [row.price for row in rows if row.price]
     # Told in the heading where it is so of every price, else in the cells.
     hypothetical = bool(prices) and all(price.hypothetical for price in prices)
     # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
-    by_price = any(row.ratio_to_baseline for row in rows) and (not only or "x per $" in only)
+    by_price = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
     return {
         "instance": lambda row: row.place,
-        "recipe": lambda row: row.recipe,
+        "recipe": lambda row: row.setup.recipe,
         "GPUs": _gpus,
-        "batch": lambda row: str(row.batch_size_per_gpu),
+        "batch": lambda row: str(row.setup.batch_size_per_gpu),
         "tokens each": _sequence_length,
         "data": _data,
         **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
         "runs": _runs,
-        "step ms": lambda row: _with_bounds(row.step_time_s, 1000),
-        f"{unit}/s": lambda row: _number(row.samples_per_s),
-        **({"tokens/s": lambda row: _number(row.tokens_per_s)} if tokens and unit != "tokens" else {}),
-        "padding": lambda row: f"{100 * row.padding_fraction:.0f}%" if row.padding_fraction else None,
-        "TFLOP/s": lambda row: _number(row.tflops_per_gpu),
+        "step ms": lambda row: _with_bounds(row.speed.step_time_s, 1000),
+        f"{unit}/s": lambda row: _number(row.speed.samples_per_s),
+        **({"tokens/s": lambda row: _number(row.speed.tokens_per_s)} if tokens and unit != "tokens" else {}),
+        "padding": lambda row: (
+            f"{100 * row.overhead.padding_fraction:.0f}%" if row.overhead.padding_fraction else None
+        ),
+        "TFLOP/s": lambda row: _number(row.speed.tflops_per_gpu),
         "% peak": _percent_of_peak,
-        "% fp8 peak": lambda row: _number(row.percent_of_fp8_peak),
-        "hyp. $/h" if hypothetical else "$/h": lambda row: _usd_per_hour(row, tell=not hypothetical),
-        f"$/M {unit}": lambda row: _with_bounds(row.usd_per_million_samples, say=dollars),
+        "% fp8 peak": lambda row: _number(row.speed.percent_of_fp8_peak),
+        "prorated $/h" if hypothetical else "$/h": lambda row: _usd_per_hour(row, mark=not hypothetical),
+        f"$/M {unit}": lambda row: _with_bounds(row.cost.usd_per_million_samples, say=dollars),
         **(
-            {"$/B tokens": lambda row: _with_bounds(row.usd_per_billion_tokens, say=dollars)}
+            {"$/B tokens": lambda row: _with_bounds(row.cost.usd_per_billion_tokens, say=dollars)}
             if tokens
             else {}
         ),
-        "x per $": lambda row: _ratio(row.ratio_to_baseline),
-        "x speed": lambda row: _ratio(row.speed_ratio_to_baseline, bounds=not by_price),
-        "verdict": lambda row: row.verdict,
+        "x per $": lambda row: _ratio(row.verdict.ratio),
+        "x speed": lambda row: _ratio(row.verdict.speed_ratio, bounds=not by_price),
+        "verdict": lambda row: row.verdict.kind,
     }
 
 
 def _grids(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> list[str]:
-    """One table, or, where that would be too wide, those of the speed and those of what it costs."""
+    """Return one table, or, if that would be too wide, one of the speed and one of the cost."""
     text = _grid(rows, columns, width)
     if "\n\n" not in text and max(map(len, text.splitlines())) <= width:
         return [text]
@@ -200,7 +209,7 @@ def _grid(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> str:
 
 
 def _held_out(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> Iterator[str]:
-    """Held-out loss at the end, a table for each reference, and what is concluded from it."""
+    """Yield the held-out losses at the end, a table for each reference, and what follows from them."""
     for heading, evaluated in by_reference(rows).items():
         columns = {
             **{
@@ -215,14 +224,15 @@ def _held_out(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> Ite
 
 
 def _before(rows: Sequence[Row], width: int) -> str:
-    """Seconds before the steps that count: building, compiling, warming up."""
+    """Return the seconds before the measured steps: building, compiling, warming up."""
     columns: dict[str, Cell] = {
         **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART},
-        "build s": lambda row: _seconds(row.build_s),
-        "compile s": lambda row: _seconds(row.compile_s),
-        "warm-up s": lambda row: _seconds(row.warmup_s),
+        "build s": lambda row: _seconds(row.overhead.build_s),
+        "compile s": lambda row: _seconds(row.overhead.compile_s),
+        "warm-up s": lambda row: _seconds(row.overhead.warmup_s),
     }
-    timed = [row for row in rows if (row.build_s, row.compile_s, row.warmup_s) != (None, None, None)]
+    times = {id(row): (row.overhead.build_s, row.overhead.compile_s, row.overhead.warmup_s) for row in rows}
+    timed = [row for row in rows if times[id(row)] != (None, None, None)]
     if not timed:
         return ""
     shared = _shared(rows)
@@ -231,23 +241,24 @@ def _before(rows: Sequence[Row], width: int) -> str:
         for name, cell in columns.items()
         if name not in shared and any(cell(row) is not None for row in timed)
     }
-    return "before the steps that count, in no figure above:\n" + _grid(timed, shown, width)
+    return "time before the measured steps, not included above:\n" + _grid(timed, shown, width)
 
 
 def _ran(rows: Sequence[Row], width: int) -> str:
-    """What one forward pass ran, where fusion is measured; rows that ran the same are told together."""
+    """Return what one forward pass ran, where fusion is measured; rows that ran the same stand together."""
     by_kernels: dict[str, list[str]] = {}
     for row in rows:
         for kernels in row.kernels:
             by_kernels.setdefault(kernels, []).append(name_of(row, rows))
     if not by_kernels:
         return ""
-    told = [f"{', '.join(names)}: {kernels}" for kernels, names in by_kernels.items()]
-    return f"what one forward pass ran:\n{_filled(told, width)}"
+    notes = [f"{', '.join(names)}: {kernels}" for kernels, names in by_kernels.items()]
+    return f"kernels of one forward pass:\n{_filled(notes, width)}"
 
 
 def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
-    """Prices with their dates, then the reasons; one that holds for every row that can have it comes once.
+    """Return prices with their dates, then the reasons, each once if it holds for every row that can have
+    it.
 
     brief: of the reasons those alone that bar a row from being ranked, or would, and that its runs are of
     commits of several speeds. And how many are left out.
@@ -257,7 +268,7 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     of_runs = {text for row in rows for run in row.runs for text in run.summary.warnings}
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
-        for reason in row.reasons:
+        for reason in row.verdict.reasons:
             if reason.startswith(_TOLD_BY_THE_SECTION):
                 continue
             by_reason.setdefault(reason, []).append(row)
@@ -266,7 +277,7 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     for reason, concerned in by_reason.items():
         of_commits = reason.startswith(OF_COMMITS)
         of_any = reason in of_runs or of_commits
-        bars = any(failure in reason for row in concerned for failure in row.guard.failures)
+        bars = any(failure in reason for row in concerned for failure in row.validity.failures)
         if brief and not bars and not (of_commits and FURTHER_APART in reason):
             num_left_out += 1
         elif compared and all(row in concerned for row in (rows if of_any else compared)):
@@ -278,14 +289,14 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
 
 
 def _filled(notes: Sequence[str], width: int) -> str:
-    """The notes as a list; a command at the end of one is left whole on a line of its own, to be copied."""
+    """Return the notes as a list; a command that ends one stands on a line of its own, to be copied."""
     lines = []
     for note in notes:
         text, *command = _COMMAND.split(note, maxsplit=1)
-        said = f"{text} run" if command else text
+        words = f"{text} run" if command else text
         # An option must not be broken at its hyphens.
         lines.append(
-            textwrap.fill(said, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
+            textwrap.fill(words, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
         )
         lines += [f"    fastlaunch {words}" for words in command]
     return "\n".join(lines)
@@ -297,37 +308,37 @@ def _price_notes(rows: Sequence[Row]) -> list[str]:
         price = row.price
         if price is None:
             continue
-        charged = price.charged_as and f"charged as {price.charged_as}"
-        what = price.hypothetical or charged or row.instance or "each row"
-        hypothetical = "hypothetical price, nobody sells this: " if price.hypothetical else ""
-        dated = f"as of {price.as_of} ({price.source})" if price.as_of else "as given"
+        charged = f"charged as {price.instance}" if price.basis == "named" else None
+        what = price.hypothetical or charged or row.setup.instance or "each row"
+        hypothetical = "prorated price, not sold separately: " if price.hypothetical else ""
+        dated = f"as of {price.as_of} ({price.source})" if price.basis != "given" else "as given"
         inferred = ", inferred" if price.inferred else ""
         notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated}{inferred}"] = None
     return list(notes)
 
 
 def _percent_of_peak(row: Row) -> str | None:
-    """Of the recipe's own precision where it is wider than bf16, else of bf16; FP8 has a column besides."""
-    if row.precision in _PRECISIONS_OF_THEIR_OWN:
-        own = _number(row.percent_of_peak)
-        return own and f"{own} ({row.precision})"
-    return _number(row.percent_of_bf16_peak)
+    """Return that of the recipe's own precision if it is wider than bf16, else of bf16."""
+    if row.setup.precision in _PRECISIONS_OF_THEIR_OWN:
+        own = _number(row.speed.percent_of_peak)
+        return own and f"{own} ({row.setup.precision})"
+    return _number(row.speed.percent_of_bf16_peak)
 
 
-def _usd_per_hour(row: Row, *, tell: bool) -> str | None:
-    """tell: say of a hypothetical price that it is one."""
+def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
+    """Return the price of an hour. mark: say of a prorated price that it is one."""
     if row.price is None:
         return None
-    hypothetical = "hyp. " if tell and row.price.hypothetical else ""
+    hypothetical = "prorated " if mark and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
-    nodes = f"{row.num_nodes} x " if row.num_nodes > 1 else ""
+    nodes = f"{row.setup.num_nodes} x " if row.setup.num_nodes > 1 else ""
     return f"{hypothetical}{inferred}{nodes}{row.price.usd_per_hour:.2f}"
 
 
 def _with_bounds(
     quantity: Interval | None, factor: float = 1.0, *, say: Callable[[float], str] | None = None
 ) -> str | None:
-    """`12.3 ±0.8%`: half the interval, in percent of the value."""
+    """Return `12.3 ±0.8%`: half the interval, in percent of the value."""
     if quantity is None or not 0 < quantity.value * factor < math.inf:
         return None
     text = (say or number)(quantity.value * factor)
@@ -349,19 +360,126 @@ def _number(quantity: Interval | None, factor: float = 1.0) -> str | None:
     return _with_bounds(quantity and Interval(value=quantity.value), factor)
 
 
-def dollars(value: float) -> str:
-    """`1,062`, `10.62`, `7.29`, `0.0123`."""
-    return f"{value:,.2f}" if 0.9995 <= value < 999.5 else number(value)
-
-
-def number(value: float) -> str:
-    """Three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`."""
-    if value >= 99.95:
-        return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
-    if value >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
-
-
 def _seconds(value: float | None) -> str | None:
     return None if value is None else f"{value:.1f}"
+
+
+def grid(rows: Sequence[Mapping[str, str | None]], *, width: int) -> str:
+    """Return cells by heading as a table, or several, without columns in which no row has a value.
+
+    What the column `row` holds are words, and say which row it is.
+    """
+    headings = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    cells = [[row[name] or UNKNOWN for name in headings] for row in rows]
+    return tables(headings, cells, left=("row",), kept=("row",), width=width)
+
+
+def tables(
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    *,
+    left: Sequence[str],
+    kept: Sequence[str],
+    width: int,
+) -> str:
+    """Return `cells`, a row each, as a table; if that is wider than `width`, as several below each other.
+
+    Each of these has the columns of `kept`, which say which row it is, and as many of the others as fit. What
+    fits in no way is left whole, for the terminal to wrap. left: headings of columns of words.
+    """
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    parts = list(_parts(widths, [number for number, name in enumerate(headings) if name in kept], width))
+    return "\n\n".join(
+        _aligned(
+            [headings[number] for number in part],
+            [[row[number] for number in part] for row in cells],
+            [widths[number] for number in part],
+            left=left,
+        )
+        for part in parts
+    )
+
+
+def _parts(widths: Sequence[int], kept: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the columns of each table, by their numbers."""
+    every = list(range(len(widths)))
+    others = [column for column in every if column not in kept]
+
+    def fits(columns: Sequence[int]) -> bool:
+        return sum(widths[column] for column in columns) + _GAP * (len(columns) - 1) <= width
+
+    if fits(every) or not others or not all(fits([*kept, column]) for column in others):
+        yield every
+        return
+    part: list[int] = []
+    for column in others:
+        if not fits([*kept, *part, column]):
+            yield sorted([*kept, *part])
+            part = []
+        part.append(column)
+    yield sorted([*kept, *part])
+
+
+def _aligned(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], *, left: Sequence[str]
+) -> str:
+    from tabulate import tabulate
+
+    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
+    lines = [headings, ["-" * width for width in widths], *cells]
+    alignment = ["left" if name in left else "right" for name in headings]
+    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def by_reference(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows that were evaluated, by heading: those with one reference together."""
+    by_heading: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.validity.held_out is not None:
+            by_heading.setdefault(_reference_heading(row.validity.convergence.reference), []).append(row)
+    return by_heading
+
+
+def _reference_heading(reference: str | None) -> str:
+    against = f", and its difference to that of {reference} at the same seeds (one-sided 95% limits)"
+    return f"held-out loss at the end{against if reference else ''}:"
+
+
+def convergence_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str | None]]:
+    """Return cells of evaluated rows by heading. `test` is the metric of the last weights on test data.
+
+    `test, best` is that of the weights that were best on validation data.
+    """
+    metric = next((of.metric for row in rows if (of := row.validity.held_out) and of.metric), None)
+    figures: dict[str, Callable[[HeldOut], float | None]] = {}
+    if metric is not None:
+        figures = {
+            metric: lambda of: of.metric_value,
+            "test": lambda of: of.test_metric_value,
+            "test, best": lambda of: of.best_test_metric_value,
+        }
+    return {
+        "pairs": lambda row: _unless_reference(row, str(row.validity.convergence.num_pairs)),
+        "loss": partial(_figure, value=lambda of: of.loss),
+        "difference": lambda row: _unless_reference(row, _difference(row.validity.convergence.end)),
+        **{name: partial(_figure, value=value) for name, value in figures.items()},
+        "convergence": lambda row: row.validity.convergence.verdict,
+    }
+
+
+def _unless_reference(row: Row, text: str | None) -> str | None:
+    return NOTHING if row.validity.convergence.verdict == REFERENCE else text
+
+
+def _figure(row: Row, value: Callable[[HeldOut], float | None]) -> str | None:
+    figure = row.validity.held_out and value(row.validity.held_out)
+    return None if figure is None else f"{figure:.4g}"
+
+
+def _difference(of: Difference | None) -> str | None:
+    """Return `+0.4% (-0.1 to +0.9)`, of the reference's loss."""
+    if of is None or (mean := percent(of, of.mean)) is None:
+        return None
+    low, high = (str(percent(of, limit)).rstrip("%") for limit in (of.low, of.high))
+    return mean if of.low is None else f"{mean} ({low} to {high})"

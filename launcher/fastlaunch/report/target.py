@@ -4,85 +4,87 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastlaunch.analysis.accounts import WORDS
-from fastlaunch.analysis.compare import Comparison
-from fastlaunch.analysis.rows import Row
+from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.finish import WORDS
 from fastlaunch.analysis.target import (
+    Margin,
     RowToTarget,
     RunToTarget,
     Target,
+    are_on_other_data,
+    margins,
     parse_target,
     usd_to_target,
 )
-from fastlaunch.analysis.target_margins import Margin, are_on_other_data, margins
 from fastlaunch.analysis.verdicts import NOT_STEADY
-from fastlaunch.measure.summarize import Interval
-from fastlaunch.report.names import name_of
-from fastlaunch.report.table import WIDTH, dollars, number
-from fastlaunch.report.words import about, grid, place_to_json, product, quantity_to_json, with_range
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.data import place_to_json, product, quantity_to_json
+from fastlaunch.report.table import WIDTH, grid
+from fastlaunch.report.text import about, dollars, name_of, number, with_range
 
 
 def target_table(comparison: Comparison, target: str, *, width: int = WIDTH) -> str:
-    """Which seeds of each row reached `target` (`accuracy=0.9`, `loss=2.5`), when, and for how much.
+    """Return which seeds of each row reached `target` (`accuracy=0.9`, `loss=2.5`), when, and at what
+    cost.
 
     Raises UserError for a target that cannot be read, where no run was evaluated, and for an unknown metric.
     """
-    wanted = parse_target(target)
-    found = usd_to_target(comparison, wanted)
-    workloads = dict.fromkeys(one.row.workload for one in found)
+    goal = parse_target(target)
+    results = usd_to_target(comparison, goal)
+    workloads = dict.fromkeys(result.row.setup.workload for result in results)
     return "\n\n".join(
-        _section([one for one in found if one.row.workload == workload], wanted, width)
+        _section([result for result in results if result.row.setup.workload == workload], goal, width)
         for workload in workloads
     )
 
 
 def target_json(comparison: Comparison, target: str) -> dict[str, Any]:
-    """The same as plain data; its shape is described in docs/compare-json.md."""
-    wanted = parse_target(target)
-    found = usd_to_target(comparison, wanted)
-    workloads = dict.fromkeys(one.row.workload for one in found)
+    """Return the same as plain data; docs/reference.md describes its shape."""
+    goal = parse_target(target)
+    results = usd_to_target(comparison, goal)
+    workloads = dict.fromkeys(result.row.setup.workload for result in results)
     return {
-        "metric": wanted.metric,
-        "value": wanted.value,
+        "metric": goal.metric,
+        "value": goal.value,
         "workloads": [
-            _to_json(workload, [one for one in found if one.row.workload == workload], wanted)
+            _to_json(workload, [result for result in results if result.row.setup.workload == workload], goal)
             for workload in workloads
         ],
     }
 
 
-def _section(found: Sequence[RowToTarget], target: Target, width: int) -> str:
-    rows = [one.row for one in found]
-    told = [f"* {text}" for text in notes(found, target)]
+def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
+    rows = [result.row for result in results]
+    lines = [f"* {text}" for text in notes(results, target)]
     return "\n\n".join(
         [
-            f"{rows[0].workload}: to {target.told} on held-out data",
-            grid([_cells(one, rows) for one in found], width=width),
+            f"{rows[0].setup.workload}: to {target.text} on held-out data",
+            grid([_cells(result, rows) for result in results], width=width),
             "\n".join(
-                textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in told
+                textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in lines
             ),
         ]
     ).rstrip()
 
 
-def _cells(one: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
-    reached = [run for run in one.runs if run.step is not None]
-    usd = one.usd
+def _cells(result: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
+    reached = [run for run in result.runs if run.step is not None]
+    usd = result.usd
     return {
-        "row": name_of(one.row, rows),
-        "batch": str(one.row.global_batch),
-        "reached": f"{one.num_reached} of {one.num_seeds}",
-        "best": _best(one),
+        "row": name_of(result.row, rows),
+        "batch": str(result.row.setup.global_batch),
+        "reached": f"{result.num_reached} of {result.num_seeds}",
+        "best": _best(result),
         "steps": _spanned([float(run.step or 0) for run in reached], about),
-        "seconds": _spanned(one.times_s, number),
-        "mean s": with_range(one.time_s),
+        "seconds": _spanned(result.times_s, number),
+        "mean s": with_range(result.time_s),
         "mean $": None if usd is None else f"{dollars(usd.value)}{_relative(usd)}",
     }
 
 
-def _best(one: RowToTarget) -> str | None:
-    """The worst and the best of what the runs scored at their best."""
-    values = [run.best for run in one.runs if run.best is not None]
+def _best(result: RowToTarget) -> str | None:
+    """Return the worst and the best of the runs' best scores."""
+    values = [run.best for run in result.runs if run.best is not None]
     if not values:
         return None
     low, high = f"{min(values):.4g}", f"{max(values):.4g}"
@@ -102,39 +104,40 @@ def _relative(quantity: Interval) -> str:
     return f" \u00b1{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
 
 
-def notes(found: Sequence[RowToTarget], target: Target) -> Iterator[str]:
-    """What gets there for the least, by how much, why others have no mean, and what the times leave out."""
-    rows = [one.row for one in found]
-    yield from _ranking(found, target, rows)
-    for one in found:
-        name = name_of(one.row, rows)
-        if one.reason is not None:
-            yield f"{name}: n/a, {one.reason}{_why_not(one)}"
-        elif one.row.is_barred or one.row.verdict == NOT_STEADY:
-            yield f"{name} is {one.row.verdict}: it is compared with none here"
-    waits = [run.waited_steps for one in found for run in one.runs if run.waited_steps is not None]
+def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:
+    """Yield what gets there for the least, by how much, why others have no mean, what the times leave out."""
+    rows = [result.row for result in results]
+    yield from _ranking(results, target, rows)
+    for result in results:
+        name = name_of(result.row, rows)
+        if result.reason is not None:
+            yield f"{name}: n/a, {result.reason}{_why_not(result)}"
+        elif result.row.is_barred or result.row.verdict.kind == NOT_STEADY:
+            yield f"{name} is {result.row.verdict.kind}, so it is not compared"
+    waits = [run.waited_steps for result in results for run in result.runs if run.waited_steps is not None]
     if waits:
-        yield f"reached is told by the evaluation that finds it, up to {about(max(waits))} steps late"
-    unknown = dict.fromkeys(part for one in found for run in one.runs for part in run.unknown)
+        late = f"up to {about(max(waits))} steps late"
+        yield f"a target counts as reached at the first evaluation that shows it, {late}"
+    unknown = dict.fromkeys(part for result in results for run in result.runs for part in run.unknown)
     if unknown:
-        yield f"not known of every run, and not counted there: {', '.join(WORDS.get(p, p) for p in unknown)}"
+        yield f"not included where unknown: {', '.join(WORDS.get(p, p) for p in unknown)}"
 
 
-def _ranking(found: Sequence[RowToTarget], target: Target, rows: Sequence[Row]) -> Iterator[str]:
-    ranked = [one for one in found if one.is_ranked]
+def _ranking(results: Sequence[RowToTarget], target: Target, rows: Sequence[Row]) -> Iterator[str]:
+    ranked = [result for result in results if result.is_ranked]
     if not ranked:
         return
     if are_on_other_data(ranked, target):
-        yield "the rows were evaluated on other data, or on other tokens: they are compared with none here"
+        yield "the rows were evaluated on different data or tokens, so they are not compared"
         return
-    behind = margins(found, target)
-    priced = all(one.usd_per_s for one in ranked)
+    behind = margins(results, target)
+    priced = all(result.usd_per_s for result in ranked)
     best = behind[0].best if behind else ranked[0]
     name = name_of(best.row, rows)
     if priced and best.usd is not None:
-        yield f"{target.told} costs least with {name}: ${dollars(best.usd.value)}"
+        yield f"{target.text} costs least with {name}: ${dollars(best.usd.value)}"
     elif best.time_s is not None:
-        yield f"{target.told} is reached first with {name}: after {number(best.time_s.value)} s"
+        yield f"{target.text} is reached first with {name}: after {number(best.time_s.value)} s"
     for margin in behind:
         yield _behind(margin, rows, "costs" if priced else "takes")
 
@@ -143,21 +146,21 @@ def _behind(margin: Margin, rows: Sequence[Row], verb: str) -> str:
     low, high = margin.ratio.low, margin.ratio.high
     assert low is not None and high is not None
     more = f"{100 * (margin.ratio.value - 1):+.1f}%"
-    told = f"{name_of(margin.other.row, rows)} {verb} {more} (between {100 * (low - 1):+.1f}% and "
-    told += f"{100 * (high - 1):+.1f}%)"
-    return told if margin.is_settled else f"{told}: not settled"
+    claim = f"{name_of(margin.other.row, rows)} {verb} {more} (between {100 * (low - 1):+.1f}% and "
+    claim += f"{100 * (high - 1):+.1f}%)"
+    return claim if margin.is_settled else f"{claim}: not settled"
 
 
-def _why_not(one: RowToTarget) -> str:
-    """How the runs ended that did not reach the target, where that was not at their last step."""
-    ended = dict.fromkeys(run.status for run in one.runs if run.step is None and run.status != "completed")
+def _why_not(result: RowToTarget) -> str:
+    """Return how the runs ended that did not reach the target, if not at their last step."""
+    ended = dict.fromkeys(run.status for run in result.runs if run.step is None and run.status != "completed")
     return f" (others ended as {', '.join(ended)})" if ended else ""
 
 
-def _to_json(workload: str, found: Sequence[RowToTarget], target: Target) -> dict[str, Any]:
+def _to_json(workload: str, results: Sequence[RowToTarget], target: Target) -> dict[str, Any]:
     return {
         "workload": workload,
-        "rows": [_row_to_json(one) for one in found],
+        "rows": [_row_to_json(result) for result in results],
         "margins": [
             {
                 "best": place_to_json(margin.best.row),
@@ -165,25 +168,25 @@ def _to_json(workload: str, found: Sequence[RowToTarget], target: Target) -> dic
                 "ratio": quantity_to_json(margin.ratio),
                 "settled": margin.is_settled,
             }
-            for margin in margins(found, target)
+            for margin in margins(results, target)
         ],
-        "notes": list(notes(found, target)),
+        "notes": list(notes(results, target)),
     }
 
 
-def _row_to_json(one: RowToTarget) -> dict[str, Any]:
-    row = one.row
+def _row_to_json(result: RowToTarget) -> dict[str, Any]:
+    row = result.row
     return {
         **place_to_json(row),
-        "global_batch": row.global_batch,
-        "num_seeds": one.num_seeds,
-        "num_reached": one.num_reached,
-        "time_to_target_s": quantity_to_json(one.time_s),
-        "usd_to_target": quantity_to_json(one.usd),
+        "global_batch": row.setup.global_batch,
+        "num_seeds": result.num_seeds,
+        "num_reached": result.num_reached,
+        "time_to_target_s": quantity_to_json(result.time_s),
+        "usd_to_target": quantity_to_json(result.usd),
         "usd_per_hour": row.price.usd_per_hour if row.price else None,
-        "reason": one.reason,
-        "ranked": one.is_ranked,
-        "runs": [_run_to_json(run, one.usd_per_s) for run in one.runs],
+        "reason": result.reason,
+        "ranked": result.is_ranked,
+        "runs": [_run_to_json(run, result.usd_per_s) for run in result.runs],
     }
 
 

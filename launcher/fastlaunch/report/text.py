@@ -1,41 +1,42 @@
 """A comparison in one sentence: what bought the most, by how much, and whether that is established."""
 
+import math
 from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_STEADY, THROUGHPUT, TRAINING
-from fastlaunch.measure.summarize import Interval
-from fastlaunch.report.names import name_of
-from fastlaunch.report.table import number
+from fastlaunch.measure.summary import Interval
+
+NONE = "none"
 
 
 def answer(comparison: Comparison) -> str:
-    """The answer, one clause for each workload."""
-    workloads = list(dict.fromkeys(row.workload for row in comparison.rows))
+    """Return the answer, one clause for each workload."""
+    workloads = list(dict.fromkeys(row.setup.workload for row in comparison.rows))
     clauses = []
     for workload in workloads:
-        rows = [row for row in comparison.rows if row.workload == workload]
+        rows = [row for row in comparison.rows if row.setup.workload == workload]
         clause = _clause(rows)
         clauses.append(f"{workload}: {clause}" if len(workloads) > 1 else clause)
     return "; ".join(clauses) + "."
 
 
 def _clause(rows: Sequence[Row]) -> str:
-    """Only rows that train alike are ranked, and derived figures only where there are no others.
+    """Return the answer for one workload. Only rows that train alike are ranked, derived figures last.
 
     Rows that are barred are neither ranked nor named beside those that are.
     """
     barred = [row for row in rows if row.is_barred]
     rows = [row for row in rows if not row.is_barred]
     if not rows:
-        return f"nothing is ranked: {named(barred[0], barred)}, {barred[0].guard.failures[0]}"
+        return f"nothing is ranked: {named(barred[0], barred)}, {barred[0].validity.failures[0]}"
     base = next(row for row in rows if row.is_baseline)
-    trains = [row for row in rows if row.comparable_as == TRAINING and row.verdict != NOT_STEADY]
+    trains = [row for row in rows if row.verdict.comparable_as == TRAINING and row.verdict.kind != NOT_STEADY]
     published = [row for row in trains if not row.derived]
     # Dollars, unless some of what is compared has no price: then speed, of all of them.
     ranked = published if len(published) > 1 and base in published else trains
-    priced = all(row.ratio_to_baseline is not None for row in ranked)
+    priced = all(row.verdict.ratio is not None for row in ranked)
     ranked = [row for row in ranked if _ratio(row, priced) is not None]
     if base not in ranked:
         return f"{named(base, rows)} gives no speed that others can be compared with"
@@ -46,7 +47,7 @@ def _clause(rows: Sequence[Row]) -> str:
         if not base.num_runs:
             alone += ", by a step time that did not settle"
         return alone + (_throughput(rows, base) if len(rows) > 1 else "")
-    better = [row for row in others if row.verdict == BETTER]
+    better = [row for row in others if row.verdict.kind == BETTER]
     if better:
         best = better[0]
         return (
@@ -55,19 +56,18 @@ def _clause(rows: Sequence[Row]) -> str:
             f"{_ahead(others[0], best, rows, priced)}"
         )
     first = others[0]
-    if first.verdict == WORSE:
+    if first.verdict.kind == WORSE:
         return (
             f"{named(base, rows)}{_gives(base, priced)}, {_percent(1 / _value(first, priced) - 1)} more"
             f" than {named(first, rows, beside=base)}, the next best"
         )
-    if first.verdict == TIE:
+    if first.verdict.kind == TIE:
         return f"{named(first, rows)} and {named(base, rows)} are within 2% of each other in {what}"
-    if first.verdict == UNRESOLVED:
-        why = first.reasons[0] if first.reasons else ""
+    if first.verdict.kind == UNRESOLVED:
+        why = first.verdict.reasons[0] if first.verdict.reasons else ""
         return (
             f"it is not settled whether {named(first, rows)} gives more {what} than {named(base, rows)}"
-            f"{_between(first, priced)}"
-            + (f"; {why} would tell" if why.startswith(("about", "more")) else "")
+            f"{_between(first, priced)}" + (f"; settling it {why}" if why.startswith("needs") else "")
         )
     # No interval: the figures as they stand.
     best, next_best = sorted((base, first), key=lambda row: -_value(row, priced))
@@ -79,40 +79,40 @@ def _clause(rows: Sequence[Row]) -> str:
 
 
 def _ahead(first: Row, best: Row, rows: Sequence[Row], priced: bool) -> str:
-    """That the best by its figure is another than the best of which it is established, if it is."""
+    """Return that another row shows a higher figure than the best established one, if so."""
     if first is best:
         return ""
-    why = "has no interval" if first.verdict == NO_INTERVAL else f"is {first.verdict}"
+    why = "has no interval" if first.verdict.kind == NO_INTERVAL else f"is {first.verdict.kind}"
     return f"; {named(first, rows)} shows {_more(first, priced)}, but {why}"
 
 
 def _throughput(rows: Sequence[Row], base: Row) -> str:
-    num_others = sum(row.comparable_as == THROUGHPUT for row in rows)
+    num_others = sum(row.verdict.comparable_as == THROUGHPUT for row in rows)
     if not num_others:
-        if any(row.verdict == NOT_STEADY for row in rows):
+        if any(row.verdict.kind == NOT_STEADY for row in rows):
             return "; the step times of the others did not settle"
         return "; nothing else here has a speed to compare"
     return "; the other rows have another global batch, and are not ranked as training"
 
 
 def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
-    """The row in words: its recipe, and what tells it from the others; less what it shares with `beside`."""
-    if beside is not None and beside.recipe == row.recipe and beside.place != row.place:
-        return name_of(row, rows).removeprefix(f"{row.recipe} ")
+    """Return the row in words: its recipe, and what tells it from the others; less what `beside` shares."""
+    if beside is not None and beside.setup.recipe == row.setup.recipe and beside.place != row.place:
+        return name_of(row, rows).removeprefix(f"{row.setup.recipe} ")
     return name_of(row, rows)
 
 
 def _what(row: Row, priced: bool) -> str:
-    return f"{row.sample_unit} per dollar" if priced else f"{row.sample_unit}/s"
+    return f"{row.setup.sample_unit} per dollar" if priced else f"{row.setup.sample_unit}/s"
 
 
 def _gives(row: Row, priced: bool) -> str:
-    quantity = row.samples_per_usd if priced else row.samples_per_s
+    quantity = row.cost.samples_per_usd if priced else row.speed.samples_per_s
     return f" gives {number(quantity.value)} {_what(row, priced)}" if quantity else " is the fastest"
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:
-    return row.ratio_to_baseline if priced else row.speed_ratio_to_baseline
+    return row.verdict.ratio if priced else row.verdict.speed_ratio
 
 
 def _value(row: Row, priced: bool) -> float:
@@ -134,3 +134,88 @@ def _between(row: Row, priced: bool) -> str:
 
 def _percent(part: float) -> str:
     return f"{100 * part:.1f}%"
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """Return the row's recipe, with as much more as tells it from the other rows."""
+    name = row.setup.recipe
+    if len({other.place for other in rows}) > 1:
+        name += f" on {row.place}"
+    alike = [other for other in rows if (other.setup.recipe, other.place) == (row.setup.recipe, row.place)]
+    if len({other.setup.num_gpus for other in alike}) > 1:
+        name += f" x {row.setup.num_gpus}"
+    if len({other.setup.batch_size_per_gpu for other in alike}) > 1:
+        name += f" at batch {row.setup.batch_size_per_gpu}"
+    if len({other.setup.sequence_length for other in alike}) > 1:
+        name += f" of {row.setup.sequence_length} tokens"
+    of_a_kind = [other for other in alike if other.setup.data == row.setup.data]
+    if len({other.setup.fingerprint.get("data") for other in of_a_kind}) > 1:
+        name += f" from {row.setup.data} {row.setup.fingerprint.get('data', 'not identified')}"
+    elif len(of_a_kind) < len(alike):
+        name += f" from {row.setup.data}"
+    same = [other for other in alike if _setup_of(other) == _setup_of(row)]
+    if terms := _terms(row, same):
+        name += f" ({', '.join(terms)})"
+    if versions := _versions(row, same):
+        name += f" with {', '.join(versions)}"
+    return name
+
+
+def which(row: Row, rows: Sequence[Row]) -> str:
+    """Return what tells the row from others with the same columns, `spot, torch 2.6.0`; else nothing."""
+    same = [other for other in rows if _columns(other) == _columns(row)]
+    return ", ".join([*_terms(row, same), *_versions(row, same)])
+
+
+def _columns(row: Row) -> tuple[object, ...]:
+    return row.setup.recipe, row.place, *_setup_of(row), row.setup.fingerprint.get("data")
+
+
+def _setup_of(row: Row) -> tuple[object, ...]:
+    return row.setup.num_gpus, row.setup.batch_size_per_gpu, row.setup.sequence_length, row.setup.data
+
+
+def _terms(row: Row, same: Sequence[Row]) -> list[str]:
+    """Return `sagemaker`, `us-west-2`, `spot`: how its machine was rented, if not all were alike."""
+    offers = zip(row.offer, *(other.offer for other in same), strict=True)
+    return [own for own, *others in offers if len(set(others)) > 1]
+
+
+def _versions(row: Row, same: Sequence[Row]) -> list[str]:
+    """Return `torch 2.6.0`: in what the row differs from those of the same setup."""
+    own, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
+    names = dict.fromkeys(name for of in others for name in sorted(of) if name != "data")
+    differing = [name for name in names if len({of.get(name) for of in others}) > 1]
+    return [f"{name} {own.get(name, NONE)}" for name in differing]
+
+
+def dollars(value: float) -> str:
+    """Return `1,062`, `10.62`, `7.29`, `0.0123`."""
+    return f"{value:,.2f}" if 0.9995 <= value < 999.5 else number(value)
+
+
+def number(value: float) -> str:
+    """Return three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`."""
+    if value >= 99.95:
+        return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
+
+
+def about(value: float) -> str:
+    """Return a count to three digits: `12,300`, `600`, `7`."""
+    if not 0 < value < 1e15:
+        return f"{value:.3g}"
+    digits = 2 - math.floor(math.log10(value))
+    return f"{round(value, min(digits, 0)):,.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
+def with_range(quantity: Interval | None) -> str | None:
+    """Return `1,234 ±0.8%`, half the interval in percent; None if unknown or not finite."""
+    if quantity is None or not 0 < quantity.value < math.inf:
+        return None
+    text = number(quantity.value)
+    if quantity.low is None or quantity.high is None:
+        return text
+    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"

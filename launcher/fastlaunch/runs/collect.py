@@ -1,49 +1,38 @@
 """What is here of a run on AWS, what it cost, and what is missing and why."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fastlaunch.aws.ec2 import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import merged
-from fastlaunch.backends.protocol import SERVICES
+from fastlaunch.backends.protocol import SERVICES, CloudBackend
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.ledger.attempt_cost import attempt_cost, told_of
+from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.machine_start import with_start
+from fastlaunch.ledger.rows import Attempt
 from fastlaunch.measure.outcome import contradictions, read_records
-from fastlaunch.run_attempts import Attempt
 
 if TYPE_CHECKING:
-    from fastlaunch.measure.summarize import RunSummary
+    from fastlaunch.measure.summary import RunSummary
 
 _RECORD = re.compile(r"rank-(\d{5})-attempt-(\d+)\.jsonl")
 _CHECKPOINT = re.compile(r"step-(\d{8})\.pt")
 
 
-class Store(Protocol):
-    """The call that finding checkpoints takes; see `fastlaunch.aws.ec2.Aws`."""
-
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
-
-
-class Layout(Protocol):
-    """Where a backend's runs save their checkpoints; see `CloudBackend`."""
-
-    def checkpoint_folder(self, output: str, run_id: str) -> str: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where the checkpoints of a run lie. newest: URI of the one to resume from; step 0 and None without."""
+    """Where the checkpoints of a run lie."""
 
+    #: Of their folder.
     uri: str
+    #: URI of the one to resume from, with its step and size; None without one.
     newest: str | None = None
     step: int = 0
     num_bytes: int = 0
@@ -51,36 +40,36 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """Billed seconds of each of an attempt's machines: what the run itself took; boot, pull and waits that
-    all its runs share. None where the nodes did not say.
-    """
+    """Billed seconds of each of an attempt's machines; None where the nodes did not say."""
 
+    #: What the run itself took.
     own_s: float | None = None
+    #: Boot, pull and waits, which all runs of the attempt share.
     shared_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What is here of a run. records, tracebacks: of every rank and attempt. missing: in words, empty if all
-    is here.
-    """
+    """What is here of a run."""
 
     run: Run
     attempts: tuple[Attempt, ...]
+    #: Of every rank and attempt, as `tracebacks` are.
     records: tuple[Path, ...]
     log: Path | None
     node_logs: tuple[Path, ...]
+    #: In words; empty if all is here.
     missing: tuple[str, ...]
     tracebacks: tuple[Path, ...] = ()
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of which the newest attempt that recorded anything left a record."""
+        """The number of ranks with a record of the newest attempt that recorded anything."""
         return len(_ranks_of_last(self.records))
 
 
 def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
-    """What is here of the run, without asking for more."""
+    """Return what is here of the run, without fetching more."""
     records = s3_sync.record_paths(home, run.id)
     folder = s3_sync.run_folder(home, run.id)
     log = folder / LOG
@@ -101,7 +90,7 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
 
 
 def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary | None":
-    """What the run measured, by the records that are here; None if there are none."""
+    """Return what the run measured by the records that are here; None without any."""
     # Imported late: it brings numpy.
     from fastlaunch.measure.summarize import summarize
 
@@ -114,9 +103,9 @@ def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary
 
 
 def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
-    """How the billed seconds of the machines were shared, by the nodes' last word.
+    """Return how the runs shared the billed seconds of the machines, by the nodes' last word.
 
-    Where fewer are billed than passed, as SageMaker's spot, every part is billed as much less.
+    If fewer seconds are billed than passed, as on SageMaker's spot, each part shrinks alike.
     """
     status = last_word(attempt, home)
     took = {
@@ -127,10 +116,15 @@ def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
     if not took:
         return Occupancy()
     uptime_s = (status or {}).get("uptime_s")
-    billed_s = attempt.billed_seconds or (uptime_s if _is_number(uptime_s) else None)
+    billing = attempt.billing
+    billed_s = billing.billed_s or (uptime_s if _is_number(uptime_s) else None)
     share = 1.0
-    if attempt.billed_seconds and attempt.lived_s and attempt.billed_seconds < attempt.lived_s:
-        share = attempt.billed_seconds / attempt.lived_s
+    if (
+        attempt.billing.billed_s
+        and attempt.billing.lived_s
+        and attempt.billing.billed_s < attempt.billing.lived_s
+    ):
+        share = attempt.billing.billed_s / attempt.billing.lived_s
     own_s = {run_id: seconds * share for run_id, seconds in took.items()}
     shared_s = max(0.0, billed_s - sum(own_s.values())) if billed_s is not None else None
     return Occupancy(own_s=own_s.get(run.id, 0.0), shared_s=shared_s)
@@ -145,40 +139,39 @@ def last_word(attempt: Attempt, home: Path) -> Mapping[str, Any] | None:
 
 
 def checkpoints(
-    store: Store, run: Run, attempts: Sequence[Attempt], layouts: Mapping[str, Layout]
+    run: Run, attempts: Sequence[Attempt], backends: Mapping[str, CloudBackend]
 ) -> Checkpoints | None:
-    """Where the run's checkpoints lie and which is the newest; None if no attempt says where it writes.
+    """Return where the run's checkpoints lie, with the newest; None if no attempt says where it writes.
 
-    layouts: backends by name. Raises CloudRefused's kinds.
+    Raises CloudRefused's kinds.
     """
-    placed = [one for one in attempts if one.output and one.region and one.backend in layouts]
-    if not placed:
-        return None
-    # Attempts in several regions write to several buckets; the newest one knows of those before.
     newest: Checkpoints | None = None
-    for attempt in reversed(placed):
-        assert attempt.output is not None and attempt.region is not None
-        uri = layouts[attempt.backend].checkpoint_folder(attempt.output, run.id)
+    # Attempts in several regions write to several buckets; the newest knows of those before.
+    for attempt in reversed(attempts):
+        backend = backends.get(attempt.backend)
+        if backend is None or not attempt.output or not attempt.region:
+            continue
+        uri = backend.checkpoint_folder(attempt.output, run.id)
         bucket, prefix = s3_sync.split_uri(uri)
-        found = Checkpoints(uri=uri)
-        for stored in store.list_objects(attempt.region, bucket, f"{prefix}/"):
+        here = Checkpoints(uri=uri)
+        for stored in backend.aws.list_objects(attempt.region, bucket, f"{prefix}/"):
             name = _CHECKPOINT.fullmatch(stored.key.rpartition("/")[2])
-            if name and int(name[1]) >= found.step:
-                found = Checkpoints(
+            if name and int(name[1]) >= here.step:
+                here = Checkpoints(
                     uri=uri,
                     newest=f"s3://{bucket}/{stored.key}",
                     step=int(name[1]),
                     num_bytes=stored.size,
                 )
-        if newest is None or found.step > newest.step:
-            newest = found
+        if newest is None or here.step > newest.step:
+            newest = here
         if newest.newest:
             break
     return newest
 
 
 def as_json(
-    found: Collected,
+    collected: Collected,
     *,
     home: Path,
     now: datetime,
@@ -186,9 +179,9 @@ def as_json(
     stored: Checkpoints | None,
     refused: Mapping[str, UserError],
 ) -> dict[str, Any]:
-    """Everything about the run as plain data. refused: why an attempt's output could not be had, by token."""
-    run = found.run
-    own = [attempt_as_json(run, attempt, home=home, now=now) for attempt in found.attempts]
+    """Return everything about the run as plain data. refused: by token, why an output could not be had."""
+    run = collected.run
+    own = [attempt_as_json(run, attempt, home=home, now=now) for attempt in collected.attempts]
     costs = [attempt["cost_usd"] for attempt in own]
     return {
         "id": run.id,
@@ -199,11 +192,11 @@ def as_json(
         "state": str(run.state),
         "reason": run.reason,
         "directory": str(run.directory) if run.directory else None,
-        "records": [str(path) for path in found.records],
-        "num_ranks": found.num_ranks,
-        "log": str(found.log) if found.log else None,
-        "node_logs": [str(path) for path in found.node_logs],
-        "tracebacks": [str(path) for path in found.tracebacks],
+        "records": [str(path) for path in collected.records],
+        "num_ranks": collected.num_ranks,
+        "log": str(collected.log) if collected.log else None,
+        "node_logs": [str(path) for path in collected.node_logs],
+        "tracebacks": [str(path) for path in collected.tracebacks],
         "checkpoints": vars(stored) if stored else None,
         "instance": run.instance,
         "image": (run.spec or {}).get("image"),
@@ -211,22 +204,22 @@ def as_json(
         "discount": discount,
         "attempts": own,
         "cost_usd": None if None in costs else round(sum(costs), 4),
-        "missing": [*found.missing, *(error.message for error in refused.values())],
+        "missing": [*collected.missing, *(error.message for error in refused.values())],
     }
 
 
 def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) -> dict[str, Any]:
-    """An attempt, with what its nodes said of themselves.
+    """Return an attempt as plain data, with what its nodes said of themselves.
 
-    cost_usd: of all machines, all its runs together; sunk_usd: what was paid before for their block.
-    billed_seconds, own_seconds and shared_seconds are of one of num_nodes machines.
+    `cost_usd` is of all machines and all runs, `sunk_usd` was paid before for their block; `billed_seconds`,
+    `own_seconds` and `shared_seconds` are of one machine.
     """
     kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
-    said = {**(kept.boot or {}), **(last_word(attempt, home) or {})}
+    node = {**(kept.boot or {}), **(last_word(attempt, home) or {})}
     shared = occupancy(run, attempt, home)
     cost = attempt_cost(attempt, now)
     handle = attempt.handle or {}
-    ids = handle.get("instance_ids") or [one for one in [handle.get("instance_id")] if one]
+    ids = handle.get("instance_ids") or list(filter(None, [handle.get("instance_id")]))
     return {
         "token": attempt.token,
         "n": attempt.n,
@@ -241,17 +234,17 @@ def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
         "instance_ids": ids,
         "job_name": handle.get("job_name"),
         "output": attempt.output,
-        **{name: said.get(name) for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s")},
+        **{name: node.get(name) for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s")},
         "started_at": attempt.started_at,
         "launched_at": attempt.launched_at,
         "ended_at": attempt.ended_at,
         "max_minutes": attempt.max_minutes,
-        "billed_seconds": attempt.billed_seconds,
-        "billing": attempt.billing,
-        "usd_per_hour": attempt.usd_per_hour,
+        "billed_seconds": attempt.billing.billed_s,
+        "billing": attempt.billing.source,
+        "usd_per_hour": attempt.billing.usd_per_hour,
         "cost_usd": cost.usd,
         "sunk_usd": cost.sunk_usd,
-        "cost": told_of(cost, run.spec),
+        "cost": cost_text(cost, run.spec),
         "run_ids": list(attempt.run_ids),
         "own_seconds": shared.own_s,
         "shared_seconds": shared.shared_s,
@@ -261,7 +254,7 @@ def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
 def _missing(
     run: Run, attempts: Sequence[Attempt], records: Sequence[Path], log: Path, home: Path
 ) -> list[str]:
-    """What is not here, and why, of the newest attempt; empty once all is."""
+    """Return what of the newest attempt is not here, and why; empty if all is."""
     if not attempts:
         return ["no machine was asked for yet" if not run.state.is_final else "no machine was ever asked for"]
     attempt = attempts[-1]
@@ -283,8 +276,8 @@ def _missing(
     elif kept.status is None:
         silent = _silent(attempt, kept)
         missing.append(f"{silent} ended without a last word: the end of log and records may be lost")
-    wanted = set(range((run.spec or {}).get("num_gpus", 0)))
-    if run.state.is_final and (absent := sorted(wanted - _ranks_of_last(records))):
+    ranks = set(range((run.spec or {}).get("num_gpus", 0)))
+    if run.state.is_final and (absent := sorted(ranks - _ranks_of_last(records))):
         missing.append(f"no record of rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
     if run.state.is_final and not log.is_file():
         missing.append("no log")
@@ -292,7 +285,7 @@ def _missing(
 
 
 def _why_silent(attempt: Attempt, home: Path) -> str:
-    """Why nothing is here of an attempt whose machines were asked for."""
+    """Return why nothing is here of an attempt that has machines."""
     several = attempt.num_nodes > 1
     if attempt.backend == "sagemaker":
         what, verb = ("the job's containers" if several else "the job's container"), "started"
@@ -300,13 +293,13 @@ def _why_silent(attempt: Attempt, home: Path) -> str:
         what, verb = ("the nodes" if several else "the node"), "booted"
     if not attempt.ended_at:
         return f"{what} {'have' if several else 'has'} not {verb} yet"
-    diary = s3_sync.console_path(home, attempt.token)
-    see = f"; see {diary}" if diary.is_file() else ""
+    console_log = s3_sync.console_path(home, attempt.token)
+    see = f"; see {console_log}" if console_log.is_file() else ""
     return f"{what} never said that {'they' if several else 'it'} {verb}{see}"
 
 
-def _silent(attempt: Attempt, kept: s3_sync.Synced) -> str:
-    """The nodes that did not say their last."""
+def _silent(attempt: Attempt, kept: s3_sync.SyncResult) -> str:
+    """Return the nodes without a last word."""
     silent = [str(node) for node in range(attempt.num_nodes) if node not in kept.statuses]
     if attempt.num_nodes == 1:
         return "the node"
@@ -320,7 +313,7 @@ def _ranks_of_last(records: Sequence[Path]) -> set[int]:
 
 
 def _runs_of(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The runs that the node's last word tells of; what is not of their form is left out."""
+    """Return the runs in the node's last word, skipping what is malformed."""
     given = status.get("runs") if status else None
     entries = given if isinstance(given, list) else []
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("run_id"), str)]
@@ -328,3 +321,27 @@ def _runs_of(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -> "RunSummary":
+    """Return `summary` with boot_s and pull_s of the newest attempt whose nodes said them.
+
+    In full, though several runs may share the machine: a job that has it to itself waits as long.
+    """
+    for attempt in reversed(attempts):
+        kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
+        status = kept.status or merged(kept.statuses, attempt.num_nodes, partial=True) or {}
+        boot_s, pulled_s = _seconds(status, "boot_s"), _seconds(status, "pull_s")
+        if boot_s is None:
+            continue
+        # Both count from the machine's start, and the script that fetches begins at boot_s.
+        took_s = pulled_s - boot_s if pulled_s is not None and pulled_s >= boot_s else None
+        return replace(summary, startup=replace(summary.startup, boot_s=boot_s, pull_s=took_s))
+    return summary
+
+
+def _seconds(status: Mapping[str, Any], name: str) -> float | None:
+    value = status.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None

@@ -1,44 +1,42 @@
 """A timer in the account for attempts that nobody follows: it ends their machines after the deadline.
 
 EventBridge Scheduler calls ec2:TerminateInstances once, 15 minutes after the limit that the machines keep
-themselves, and deletes the schedule then. Each machine has a schedule of its own: EC2 terminates all or none
-of a list, and forgets a machine an hour after its end, so that one that ended would keep the others alive.
+themselves, and deletes the schedule. Each machine has its own schedule: EC2 terminates all of a list or none,
+and forgets a machine an hour after its end, so a machine that ended would keep the others alive.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastlaunch.aws.ec2 import Aws
-from fastlaunch.aws.scheduler import SCHEDULE_PREFIX, create_schedule, delete_schedule
+from fastlaunch.aws.client import Aws
+from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
-
-if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.run_attempts import Attempt
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.ledger.rows import Attempt
 
 #: After the time limit: machines that end themselves are gone by then.
 GRACE = timedelta(minutes=15)
-#: A schedule in the past may never run, so that one made late is for soon.
+#: A schedule in the past may never run: if it is late, make it for soon.
 _SOONEST = timedelta(minutes=5)
 #: docs.aws.amazon.com/scheduler/latest/UserGuide/managing-targets-universal.html
 _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
 
 
 def arm(
-    ledger: "Ledger",
+    ledger: Ledger,
     aws: Aws,
-    attempt: "Attempt",
+    attempt: Attempt,
     *,
     role: str | None,
     ids: Sequence[str],
     now: datetime,
 ) -> str:
-    """What to tell the user, after schedules were made that end the machines of the attempt.
+    """Make schedules that end the attempt's machines; return what to tell the user.
 
-    Raises nothing that AWS says. role: ARN of the one by which the scheduler ends them; None makes no
-    schedule. The ledger names the schedules before any is asked for; doing it again makes none twice.
+    The ledger names the schedules before any is made; a second call makes none twice. What AWS refuses is not
+    raised but told. role: ARN of the role by which the scheduler ends machines; without one none is made.
     """
     assert attempt.region is not None and attempt.max_minutes is not None
     if role is None:
@@ -59,11 +57,11 @@ def arm(
         "names": [request["Name"] for request in requests],
         "at": at.isoformat(),
     }
-    # Before the first call: whatever becomes of this launcher, what may be left in the account is known.
+    # Before the first call: if this launcher dies, what may be left in the account is known.
     ledger.set_schedule(attempt.id, {**noted, "state": "unknown"})
     for request in requests:
         try:
-            create_schedule(aws, attempt.region, request)
+            aws.create_schedule(attempt.region, request)
         except (Unreachable, Throttled) as error:
             return f"whether a timer in the account was made is not known ({error.message}): {_ONLY_NODE}"
         except CloudRefused as error:
@@ -74,10 +72,10 @@ def arm(
     return f"a timer in the account ends what is left at {at:%Y-%m-%d %H:%M} UTC ({noted['name']})"
 
 
-def disarm(ledger: "Ledger", aws: Aws, attempt: "Attempt") -> None:
+def disarm(ledger: Ledger, aws: Aws, attempt: Attempt) -> None:
     """Delete the schedules of an attempt that has ended, and note it.
 
-    Raises nothing that AWS says: what could not be deleted stays noted, for the next time, and ends itself.
+    What AWS does not let be deleted stays noted for the next time, and ends itself.
     """
     schedule = ledger.attempt(attempt.id).schedule
     if schedule is None:
@@ -85,23 +83,23 @@ def disarm(ledger: "Ledger", aws: Aws, attempt: "Attempt") -> None:
     try:
         # After a refusal too: of several, the first may have been made.
         for name in schedule.get("names", [schedule["name"]]):
-            delete_schedule(aws, schedule["region"], name)
+            aws.delete_schedule(schedule["region"], name)
     except CloudRefused:
         return
     ledger.set_schedule(attempt.id, None)
 
 
-def deadline(attempt: "Attempt", now: datetime) -> datetime:
-    """When a machine of the attempt must be gone: its start, its limit and GRACE; soon, if that is over."""
+def deadline(attempt: Attempt, now: datetime) -> datetime:
+    """Return when the attempt's machines must be gone: start, limit and GRACE; soon, if that has passed."""
     assert attempt.max_minutes is not None
-    told = attempt.launched_at or (attempt.handle or {}).get("launched_at") or attempt.started_at
-    started = datetime.fromisoformat(told).astimezone(UTC)
+    launched_at = attempt.launched_at or (attempt.handle or {}).get("launched_at") or attempt.started_at
+    started = datetime.fromisoformat(launched_at).astimezone(UTC)
     due = started + timedelta(minutes=attempt.max_minutes) + GRACE
     return max(due, now.astimezone(UTC) + _SOONEST).replace(microsecond=0)
 
 
 def schedule_request(name: str, instance_id: str, *, role: str, at: datetime) -> dict[str, Any]:
-    """The parameters of the CreateSchedule that terminates the instance once, at `at`. Pure."""
+    """Return the parameters of the CreateSchedule that terminates the instance once, at `at`. Pure."""
     partition = role.split(":")[1]
     target: Mapping[str, Any] = {
         "Arn": f"arn:{partition}:scheduler:::aws-sdk:ec2:terminateInstances",
@@ -122,13 +120,13 @@ def schedule_request(name: str, instance_id: str, *, role: str, at: datetime) ->
 
 
 def names(token: str, num_machines: int) -> list[str]:
-    """Names of the schedules of an attempt: `fastlaunch-<token>`, and with `-<k>` for other machines."""
+    """Return the names of an attempt's schedules: `fastlaunch-<token>`, with `-<k>` for further machines."""
     first = f"{SCHEDULE_PREFIX}{token}"
     return [first, *(f"{first}-{k}" for k in range(1, num_machines))]
 
 
 def token_of(name: str, tokens: Sequence[str]) -> str | None:
-    """The one of the attempts' tokens whose schedule this is; None if it is of none of them."""
+    """Return which of the attempts' tokens the schedule belongs to; None if to none of them."""
     own = name.removeprefix(SCHEDULE_PREFIX)
     for token in tokens:
         rest = own.removeprefix(token)

@@ -1,17 +1,26 @@
-"""A run for people and programs: as a row of a listing, and with everything that is known of it."""
+"""A run for people and programs: as a row, as a sentence, and with everything that is known of it."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import SERVICES, CloudBackend
+from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.collect import attempt_as_json
+from fastlaunch.runs.display import RecordTail, describe
 from fastlaunch_train.records.records import Check, Eval
 
 _INDENT = "  "
 
 
 def run_as_row(run: Run) -> dict[str, Any]:
-    """The run as one flat row. step_time_s: its mean, None if it was not measured."""
+    """Return the run as one flat row. `step_time_s` is None if it was not measured."""
     summary = run.summary
     return {
         "id": run.id,
@@ -23,14 +32,14 @@ def run_as_row(run: Run) -> dict[str, Any]:
         "instance": run.instance,
         "state": str(run.state),
         "reason": run.reason,
-        "step_time_s": summary.step_time_s.value if summary and summary.step_time_s else None,
-        "final_loss": summary.final_loss if summary else None,
+        "step_time_s": summary.timing.step_time_s.value if summary and summary.timing.step_time_s else None,
+        "final_loss": summary.quality.final_loss if summary else None,
         "directory": str(run.directory) if run.directory else None,
     }
 
 
 def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
-    """Everything that the ledger knows of the run, as plain data. `run` is not a brief one."""
+    """Return everything that the ledger knows of the run, which was not read in brief, as plain data."""
     return {
         "id": run.id,
         "submission": run.submission_id,
@@ -47,10 +56,7 @@ def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
             {"at": event.at, "state": str(event.state), "reason": event.reason}
             for event in ledger.history(run.id)
         ],
-        "attempts": [
-            {**vars(attempt), "state": str(attempt.state), "run_ids": list(attempt.run_ids)}
-            for attempt in ledger.attempts_of(run.id)
-        ],
+        "attempts": [attempt.to_json() for attempt in ledger.attempts_of(run.id)],
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
         "plan": run.plan,
@@ -59,22 +65,22 @@ def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
 
 
 def measured(run: Run) -> str | None:
-    """What the run measured, in a sentence; None if that is nothing."""
+    """Return what the run measured in a sentence; None if that is nothing."""
     summary = run.summary
-    if summary is None or summary.step_time_s is None:
+    if summary is None or summary.timing.step_time_s is None:
         return None
-    step = summary.step_time_s
-    further = [summary.all_reduce.told] if summary.all_reduce else []
+    step = summary.timing.step_time_s
+    further = [str(summary.all_reduce)] if summary.all_reduce else []
     if summary.padding_fraction:
         further.append(f"{summary.padding_fraction:.1%} of the tokens are padding")
     further += [f"a forward pass ran {summary.kernels}"] if summary.kernels else []
-    further += [f"at the end {_scored(summary.evals[-1])}"] if summary.evals else []
-    failed = [check.name for check in summary.checks if not check.passed]
+    further += [f"at the end {_scored(summary.quality.evals[-1])}"] if summary.quality.evals else []
+    failed = [check.name for check in summary.quality.checks if not check.passed]
     further += [f"it does NOT pass the check of {', '.join(failed)}"] if failed else []
     if step.low is None or step.high is None:
         return "; ".join([f"{step.value:.4g} s per step, without an interval", *further])
     within = f"{step.low:.4g} to {step.high:.4g} within the run"
-    steps = f"{summary.num_retained_steps} of {summary.num_steps} steps"
+    steps = f"{summary.timing.num_retained_steps} of {summary.num_steps} steps"
     return "; ".join([f"{step.value:.4g} s per step ({within}, {steps})", *further])
 
 
@@ -90,23 +96,26 @@ def _evaluated(line: Eval) -> str:
 
 
 def _checked(check: Check) -> str:
-    found = "" if check.value is None else f" {check.value:.3g}"
+    value = "" if check.value is None else f" {check.value:.3g}"
     limit = "" if check.limit is None else f", at most {check.limit:.3g}"
     detail = f" ({check.detail})" if check.detail else ""
-    return f"{'passed' if check.passed else 'FAILED'}  {check.name}{found}{limit}{detail}"
+    return f"{'passed' if check.passed else 'FAILED'}  {check.name}{value}{limit}{detail}"
 
 
 def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
-    """`run_as_json`, with evaluations and checks in words."""
+    """Return `run_as_json` with evaluations and checks in words."""
     summary = run.summary
     if summary is None:
         return dict(data)
-    words = {"evals": list(map(_evaluated, summary.evals)), "checks": list(map(_checked, summary.checks))}
+    words = {
+        "evals": list(map(_evaluated, summary.quality.evals)),
+        "checks": list(map(_checked, summary.quality.checks)),
+    }
     return {**data, "summary": {**data["summary"], **{name: text for name, text in words.items() if text}}}
 
 
 def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    """`data` as indented `name  value` lines, as people read it; what is None or empty is left out."""
+    """Yield `data` as indented `name  value` lines for people, without what is None or empty."""
     shown = {name: value for name, value in data.items() if value is not None and value not in ({}, [])}
     width = max((len(name) for name, value in shown.items() if not _is_nested(value)), default=0)
     for name, value in shown.items():
@@ -141,3 +150,138 @@ def _on_one_line(item: Mapping[str, Any]) -> str:
         for name, value in item.items()
         if value is not None
     )
+
+
+def machine_of(attempt: Attempt, backend: CloudBackend) -> str:
+    """`instance i-0ab in us-east-1`, `training job 20261121-... in us-east-1`."""
+    assert attempt.handle is not None
+    return backend.resource_name(attempt.handle)
+
+
+def ends_by_itself(attempt: Attempt, backend: CloudBackend) -> str:
+    """Return a clause on what ends the machines, and when, if nobody does."""
+    if backend.boot_limit is None:
+        return f"{backend.service} ends it {attempt.max_minutes} min after it began to train"
+    machines = "it turns itself" if attempt.num_nodes == 1 else "they turn themselves"
+    return f"{machines} off within {attempt.max_minutes} min"
+
+
+def how_to_stop(attempt: Attempt, backend: CloudBackend) -> str:
+    """Return what protects the user's money without a launcher, and how to stop the machines."""
+    return (
+        f"{ends_by_itself(attempt, backend)}; to stop it: fastlaunch cancel {attempt.run_ids[0]}   "
+        f"(or: fastlaunch reap --region {attempt.region})"
+    )
+
+
+def told_to_end(backend: CloudBackend) -> str:
+    """Return what became of machines that were ended at once: `is terminated`."""
+    return "is stopping" if backend.boot_limit is None else "is terminated"
+
+
+def once_more(backend: CloudBackend) -> str:
+    """Return what a second signal does to machines that are stopping."""
+    if backend.boot_limit is None:
+        return f"once more leaves that to {backend.service}, which ends it within minutes"
+    return "once more ends it at once, saving nothing"
+
+
+def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> str | None:
+    """`step 40/200, 652 images/s, loss 2.31; attempt 2 in us-east-1a; $3.10 so far, at most $55.04`.
+
+    For a run that has ended: its reason and what its machines cost. None before there was an attempt.
+    """
+    if not attempts:
+        return run.reason
+    cost = cost_text(total_cost(attempts, now), run.spec)
+    if run.state.is_final:
+        return f"{run.reason}; {cost}" if run.reason else cost
+    last = attempts[-1]
+    nodes = f" on {last.num_nodes} nodes" if last.num_nodes > 1 else ""
+    place = f"attempt {last.n} in {last.zone or last.region}{nodes}"
+    ceiling = ceiling_usd(attempts)
+    # SageMaker tells how much less it bills for spot when the job has ended.
+    is_discounted = last.backend == "sagemaker" and (run.spec or {}).get("purchase") == "spot"
+    spot = " before spot's discount" if is_discounted and last.ended_at is None else ""
+    bound = f", at most ${ceiling:,.2f}" if ceiling is not None else ""
+    machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
+    return f"{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
+
+
+def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
+    """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step."""
+    if not attempts:
+        return "waiting for a machine to be asked for"
+    last = attempts[-1]
+    machines = "a machine" if last.num_nodes == 1 else f"{last.num_nodes} machines"
+    if last.handle is None:
+        return last.reason or f"asking {SERVICES.get(last.backend, last.backend)} for {machines}"
+    if run.reason:
+        return run.reason
+    kept = s3_sync.kept(home, last.token, last.num_nodes)
+    if kept.num_booted < last.num_nodes:
+        return _booting(last, kept.num_booted)
+    if _records_of(run.id, last, home):
+        progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
+        return describe(progress) if progress else "starting"
+    if kept.status is not None:
+        return f"the machine{'s are' if last.num_nodes > 1 else ' is'} shutting down"
+    if any(list(s3_sync.run_folder(home, before).glob("rank-*.jsonl")) for before in _others(run, last)):
+        return "waiting for its turn on the machine" + ("s" if last.num_nodes > 1 else "")
+    return "pulling the image and starting"
+
+
+def _booting(attempt: Attempt, num_booted: int) -> str:
+    if attempt.backend == "sagemaker":
+        return "waiting for the job's container" + ("s" if attempt.num_nodes > 1 else "")
+    if attempt.num_nodes == 1:
+        return "waiting for the machine to boot"
+    return f"waiting for the machines to boot, {num_booted} of {attempt.num_nodes} have"
+
+
+def _records_of(run_id: str, attempt: Attempt, home: Path) -> list[Path]:
+    """Return the first rank's records of the attempt, or of a later start of the same job."""
+    paths = s3_sync.run_folder(home, run_id).glob("rank-00000-attempt-*.jsonl")
+    return [path for path in paths if int(path.stem.rpartition("-")[2]) >= attempt.n]
+
+
+def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
+    """Return the most that the attempts can cost together in USD; None if a price or a limit is not known."""
+    total = 0.0
+    for attempt in attempts:
+        if attempt.ended_at is not None:
+            if not attempt.billing.billed_s:
+                continue
+            if attempt.billing.usd_per_hour is None:
+                return None
+            # A warm pool of an earlier release may go on costing.
+            minutes = attempt.billing.billed_s / 60 + attempt.billing.idle_minutes
+            total += attempt.num_nodes * minutes / 60 * attempt.billing.usd_per_hour
+        elif attempt.billing.usd_per_hour is None or attempt.max_minutes is None:
+            return None
+        else:
+            total += max_cost_usd(
+                num_nodes=attempt.num_nodes,
+                max_minutes=attempt.max_minutes + attempt.billing.idle_minutes,
+                usd_per_hour=attempt.billing.usd_per_hour,
+            )
+    return total
+
+
+def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
+    """Return what `status` adds for a run on AWS: attempts, what it is doing, cost and ceiling in USD."""
+    cost = total_cost(attempts, now)
+    ceiling = ceiling_usd(attempts)
+    return {
+        "instance": run.instance,
+        "doing": None if run.state.is_final else doing(run, attempts, home),
+        "attempts": [attempt_as_json(run, attempt, home=home, now=now) for attempt in attempts],
+        "cost_usd": cost.usd,
+        "sunk_usd": cost.sunk_usd,
+        "cost_is_final": cost.is_final,
+        "max_cost_usd": ceiling,
+    }
+
+
+def _others(run: Run, attempt: Attempt) -> list[str]:
+    return [run_id for run_id in attempt.run_ids if run_id != run.id]

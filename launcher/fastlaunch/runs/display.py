@@ -1,41 +1,54 @@
-"""Follows a run: reads a record file as it grows, and shows how far the run is."""
+"""Shows how far a run is: reads its record file as it grows, and draws a bar or prints lines."""
 
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import AttemptStatus
+from fastlaunch.measure.outcome import outcome_of, read_records
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-#: Samples/s and the time left are told from so many of the last blocks, about a second each.
+#: So much of the end of the node's own log is read for its last line.
+_MAX_BYTES = 2**14
+
+#: Samples/s and the time left come from so many of the last blocks, of about a second each.
 _NUM_BLOCKS = 10
 _PLAIN_INTERVAL_S = 5.0
 
 
+def report_line(line: str) -> None:
+    """Write a line for the user to stderr. The terminal may be gone; the run is not."""
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is. `phase`: what it last did outside its steps, as `compile 21.3 s`.
-
-    samples_per_s: of all ranks, over the last blocks. None is not known yet.
-    """
+    """How far a run is; None is not known yet."""
 
     step: int
     num_steps: int
     sample_unit: str = "samples"
+    #: Of all ranks, over the last blocks.
     samples_per_s: float | None = None
     loss: float | None = None
     seconds_left: float | None = None
+    #: What it last did outside its steps, such as `compile 21.3 s`.
     phase: str | None = None
 
 
 class RecordTail:
-    """Reads what was added to rank 0's record since the last look. A line half written waits."""
+    """Reads what was added to rank 0's record since the last look. A half-written line waits."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,11 +62,11 @@ class RecordTail:
         self._blocks: deque[tuple[int, int, float]] = deque(maxlen=_NUM_BLOCKS)
 
     def read(self) -> Progress | None:
-        """How far the run is now; None until its header is there."""
+        """Return how far the run is now; None until its header is there."""
         if self._path is None:
-            found = self._directory.glob("rank-00000-attempt-*.jsonl")
+            paths = self._directory.glob("rank-00000-attempt-*.jsonl")
             # By length first: attempt 10 comes after attempt 9.
-            self._path = max(found, key=lambda path: (len(path.name), path.name), default=None)
+            self._path = max(paths, key=lambda path: (len(path.name), path.name), default=None)
         if self._path is not None:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -81,7 +94,7 @@ class RecordTail:
                 self._blocks.append((num_steps, self._num_samples, data["wall_s"]))
                 self._num_samples = 0
         except (ValueError, KeyError, TypeError):
-            # A damaged line is told when the run is collected; following goes on.
+            # Collecting the run will report a damaged line; following goes on.
             return
 
     def _progress(self) -> Progress:
@@ -116,13 +129,13 @@ class Display(Protocol):
 
 
 def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
-    """A progress bar if `stream` is a terminal, else plain lines."""
+    """Return a progress bar if `stream` is a terminal, else plain lines."""
     return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
 
 
 @dataclass(kw_only=True)
 class PlainLines:
-    """A line for every tenth of the steps or every five seconds, where there is something new to say."""
+    """Prints a line for every tenth of the steps or every five seconds, if there is something new to say."""
 
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     clock: Callable[[], float]
@@ -198,7 +211,7 @@ class ProgressBar:
     def show(self, progress: Progress) -> None:
         assert self._task is not None
         with suppress(OSError):
-            # The first that knows how many steps so many epochs are is the record.
+            # Only the record knows how many steps the epochs come to.
             self._bar.update(
                 self._task,
                 completed=progress.step,
@@ -209,7 +222,7 @@ class ProgressBar:
     def finish(self, outcome: str) -> None:
         assert self._task is not None
         with suppress(OSError):
-            # A line for every run that ended, and a bar for the one under way.
+            # A line for every run that ended, and a bar for the run under way.
             self._bar.console.print(f"{self._label}: {outcome}", markup=False, highlight=False)
             self._bar.remove_task(self._task)
 
@@ -232,3 +245,102 @@ def _clock_time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownRun:
+    """A run to show, under its label. num_steps: None where only its record will tell."""
+
+    id: str
+    label: str
+    num_steps: int | None
+
+
+@dataclass(kw_only=True)
+class AttemptDisplay:
+    """Shows an attempt on `display` while it lasts."""
+
+    display: Display
+    home: Path
+    token: str
+    runs: Sequence[ShownRun]
+    #: The machine's type, and where it is asked for.
+    place: str
+    #: The name that AWS gave it.
+    machine: str
+    _current: int = 0
+    _tail: RecordTail | None = field(default=None)
+    _tail_of: Path | None = field(default=None)
+    _records: tuple[Path, ...] = ()
+
+    @property
+    def current(self) -> ShownRun:
+        """The run that is shown."""
+        return self.runs[self._current]
+
+    def start(self) -> None:
+        """Show the first run."""
+        self._show_start()
+
+    def update(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> None:
+        """Show what is known now, by AWS and by what was synced."""
+        self._records = tuple(path for path in synced.files if path.name.startswith("rank-"))
+        for number in range(self._current + 1, len(self.runs)):
+            if self._record(self.runs[number]):
+                self.finish(self._ended_as(self.current))
+                self._current, self._tail, self._tail_of = number, None, None
+                self._show_start()
+        run = self.current
+        newest = self._record(run)
+        # A job that SageMaker starts again goes on in another file.
+        if newest is not None and newest != self._tail_of:
+            self._tail, self._tail_of = RecordTail(s3_sync.run_folder(self.home, run.id)), newest
+        progress = self._tail.read() if self._tail else None
+        stage = self._stage(aws_status, synced)
+        self.display.show(progress or Progress(step=0, num_steps=run.num_steps or 0, phase=stage))
+
+    def finish(self, outcome: str) -> None:
+        """Show that the run that is shown has ended, and how."""
+        self.display.finish(outcome)
+
+    def _ended_as(self, run: ShownRun) -> str:
+        """Return how a run ended by its records; the node's word comes later."""
+        records, _ = read_records([path for path in self._of(run) if path.is_file()])
+        last = max((record.header["attempt"] for record in records), default=0)
+        newest = [record for record in records if record.header["attempt"] == last]
+        return str(outcome_of(newest).state) if newest else "ended without a record"
+
+    def _show_start(self) -> None:
+        run = self.current
+        self.display.start(run.label, run.num_steps)
+
+    def _of(self, run: ShownRun) -> list[Path]:
+        """Return the run's record files under the attempt's own output."""
+        folder = s3_sync.run_folder(self.home, run.id)
+        return [path for path in self._records if path.parent == folder]
+
+    def _record(self, run: ShownRun) -> Path | None:
+        """Return the newest record of the run's first rank; None while it is not here."""
+        own = [path for path in self._of(run) if path.name.startswith("rank-00000-") and path.is_file()]
+        # By length first: attempt 10 comes after attempt 9.
+        return max(own, key=lambda path: (len(path.name), path.name), default=None)
+
+    def _stage(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> str:
+        if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
+            return f"{self.place}: {aws_status.detail or 'pending'}"
+        if not aws_status.is_live:
+            return f"{self.machine}: {aws_status.detail or 'shutting down'}"
+        if synced.boot is None:
+            return f"{self.machine}: booting"
+        line = _last_line(s3_sync.node_log_path(self.home, self.token))
+        return f"{self.machine}: {line or 'booted'}"
+
+
+def _last_line(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.strip()[:100] for line in reversed(lines) if line.strip()), None)

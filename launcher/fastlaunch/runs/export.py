@@ -47,7 +47,7 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
 
 
 def _new_archive(path: Path, name: str) -> tarfile.TarFile:
-    """An empty archive at `path`, packed as `name` says: lightly, since what goes in is packed already."""
+    """Return an empty archive at `path`, packed lightly, since what goes in is packed already."""
     if name.endswith(".xz"):
         return tarfile.open(path, "w:xz", preset=0)
     return tarfile.open(path, "w:gz", compresslevel=1)
@@ -64,10 +64,10 @@ def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> li
         with _record_files(run) as files:
             for file in files:
                 _compress(file, folder)
-        if not files and (run.summary is None or run.summary.kind == "records"):
+        if not files and (run.summary is None or run.summary.setup.kind == "records"):
             missing.append(f"run {run.id}: {_without_records(run)}")
-        told = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
-        Path(folder, RUN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        run_file = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
+        Path(folder, RUN_FILE).write_text(json.dumps(run_file, indent=2) + "\n", encoding="utf-8")
     return missing
 
 
@@ -79,7 +79,7 @@ def _without_records(run: Run) -> str:
 
 @contextmanager
 def _record_files(run: Run) -> Iterator[tuple[Path, ...]]:
-    """The record files of the run, wherever they are; they can be read within the context."""
+    """Give the record files of the run, wherever they are; they can be read within the context."""
     place = run.directory
     if place is None or not place.exists():
         yield ()
@@ -95,10 +95,10 @@ def _record_files(run: Run) -> Iterator[tuple[Path, ...]]:
 
 def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
     try:
-        found = find_runs([place]).runs.get(run.id)
+        imported = find_runs([place]).runs.get(run.id)
     except UserError:
         return ()
-    return found.files if found else ()
+    return imported.files if imported else ()
 
 
 def _compress(file: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How an attempt on AWS ended and what became of its runs: told by the records, then the nodes, then AWS."""
+"""How an attempt on AWS ended and what became of its runs, by the records, then the nodes, then AWS."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,27 +6,27 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.backends import RunState, s3_sync
-from fastlaunch.backends.node_report import merged
-from fastlaunch.backends.protocol import CloudBackend, Sight
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.node_report import in_words, merged
+from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, NoCapacity
 from fastlaunch.core.log_file import last_words
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.machine_start import with_start
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.rows import Attempt
 from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
-from fastlaunch.node_reasons import in_words
 from fastlaunch.runs.attempt_price import managed_spot_price
+from fastlaunch.runs.collect import with_start
 
 if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger, Run
-    from fastlaunch.measure.summarize import RunSummary
-    from fastlaunch.run_attempts import Attempt
+    from fastlaunch.measure.summary import RunSummary
 
-#: How the ledger's `reason` of an attempt begins that someone asked to stop.
+#: The ledger's `reason` of an attempt that someone asked to stop begins so.
 STOPPED_BY = "stopped by "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
-#: What a service calls that which ends.
+#: What ends, as the service calls it.
 _MACHINE = {"SageMaker": "training job"}
 #: AWS's words for machines that it never had, after which another place may have some.
 _NEVER_HAD = (
@@ -38,48 +38,41 @@ _NEVER_HAD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
-    """How an attempt ended. can_go_on: a machine was taken, and another one may do the rest.
-
-    try_next: there was no capacity and nothing began, so that another place may be tried.
-    """
+class AttemptResult:
+    """How an attempt ended, and what is left of it."""
 
     state: RunState
     reason: str | None = None
+    #: AWS took a machine, and another one may do the rest.
     can_go_on: bool = False
+    #: There was no capacity and nothing began: another placement may be tried.
     try_next: bool = False
+    #: Ids of the runs that another attempt may go on with.
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
-    """What `finish_attempt` did. left: ids of the runs that another attempt may go on with."""
-
-    left: tuple[str, ...]
-    end: End
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RunEnd:
-    run: "Run"
+class _RunResult:
+    run: Run
     outcome: Outcome
     summary: "RunSummary | None"
 
 
 def finish_attempt(
-    attempt: "Attempt",
-    sight: Sight,
+    attempt: Attempt,
+    aws_status: AttemptStatus,
     *,
     backend: CloudBackend,
-    ledger: "Ledger",
+    ledger: Ledger,
     why: str | None = None,
     go_on: bool = False,
-) -> Finished:
-    """The end of the attempt and the runs left for another; the other runs, and the attempt, have ended.
+) -> AttemptResult:
+    """End the attempt and its runs in the ledger, but for the runs that another attempt may go on with.
 
-    Call it when no machine is live any more. sight: of them; while they are shutting down their runs end, and
-    the attempt stays for whoever looks when they are terminated. why: for which the launcher itself ended it.
-    go_on: whether there will be another attempt if AWS took a machine, or had none; else no run is left.
-    Whoever comes second changes nothing. Raises CloudRefused's kinds if the bucket cannot be read now.
+    Call it when no machine is live any more. While machines are shutting down their runs end, and the attempt
+    stays open until they are terminated. Whoever comes second changes nothing. why: the launcher's own reason
+    for ending the attempt, if it did. go_on: whether another attempt follows if AWS took a machine or had
+    none; otherwise no run is left. Raises CloudRefused's kinds if the bucket cannot be read now.
     """
     handle = attempt.handle
     assert handle is not None
@@ -88,132 +81,136 @@ def finish_attempt(
         synced = backend.sync(handle)
         files = frozenset(synced.files)
     except BadConfiguration:
-        # The bucket is there no more: all that there will ever be is here.
+        # The bucket is gone: all that there will ever be is here.
         synced, files = s3_sync.kept(backend.home, attempt.token, attempt.num_nodes), None
-    # Of nodes that are gone, whoever has not spoken never will.
+    # The machines are gone: a node that left no last word never will.
     status = synced.status or merged(synced.statuses, attempt.num_nodes, partial=True)
     # Read again: someone may have asked it to stop since.
     attempt = ledger.attempt(attempt.id)
     has_begun = status is not None or bool(synced.num_booted or files)
-    end = how_it_ended(attempt, sight, status, service=backend.service, why=why, has_begun=has_begun)
-    go_on = go_on and (end.can_go_on or end.try_next)
-    nodes = {node.get("run_id"): node for node in _listed(status)}
+    result = how_it_ended(attempt, aws_status, status, service=backend.service, why=why, has_begun=has_begun)
+    go_on = go_on and (result.can_go_on or result.try_next)
+    nodes = {node.get("run_id"): node for node in _runs_in(status)}
     open_runs = [ledger.get(run_id) for run_id in _undecided(ledger, attempt)]
-    ends = [_run_end(run, attempt, nodes.get(run.id), end, backend.home, files) for run in open_runs]
-    time = backend.billed(
+    run_results = [
+        _run_result(run, attempt, nodes.get(run.id), result, backend.home, files) for run in open_runs
+    ]
+    billed = backend.billed(
         launched_at=datetime.fromisoformat(attempt.launched_at or handle["launched_at"]),
         max_minutes=attempt.max_minutes or 0,
-        sight=sight,
+        aws_status=aws_status,
         status=status,
     )
     left = []
     with ledger.transaction():
-        for item in ends:
-            if item.run.price and (price := managed_spot_price(item.run.price, sight)):
-                ledger.set_price(item.run.id, price)
-            if go_on and (end.try_next or item.outcome.state in _UNDONE):
-                ledger.explain(item.run.id, f"{end.reason}; to be {_further(end)}")
-                left.append(item.run.id)
-            elif ledger.set_state(item.run.id, item.outcome.state, item.outcome.reason) and item.summary:
-                ledger.set_summary(item.run.id, item.summary)
-        if sight.has_ended:
+        for each in run_results:
+            run = each.run
+            if run.price and (price := managed_spot_price(run.price, aws_status)):
+                ledger.set_price(run.id, price)
+            if go_on and (result.try_next or each.outcome.state in _UNDONE):
+                further = "tried elsewhere" if result.try_next else "resumed on another"
+                ledger.explain(run.id, f"{result.reason}; to be {further}")
+                left.append(run.id)
+            elif ledger.set_state(run.id, each.outcome.state, each.outcome.reason) and each.summary:
+                ledger.set_summary(run.id, each.summary)
+        if aws_status.has_ended:
             ledger.end_attempt(
                 attempt.id,
-                end.state,
-                reason=end.reason,
-                billed_seconds=time.billed_s,
-                billing=time.billing,
-                lived_s=time.lived_s,
+                result.state,
+                reason=result.reason,
+                billed_seconds=billed.billed_s,
+                billing=billed.billing,
+                lived_s=billed.lived_s,
             )
-    return Finished(left=tuple(left), end=end)
+    return replace(result, left=tuple(left))
 
 
 _UNDONE = (RunState.INTERRUPTED, RunState.LOST, RunState.CANCELLED)
 
 
-def _further(end: End) -> str:
-    return "tried elsewhere" if end.try_next else "resumed on another"
-
-
 def how_it_ended(
-    attempt: "Attempt",
-    sight: Sight,
+    attempt: Attempt,
+    aws_status: AttemptStatus,
     status: Mapping[str, Any] | None,
     *,
     service: str,
     why: str | None = None,
     has_begun: bool = True,
-) -> End:
-    """The attempt's end, by what the nodes said last, who asked them to stop, and why AWS says that they did.
+) -> AttemptResult:
+    """Return how the attempt ended, by the nodes' last word, by who asked them to stop, and by what AWS says.
 
-    status: of all nodes together. service: see `CloudBackend`. has_begun: whether a node said anything.
+    status: the last word of all nodes together. has_begun: whether a node said anything. why: see
+    `finish_attempt`.
     """
     outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
     stopped = attempt.reason if (attempt.reason or "").startswith(STOPPED_BY) else None
     if outcome == "completed":
-        return End(state=RunState.COMPLETED)
+        return AttemptResult(state=RunState.COMPLETED)
     if stopped:
-        return End(state=RunState.INTERRUPTED, reason=stopped)
-    if reason == "spot" or sight.is_taken:
+        return AttemptResult(state=RunState.INTERRUPTED, reason=stopped)
+    if reason == "spot" or aws_status.is_taken:
         which = "the spot instance" if attempt.num_nodes == 1 else "a spot instance"
-        return End(state=RunState.INTERRUPTED, reason=f"{service} took {which} back", can_go_on=True)
-    if not has_begun and _is_without_capacity(sight):
-        assert sight.problem is not None
-        return End(state=RunState.FAILED, reason=sight.problem.message, try_next=True)
-    if ended_by_aws := _ended_by_service(attempt, sight, service):
+        return AttemptResult(
+            state=RunState.INTERRUPTED, reason=f"{service} took {which} back", can_go_on=True
+        )
+    if not has_begun and _is_without_capacity(aws_status):
+        assert aws_status.problem is not None
+        return AttemptResult(state=RunState.FAILED, reason=aws_status.problem.message, try_next=True)
+    if ended_by_aws := _ended_by_service(attempt, aws_status, service):
         return ended_by_aws
     if outcome == "interrupted":
-        told = {
+        reasons = {
             "watchdog": f"its {attempt.max_minutes} minutes were up",
             "stop": "it was asked to stop" + (" through its bucket" if service == "EC2" else ""),
             "block": "the capacity block is about to end",
             "peer": "another of its nodes ended first",
-        }.get(reason)
-        return End(state=RunState.INTERRUPTED, reason=told or f"the node was stopped: {reason}")
+        }
+        reason = reasons.get(reason, f"the node was stopped: {reason}")
+        return AttemptResult(state=RunState.INTERRUPTED, reason=reason)
     if outcome == "configuration" and reason == "fabric":
-        return End(state=RunState.FAILED, reason=in_words(reason))
+        return AttemptResult(state=RunState.FAILED, reason=in_words(reason))
     # What AWS says of a node that said nothing is more than what the others noticed.
-    if outcome and not ((status or {}).get("missing") and sight.problem):
-        told = in_words(reason) if outcome == "configuration" else reason
-        return End(state=RunState.FAILED, reason=told or f"the node ended: {outcome}")
+    if outcome and not ((status or {}).get("missing") and aws_status.problem):
+        explanation = in_words(reason) if outcome == "configuration" else reason
+        return AttemptResult(state=RunState.FAILED, reason=explanation or f"the node ended: {outcome}")
     if why:
-        return End(state=RunState.FAILED, reason=why)
-    if sight.problem is not None:
-        return End(state=RunState.FAILED, reason=sight.problem.message)
-    return End(
+        return AttemptResult(state=RunState.FAILED, reason=why)
+    if aws_status.problem is not None:
+        return AttemptResult(state=RunState.FAILED, reason=aws_status.problem.message)
+    return AttemptResult(
         state=RunState.LOST,
         reason=f"its {_MACHINE.get(service, 'machine')} ended without saying why"
-        + (f" ({sight.told})" if sight.told else ""),
+        + (f" ({aws_status.detail})" if aws_status.detail else ""),
     )
 
 
-def _is_without_capacity(sight: Sight) -> bool:
-    """Whether AWS never had the machines, so that others may be had elsewhere."""
-    code = (sight.problem.code or "") if sight.problem else ""
-    return isinstance(sight.problem, NoCapacity) and code.endswith(_NEVER_HAD)
+def _is_without_capacity(aws_status: AttemptStatus) -> bool:
+    """Whether AWS never had the machines: others may be had elsewhere."""
+    code = (aws_status.problem.code or "") if aws_status.problem else ""
+    return isinstance(aws_status.problem, NoCapacity) and code.endswith(_NEVER_HAD)
 
 
-def _ended_by_service(attempt: "Attempt", sight: Sight, service: str) -> End | None:
-    """The end that SageMaker itself made to a job that had begun; None where it made none, and on EC2."""
-    told = (sight.told or "").partition(":")[0]
-    if told == "MaxRuntimeExceeded":
-        return End(state=RunState.INTERRUPTED, reason=f"its {attempt.max_minutes} minutes were up")
-    if told == "MaxWaitTimeExceeded":
+def _ended_by_service(attempt: Attempt, aws_status: AttemptStatus, service: str) -> AttemptResult | None:
+    """Return the end that SageMaker itself made to a job that had begun; None otherwise, and on EC2."""
+    detail = (aws_status.detail or "").partition(":")[0]
+    if detail == "MaxRuntimeExceeded":
+        return AttemptResult(state=RunState.INTERRUPTED, reason=f"its {attempt.max_minutes} minutes were up")
+    if detail == "MaxWaitTimeExceeded":
         reason = f"{service} took the spot instances back, and had no others in time"
-        return End(state=RunState.INTERRUPTED, reason=reason, can_go_on=True)
-    if told == "Stopped":
-        return End(state=RunState.INTERRUPTED, reason=f"someone stopped it at {service}")
+        return AttemptResult(state=RunState.INTERRUPTED, reason=reason, can_go_on=True)
+    if detail == "Stopped":
+        return AttemptResult(state=RunState.INTERRUPTED, reason=f"someone stopped it at {service}")
     return None
 
 
-def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False) -> None:
-    """End a run that no attempt holds: never started, refused, or interrupted and not gone on with."""
+def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) -> None:
+    """End a run that no attempt holds: it never started, was refused, or was interrupted for good."""
     run = ledger.get(run_id)
     if run.state.is_final:
         return
     attempts = ledger.attempts_of(run_id)
-    # One that never got its machines did nothing, and is as one that was refused.
-    if any(attempt.handle and attempt.lived_s != 0 for attempt in attempts):
+    # An attempt that never got its machines did nothing, and counts as refused.
+    if any(attempt.handle and attempt.billing.lived_s != 0 for attempt in attempts):
         ledger.set_state(run_id, RunState.INTERRUPTED, why)
     elif stopped or not attempts:
         ledger.set_state(run_id, RunState.CANCELLED, why)
@@ -221,18 +218,18 @@ def settle_run(ledger: "Ledger", run_id: str, why: str, *, stopped: bool = False
         ledger.set_state(run_id, RunState.FAILED, why)
 
 
-def _run_end(
-    run: "Run",
-    attempt: "Attempt",
+def _run_result(
+    run: Run,
+    attempt: Attempt,
     node: Mapping[str, Any] | None,
-    end: End,
+    result: AttemptResult,
     home: Path,
     files: Collection[Path] | None,
-) -> _RunEnd:
-    """What became of one run, with what it measured over all its attempts.
+) -> _RunResult:
+    """Return what became of one run, with what it measured over all its attempts.
 
-    files: what lies under the attempt's output. A record's number alone says whose it is only where nothing
-    else is left: AWS may have started the attempt's training several times, each of which has a number.
+    files: what lies under the attempt's output; None if the bucket is gone. Only then does a record's number
+    say whose it is: AWS may start an attempt's training several times, and each start has a number.
     """
     # Imported late: it brings numpy.
     from fastlaunch.measure.summarize import summarize
@@ -247,9 +244,9 @@ def _run_end(
         folder = s3_sync.run_folder(home, run.id)
         has_begun = bool(records) or (folder / "log.txt").exists()
         words = None if own else last_words(folder)
-        outcome = _by_the_node(outcome, node, end, has_begun=has_begun, words=words, records=own)
-    if (node or {}).get("exit_code") == CONFIGURATION_EXIT and end.state is RunState.FAILED:
-        outcome = Outcome(state=RunState.FAILED, reason=end.reason)
+        outcome = _outcome_by_node(outcome, node, result, has_begun=has_begun, words=words, records=own)
+    if (node or {}).get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
+        outcome = Outcome(state=RunState.FAILED, reason=result.reason)
     if unreadable and outcome.state is not RunState.COMPLETED:
         outcome = replace(
             outcome, reason="; ".join([*([outcome.reason] if outcome.reason else []), *unreadable])
@@ -259,49 +256,49 @@ def _run_end(
     if summary and problems:
         summary = replace(summary, problems=(*summary.problems, *problems))
         outcome = Outcome(state=RunState.FAILED, reason=problems[0])
-    return _RunEnd(run=run, outcome=outcome, summary=summary)
+    return _RunResult(run=run, outcome=outcome, summary=summary)
 
 
-def _by_the_node(
+def _outcome_by_node(
     by_records: Outcome,
     node: Mapping[str, Any] | None,
-    end: End,
+    result: AttemptResult,
     *,
     has_begun: bool,
     words: str | None,
     records: Sequence[Any],
 ) -> Outcome:
-    """The outcome of a run whose records do not tell of a failure or a last step.
+    """Return the outcome of a run whose records show neither a failure nor a last step.
 
-    has_begun: it left something here, now or in an earlier attempt. words: the last line it printed.
+    has_begun: it left something here, now or in an earlier attempt. words: the last line that it printed.
     """
     state, exit_code = (node or {}).get("state"), (node or {}).get("exit_code")
     if state == "failed" and isinstance(exit_code, int) and exit_code != 0:
         # Before what ended the machine: that came later, while another run was on it.
-        told = outcome_of(records, exit_code=exit_code)
-        return replace(told, reason=f"{told.reason}: {words}" if words else told.reason)
-    if end.state is RunState.INTERRUPTED:
-        if not has_begun and not end.can_go_on:
-            return Outcome(state=RunState.CANCELLED, reason=f"{end.reason} before it started")
-        return Outcome(state=RunState.INTERRUPTED, reason=end.reason)
-    if state == "not-started" and end.state is not RunState.FAILED:
-        return Outcome(state=RunState.CANCELLED, reason=end.reason or "the node did not start it")
+        outcome = outcome_of(records, exit_code=exit_code)
+        return replace(outcome, reason=f"{outcome.reason}: {words}") if words else outcome
+    if result.state is RunState.INTERRUPTED:
+        if not has_begun and not result.can_go_on:
+            return Outcome(state=RunState.CANCELLED, reason=f"{result.reason} before it started")
+        return Outcome(state=RunState.INTERRUPTED, reason=result.reason)
+    if state == "not-started" and result.state is not RunState.FAILED:
+        return Outcome(state=RunState.CANCELLED, reason=result.reason or "the node did not start it")
     if by_records.state is RunState.INTERRUPTED:
         return by_records
-    if end.state is RunState.FAILED:
-        # The node itself failed, or the launcher ended it: before this run came to a word of its own.
-        return Outcome(state=RunState.FAILED, reason=end.reason)
-    reason = by_records.reason if end.state is RunState.COMPLETED or records else end.reason
+    if result.state is RunState.FAILED:
+        # The node failed, or the launcher ended it, before this run could say anything itself.
+        return Outcome(state=RunState.FAILED, reason=result.reason)
+    reason = by_records.reason if result.state is RunState.COMPLETED or records else result.reason
     return Outcome(state=RunState.LOST, reason=reason)
 
 
-def _listed(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _runs_in(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     runs = (status or {}).get("runs")
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
-def _undecided(ledger: "Ledger", attempt: "Attempt") -> list[str]:
-    """The attempt's runs that have not ended and that no later attempt went on with, in its order."""
+def _undecided(ledger: Ledger, attempt: Attempt) -> list[str]:
+    """Return the attempt's runs, in its order, that have not ended and that no later attempt took over."""
     known = ledger.existing(attempt.run_ids)
     return [
         run_id

@@ -9,9 +9,9 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
@@ -19,23 +19,11 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_ids, recorded_run_id
 from fastlaunch.measure.outcome import contradictions
 from fastlaunch.measure.published import read_published
-from fastlaunch.measure.summarize import RunSummary, summarize
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.records.records import SUFFIXES, RankRecord, RecordError, read_record
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
-#: What an archive may hold, unpacked: far beyond any export, and little enough for a disk.
-MAX_ARCHIVE_BYTES = 2 << 30
-MAX_ARCHIVE_FILES = 100_000
-#: What an archive may claim to hold for each of its own bytes, beyond a size that is written in no time:
-#: xz makes records some 30 times smaller, gzip anything at most some 1,000 times.
-MAX_UNPACKED_RATIO = 300
-UNPACKED_IN_NO_TIME = 64 << 20
-#: A name too long for its header, or a file's pax fields; read whole, and before the file is known of.
-MAX_HEADER_BYTES = 1 << 20
-_HEADERS = (
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-)
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
@@ -45,7 +33,7 @@ _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundRun:
+class ImportedRun:
     """A run that files tell of. source: the file, folder or archive. files: its record files, if any.
 
     price: what it was billed at, if a run file says so.
@@ -59,28 +47,28 @@ class FoundRun:
 
 
 @dataclass(kw_only=True)
-class Found:
+class Imports:
     """What was found: runs, each id once, and what could not be used, in words that begin with its path."""
 
-    runs: dict[str, FoundRun] = field(default_factory=dict)
+    runs: dict[str, ImportedRun] = field(default_factory=dict)
     skipped: list[BadFile] = field(default_factory=list)
 
-    def add(self, run: FoundRun) -> None:
+    def add(self, run: ImportedRun) -> None:
         """Keep a run, unless there is one of its id: then the first counts, and the other is told of."""
         first = self.runs.setdefault(run.run_id, run)
         if first is not run and first.summary != run.summary:
             self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
 
 
-def find_runs(paths: Sequence[Path]) -> Found:
-    """The runs that files and folders (searched to their depth) hold.
+def find_runs(paths: Sequence[Path]) -> Imports:
+    """Return the runs in files and folders, searched to their depth.
 
     The rank files in one folder with one run id are one run. Of a run that is in an archive too, the files
     count: they stay. What cannot be read is skipped and told of, except that a single file that cannot be
     read raises BadFile. Raises UserError for a path that is not there or of no kind that can be read, and
     where nothing at all is found.
     """
-    found = Found()
+    imports = Imports()
     folders: dict[Path, dict[Path, None]] = {}
     archives: dict[Path, None] = {}
     for path in paths:
@@ -89,7 +77,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
                 f"{path} does not exist", "give record files, CSV files, exports or folders of them"
             )
         if path.is_dir():
-            for file in _walk(path, found, (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)):
+            for file in _walk(path, imports, (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)):
                 if file.name.endswith(ARCHIVE_SUFFIXES):
                     archives[file] = None
                 else:
@@ -106,97 +94,67 @@ def find_runs(paths: Sequence[Path]) -> Found:
                 f"{path} is of no kind that can be imported", f"its name must end in one of {kinds}"
             )
     for folder, files in folders.items():
-        _read_folder(folder, list(files), found)
+        _read_folder(folder, list(files), imports)
     for archive in archives:
         try:
-            _read_archive(archive, found)
+            _read_archive(archive, imports)
         except BadFile as error:
             if archive in paths:
                 raise
-            found.skipped.append(error)
-    if found.skipped and len(paths) == 1 and paths[0].name.endswith((*SUFFIXES, ".csv")):
-        raise found.skipped[0]
-    if not found.runs:
-        if found.skipped:
-            raise found.skipped[0]
+            imports.skipped.append(error)
+    if imports.skipped and len(paths) == 1 and paths[0].name.endswith((*SUFFIXES, ".csv")):
+        raise imports.skipped[0]
+    if not imports.runs:
+        if imports.skipped:
+            raise imports.skipped[0]
         raise UserError(
             f"no record file and no CSV in {', '.join(map(str, paths))}",
             f"record files end in {', '.join(SUFFIXES)}",
         )
-    return found
+    return imports
 
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """A temporary folder with what is in an export or in packed records.
+    """Give a temporary folder with what is in an export or in packed records.
 
-    Raises BadFile for a file that is none, that would write elsewhere, or that holds absurdly much.
+    Raises BadFile for a file that is none, or that would write elsewhere.
     """
     with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
         try:
-            _unpack(archive, folder)
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
         except (*_DAMAGED, OSError, ValueError) as error:
             raise BadFile(archive, f"cannot be unpacked: {error}") from None
         yield Path(folder)
 
 
-def _unpack(archive: Path, folder: str) -> None:
-    """Unpack member by member, so that nothing of what is too much is read. Raises ValueError for that."""
-    num_bytes, packed = 0, archive.stat().st_size
-    with tarfile.open(archive, tarinfo=_Header) as file:
-        for number, member in enumerate(file, start=1):
-            num_bytes += member.size
-            if num_bytes > MAX_ARCHIVE_BYTES or number > MAX_ARCHIVE_FILES:
-                raise ValueError(
-                    f"it holds more than {MAX_ARCHIVE_BYTES >> 30} GiB or {MAX_ARCHIVE_FILES:,} files"
-                )
-            if num_bytes > max(UNPACKED_IN_NO_TIME, MAX_UNPACKED_RATIO * packed):
-                raise ValueError(
-                    f"it claims to hold {num_bytes >> 20:,} MiB, more than {MAX_UNPACKED_RATIO} times its own"
-                    f" {packed:,} bytes"
-                )
-            file.extract(member, folder, filter="data")
-
-
-class _Header(tarfile.TarInfo):
-    """A header that is refused for the size it claims, before any of what follows it is read."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.size < 0:
-            raise ValueError(f"a header claims {header.size:,} bytes")
-        if header.type in _HEADERS and header.size > MAX_HEADER_BYTES:
-            raise ValueError(f"a header claims a name or fields of {header.size:,} bytes")
-        return header
-
-
-def _read_archive(archive: Path, found: Found) -> None:
+def _read_archive(archive: Path, imports: Imports) -> None:
     """Add what is in an archive, but for archives within it. Raises BadFile for one that is none."""
     with unpacked(archive) as folder:
-        _read_unpacked(archive, folder, found)
+        _read_unpacked(archive, folder, imports)
 
 
-def _read_unpacked(archive: Path, folder: Path, found: Found) -> None:
-    inside = Found()
+def _read_unpacked(archive: Path, folder: Path, imports: Imports) -> None:
+    inside = Imports()
     folders: dict[Path, dict[Path, None]] = {}
     _add_all(folders, _walk(folder, inside, (*SUFFIXES, ".csv")))
     for place, files in folders.items():
         _read_folder(place, list(files), inside)
     for run in inside.runs.values():
-        found.add(replace(run, source=archive, files=()))
+        imports.add(replace(run, source=archive, files=()))
     for problem in inside.skipped:
         path = str(problem.path).replace(str(folder), str(archive))
         text = problem.message.replace(str(folder), str(archive))
         _, _, what = text.removeprefix(path).partition(": ")
-        found.skipped.append(BadFile(path, what, line=problem.line))
+        imports.skipped.append(BadFile(path, what, line=problem.line))
 
 
-def _walk(folder: Path, found: Found, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Files under `folder` that may be imported, by their names, in order of these."""
+def _walk(folder: Path, imports: Imports, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files under `folder` that may be imported, by their names, in order."""
 
     def tell(error: OSError) -> None:
-        found.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
+        imports.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
 
     for place, subfolders, names in os.walk(folder, onerror=tell):
         subfolders.sort()
@@ -205,7 +163,7 @@ def _walk(folder: Path, found: Found, suffixes: tuple[str, ...]) -> Iterator[Pat
                 path = Path(place, name)
                 # A pipe or a device would be read for ever; a link to nothing is told of when it is opened.
                 if path.exists() and not path.is_file():
-                    found.skipped.append(BadFile(path, "is not a file"))
+                    imports.skipped.append(BadFile(path, "is not a file"))
                 else:
                     yield path
 
@@ -215,111 +173,101 @@ def _add_all(folders: dict[Path, dict[Path, None]], files: Iterable[Path]) -> No
         folders.setdefault(file.parent, {})[file] = None
 
 
-def _read_folder(folder: Path, files: Sequence[Path], found: Found) -> None:
+def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
     """Add the runs in `files`, which lie in `folder` itself."""
     ranks: dict[str, list[RankRecord]] = {}
-    told: Mapping[str, Any] = {}
+    run_file: Mapping[str, Any] = {}
     for path in files:
         try:
             if path.name == RUN_FILE:
-                told = _read_run_file(path)
+                run_file = _read_run_file(path)
             elif path.suffix == ".csv":
                 rows = read_published(path)
                 for run_id, row in zip(published_run_ids(rows), rows, strict=True):
-                    found.add(FoundRun(run_id=run_id, summary=row, source=path))
+                    imports.add(ImportedRun(run_id=run_id, summary=row, source=path))
             else:
                 record = read_record(path)
                 ranks.setdefault(record.header["run_id"], []).append(record)
         except BadFile as error:
-            found.skipped.append(error)
+            imports.skipped.append(error)
         except RecordError as error:
-            found.skipped.append(BadFile(error.path, error.problem, line=error.line))
+            imports.skipped.append(BadFile(error.path, error.problem, line=error.line))
         except OSError as error:
-            found.skipped.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
+            imports.skipped.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
     for records in ranks.values():
-        found.add(_recorded(folder, records, told))
-    if told and not ranks and told["summary"]:
-        summary = RunSummary.from_json(told["summary"])
-        found.add(FoundRun(run_id=told["id"], summary=summary, source=folder, price=_price(told)))
+        imports.add(_recorded(folder, records, run_file))
+    if run_file and not ranks and run_file["summary"]:
+        summary = RunSummary.from_json(run_file["summary"])
+        imports.add(
+            ImportedRun(run_id=run_file["id"], summary=summary, source=folder, price=_price(run_file))
+        )
 
 
-def _recorded(folder: Path, records: list[RankRecord], told: Mapping[str, Any]) -> FoundRun:
+def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, Any]) -> ImportedRun:
     records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
     summary, run_id = summarize(records), recorded_run_id(records[0].header)
-    if told and told["id"] != run_id:
-        told = {}
-    if told and told["spec"]:
-        problems = contradictions(JobSpec.from_json(told["spec"]), records)
+    if run_file and run_file["id"] != run_id:
+        run_file = {}
+    if run_file and run_file["spec"]:
+        problems = contradictions(JobSpec.from_json(run_file["spec"]), records)
         summary = replace(summary, problems=(*summary.problems, *problems))
-    if told and told["summary"]:
+    if run_file and run_file["summary"]:
         # What its machine took to start stands in no record.
-        known = RunSummary.from_json(told["summary"])
-        summary = replace(summary, boot_s=known.boot_s, pull_s=known.pull_s)
-    if told.get("backend") == "sagemaker" and summary.instance:
+        known = RunSummary.from_json(run_file["summary"])
+        startup = replace(summary.startup, boot_s=known.startup.boot_s, pull_s=known.startup.pull_s)
+        summary = replace(summary, startup=startup)
+    if run_file.get("backend") == "sagemaker" and summary.setup.instance:
         # Nor whose machine it was, in an older one.
-        summary = replace(summary, service="sagemaker")
+        summary = replace(summary, environment=replace(summary.environment, service="sagemaker"))
     files = tuple(record.path for record in records)
-    return FoundRun(
+    return ImportedRun(
         run_id=run_id,
         summary=summary,
         source=files[0] if len(files) == 1 else folder,
         files=files,
-        price=_price(told),
+        price=_price(run_file),
     )
 
 
-def _price(told: Mapping[str, Any]) -> Price | None:
-    """What the run of a run file was billed at; None if it does not say. Raises UserError."""
-    return Price.from_json(told["price"]) if told.get("price") is not None else None
+def _price(run_file: Mapping[str, Any]) -> Price | None:
+    """Return what the run of a run file was billed at; None if it does not say. Raises UserError."""
+    return Price.from_json(run_file["price"]) if run_file.get("price") is not None else None
 
 
 def _read_run_file(path: Path) -> Mapping[str, Any]:
-    """What `fastlaunch runs export` wrote; empty for a file that only has that name. Raises BadFile."""
+    """Return what `fastlaunch runs export` wrote; empty for another file of that name. Raises BadFile."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(told, dict) or told.get("schema") != RUN_SCHEMA:
+        run_file = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(run_file, dict) or run_file.get("schema") != RUN_SCHEMA:
             return {}
         # It becomes the name of a folder when the run is exported again.
-        if not isinstance(told["id"], str) or not _RUN_ID.fullmatch(told["id"]):
-            raise BadFile(path, f"id is {told['id']!r}")
-        if told["spec"] is not None:
-            JobSpec.from_json(told["spec"])
-        if told["summary"] is not None:
-            _check_summary(RunSummary.from_json(told["summary"]))
-        if (price := _price(told)) is not None and not all(isinstance(text, str) for text in price.key[:4]):
-            raise ValueError(f"price is {told['price']!r}")
+        if not isinstance(run_file["id"], str) or not _RUN_ID.fullmatch(run_file["id"]):
+            raise BadFile(path, f"id is {run_file['id']!r}")
+        if run_file["spec"] is not None:
+            JobSpec.from_json(run_file["spec"])
+        if run_file["summary"] is not None:
+            _check_summary(RunSummary.from_json(run_file["summary"]))
+        if (price := _price(run_file)) is not None and not all(
+            isinstance(text, str) for text in price.key[:4]
+        ):
+            raise ValueError(f"price is {run_file['price']!r}")
     except BadFile:
         raise
     except UserError as error:
         raise BadFile(path, error.message) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFile(path, f"not a run file: {error!r}") from None
-    return told
+    return run_file
 
 
 def _check_summary(summary: RunSummary) -> None:
-    """Nothing, if every value is of its field's type and can be stored; else ValueError."""
-    for name, kind in get_type_hints(RunSummary).items():
-        value = getattr(summary, name)
-        if name in ("warnings", "problems"):
-            fits = all(isinstance(text, str) for text in value)
-        elif name in ("evals", "checks"):
-            fits = all(
-                _is_of_type(getattr(line, field), of)
-                for line in value
-                for field, of in get_type_hints(type(line)).items()
-            )
-        elif name == "fingerprint":
-            fits = isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
-        else:
-            fits = _is_of_type(value, kind)
-        if not fits:
-            raise ValueError(f"{name} is {value!r}")
-    if summary.kind not in ("records", "published"):
-        raise ValueError(f"kind is {summary.kind!r}")
-    if min(summary.num_gpus, summary.num_nodes, summary.batch_size_per_gpu) < 1:
+    """Raise ValueError unless every value is of its field's type and can be stored."""
+    _check_type("summary", summary, RunSummary)
+    if summary.setup.kind not in ("records", "published"):
+        raise ValueError(f"kind is {summary.setup.kind!r}")
+    if min(summary.setup.num_gpus, summary.setup.num_nodes, summary.setup.batch_size_per_gpu) < 1:
         raise ValueError("a number of GPUs, nodes or samples is below 1")
-    step = summary.step_time_s
+    step = summary.timing.step_time_s
     for seconds in (step.value, step.low, step.high) if step else ():
         if seconds is not None and not (isinstance(seconds, float | int) and seconds > 0):
             raise ValueError(f"step_time_s holds {seconds!r}")
@@ -327,5 +275,19 @@ def _check_summary(summary: RunSummary) -> None:
     json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
 
 
-def _is_of_type(value: object, kind: Any) -> bool:
-    return isinstance(value, kind | int if kind in (float, float | None) else kind)
+def _check_type(name: str, value: object, kind: Any) -> None:
+    """Raise ValueError unless `value` is of the type of the field `name`, as are the fields within it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(value) and isinstance(value, kind):
+        for field_name, field_type in get_type_hints(type(value)).items():
+            _check_type(field_name, getattr(value, field_name), field_type)
+    elif origin is tuple and isinstance(value, tuple):
+        for item in value:
+            _check_type(name, item, arguments[0])
+    elif origin is Mapping and isinstance(value, Mapping):
+        for text in value.values():
+            _check_type(name, text, str)
+    elif origin in (tuple, Mapping) or not isinstance(
+        value, kind | int if kind in (float, float | None) else kind
+    ):
+        raise ValueError(f"{name} is {value!r}")

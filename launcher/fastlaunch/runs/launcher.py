@@ -1,227 +1,292 @@
-"""The life of a submission on AWS: rows, machines somewhere, following them, others if AWS takes those."""
+"""Carries out submissions: rows first, then attempts, each started, followed and finished.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+What differs is the backend. On this machine an attempt does one run, and starts at once. On AWS it does all
+runs of the submission, on machines that have to be had first; another attempt goes on where AWS takes them
+away.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
-from fastlaunch.aws.ec2 import Aws
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.protocol import CloudBackend, Place
-from fastlaunch.cloud_display import AttemptDisplay, ShownRun
-from fastlaunch.cloud_words import ends_by_itself, machine_of
+from fastlaunch.backends.placements import Placement, placement_to_json
+from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.core import locks
+from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import NoCapacity, UserError
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
-from fastlaunch.placement.cost_ceiling import MIN_MINUTES
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.deadline_schedule import arm
-from fastlaunch.runs.display import Display
+from fastlaunch.runs.describe import ends_by_itself, machine_of
+from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
 from fastlaunch.runs.finish import settle_run
-from fastlaunch.runs.monitor import Follower
-from fastlaunch.runs.provision import Placing
-from fastlaunch.runs.resume import resumable, root_of, site_to_go_on
+from fastlaunch.runs.local import LocalRunner
+from fastlaunch.runs.monitor import AttemptMonitor
+from fastlaunch.runs.provision import Provisioner
+from fastlaunch.runs.resume import placement_to_go_on, resumable, root_of
 from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.stored_sites import site_to_json
-from fastlaunch.submission import launcher_lock, tell
 
-if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger, Run
-    from fastlaunch.run_attempts import Attempt
+#: What must fit on the disk before anything starts: more than the records of a few hundred steps.
+_PROBE_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloudSubmission:
-    """What was asked for. sites: where, in the order to try. jobs_at: the jobs as they are at a site.
+class Submission:
+    """Jobs to run, and where."""
 
-    All sites are of one backend. max_minutes: of machine time over all attempts. num_nodes: machines of an
-    attempt, as every job has it. detach: return as soon as they were started.
-    """
-
-    sites: tuple[Place, ...]
-    jobs_at: Callable[[Place], tuple[JobSpec, ...]]
-    max_minutes: int
-    num_nodes: int = 1
+    #: The jobs as they are at a placement, which is None on this machine.
+    jobs_at: Callable[[Any], tuple[JobSpec, ...]]
+    #: Where on AWS, in the order to try, all of one backend; empty on this machine.
+    placements: tuple[Placement, ...] = ()
+    #: Machine time over all attempts; on this machine there is no limit.
+    max_minutes: int = 0
+    #: Return as soon as the machines were started.
     detach: bool = False
 
 
+@dataclass(kw_only=True)
+class _Leftover:
+    """What to do with runs that no attempt holds when the launcher ends."""
+
+    why: str = "its launcher could not go on"
+    #: Attempts that have let go of their runs, though their machine may be shutting down.
+    followed: set[int] = field(default_factory=set)
+
+
 @dataclass(frozen=True, kw_only=True)
-class CloudLauncher:
-    """What a submission on AWS needs: who asks, where it is noted and kept, how it is shown and stopped.
+class Launcher:
+    """Carries out submissions, and goes on with runs of earlier ones."""
 
-    backends: by name; they sleep, and tell the time.
-    """
-
-    backends: Mapping[str, CloudBackend]
-    aws: Aws
-    ledger: "Ledger"
-    home: Path
+    #: By name. Those for AWS sleep, and tell the time.
+    backends: Mapping[str, Backend | CloudBackend]
+    ledger: Ledger
     settings: Settings
     display: Display
     stop: StopRequest
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    tell: Callable[[str], None] = tell
+    #: Between two looks at a job on this machine.
+    sleep: Callable[[float], None] = time.sleep
+    #: Called with a line for the user.
+    report: Callable[[str], None] = report_line
 
-    def submit(self, submission: CloudSubmission, *, command: str) -> list["Run"]:
-        """The runs, ended, or under way if detached; every row is committed before anything is started.
+    def submit(self, submission: Submission, *, command: str) -> list[Run]:
+        """Return the runs, ended, or under way if detached. Every row is committed before anything starts.
 
-        Raises CloudRefused's kinds where no machine could be started, or where that is not known.
+        Raises UserError where a job cannot be started here, and CloudRefused's kinds where AWS started no
+        machine, or where that is not known.
         """
         submission_id = self.ledger.add_submission(command)
-        lock = launcher_lock(self.ledger, submission_id)
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held(lock), self.display:
+        with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, submission)
-
-            def jobs_at(site: Place) -> Mapping[str, JobSpec]:
-                return dict(zip(run_ids, submission.jobs_at(site), strict=True))
-
-            self._carry_out(run_ids, submission.sites, jobs_at, submission.max_minutes, submission.detach)
+            if submission.placements:
+                self._run_on_aws(
+                    run_ids,
+                    submission.placements,
+                    lambda placement: dict(zip(run_ids, submission.jobs_at(placement), strict=True)),
+                    max_minutes=submission.max_minutes,
+                    detach=submission.detach,
+                )
+            else:
+                self._run_here(run_ids, submission.jobs_at(None))
         return self.ledger.select(submission=submission_id)
 
-    def resume(self, run: "Run", *, detach: bool = False) -> "Run":
-        """The run after another attempt, from its last checkpoint, in the minutes that are left of its limit.
+    def resume(self, run: Run, *, detach: bool = False) -> Run:
+        """Return the run after another attempt from its last checkpoint, in the minutes that are left.
 
-        Raises UserError where that cannot be; see `resumable`.
+        Raises UserError where that is impossible; see `resumable`.
         """
-        found = resumable(run, backends=self.backends, aws=self.aws, ledger=self.ledger, now=self.now())
-        lock = launcher_lock(self.ledger, run.submission_id)
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held(lock), self.display:
-            if not self.ledger.reopen(run.id, f"resumed from {found.checkpoint}"):
+        plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
+        with self._launching(run.submission_id):
+            if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
                 raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
-            self._carry_out([run.id], found.sites, found.jobs_at, found.max_minutes, detach)
+            self._run_on_aws(
+                [run.id], plan.placements, plan.jobs_at, max_minutes=plan.max_minutes, detach=detach
+            )
         return self.ledger.get(run.id)
 
-    def _add_rows(self, submission_id: str, submission: CloudSubmission) -> list[str]:
-        first = submission.sites[0]
+    @property
+    def cloud_backends(self) -> dict[str, CloudBackend]:
+        """The backends whose plans cost money, by name."""
+        return {
+            name: cast(CloudBackend, backend) for name, backend in self.backends.items() if name != "local"
+        }
+
+    @contextmanager
+    def _launching(self, submission_id: str) -> Iterator[None]:
+        """Hold the lock by which others see that this launcher lives, and show what it does."""
+        lock = self.ledger.launcher_lock(submission_id)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with locks.held(lock), self.display:
+            yield
+
+    @contextmanager
+    def _settling(self, run_ids: Sequence[str]) -> Iterator[_Leftover]:
+        """At the end, settle the runs that no attempt holds: nobody would start them."""
+        leftover = _Leftover()
+        try:
+            yield leftover
+        except UserError as error:
+            leftover.why = error.message
+            raise
+        finally:
+            unfinished = [each for name in self.backends for each in self.ledger.unfinished_attempts(name)]
+            held = {
+                run_id
+                for attempt in unfinished
+                if attempt.id not in leftover.followed
+                for run_id in attempt.run_ids
+            }
+            why = f"stopped by {self.stop.by}" if self.stop.by else leftover.why
+            # Runs that have ended may have been removed meanwhile.
+            for run_id in self.ledger.existing(run_ids) - held:
+                settle_run(self.ledger, run_id, why, stopped=bool(self.stop.by))
+
+    def _add_rows(self, submission_id: str, submission: Submission) -> list[str]:
+        first = next(iter(submission.placements), None)
+        home = self.settings.home.absolute()
         run_ids = []
         with self.ledger.transaction():
-            self.ledger.set_sites(submission_id, [site_to_json(site) for site in submission.sites])
+            if submission.placements:
+                self.ledger.set_sites(submission_id, list(map(placement_to_json, submission.placements)))
             for job in submission.jobs_at(first):
-                assert job.num_nodes == submission.num_nodes, "all jobs are done on the same machines"
-                run_ids.append(self.ledger.new_run_id())
+                run_id = self.ledger.new_run_id()
+                run_ids.append(run_id)
+                backend = first.backend if first else "local"
+                # On AWS each attempt has a plan of its own.
+                plan = None if first else self.backends[backend].plan({run_id: job})
+                directory = plan.request["directory"] if plan else s3_sync.run_folder(home, run_id)
                 self.ledger.add_run(
                     submission_id,
-                    run_ids[-1],
+                    run_id,
                     spec=job.to_json(),
-                    plan=None,
+                    plan=plan.to_json() if plan else None,
                     workload=job.workload,
                     recipe=job.recipe.label,
-                    instance=first.instance.name,
-                    backend=first.backend,
-                    directory=s3_sync.run_folder(self.home.absolute(), run_ids[-1]),
+                    instance=first.instance.name if first else job.instance,
+                    backend=backend,
+                    directory=Path(directory),
                 )
         return run_ids
 
-    def _carry_out(
+    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
+        """Run the jobs one after another; a job whose like failed is not tried again."""
+        runner = LocalRunner(
+            backend=cast(Backend, self.backends["local"]),
+            ledger=self.ledger,
+            display=self.display,
+            stop=self.stop,
+            sleep=self.sleep,
+        )
+        failed: set[JobSpec] = set()
+        with self._settling(run_ids):
+            for run_id, job, label in zip(run_ids, jobs, _labels(jobs), strict=True):
+                if self.stop.by:
+                    return
+                # Another command may have cancelled and removed it while it waited for its turn.
+                if not self.ledger.existing([run_id]):
+                    continue
+                if job.without_seed in failed:
+                    self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
+                elif runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
+                    failed.add(job.without_seed)
+
+    def _run_on_aws(
         self,
         run_ids: Sequence[str],
-        sites: Sequence[Place],
-        jobs_at: Callable[[Place], Mapping[str, JobSpec]],
+        placements: Sequence[Placement],
+        jobs_at: Callable[[Placement], Mapping[str, JobSpec]],
+        *,
         max_minutes: int,
         detach: bool,
     ) -> None:
-        left, followed, placing = tuple(run_ids), set[int](), self._placing(detach)
-        why = "its launcher could not go on"
-        try:
-            while left:
-                earlier = self.ledger.attempts_of(left[0])
-                used = minutes_used(earlier, self.now())
+        """Start and follow attempts until no run is left that another attempt could go on with."""
+        remaining, provisioner = tuple(run_ids), self._provisioner(detach)
+        with self._settling(run_ids) as leftover:
+            while remaining:
+                earlier = self.ledger.attempts_of(remaining[0])
+                used = minutes_used(earlier, self.cloud_backends[placements[0].backend].now())
                 if used and max_minutes - used < MIN_MINUTES:
+                    service = self._backend(earlier[-1]).service
                     minutes = f"{max(0, max_minutes - used):.0f} minutes"
-                    why = f"{self._backend(earlier[-1]).service} took its machine, and {minutes} are too few"
-                    self.tell(f"{why}: not resumed")
+                    leftover.why = f"{service} took its machine, and {minutes} are too few"
+                    self.report(f"{leftover.why}: not resumed")
                     return
-                placed = placing.place(
-                    sites,
-                    lambda site, wanted=left: {run_id: jobs_at(site)[run_id] for run_id in wanted},  # type: ignore[misc]
+                started = provisioner.place(
+                    placements,
+                    lambda at, those=remaining: {run_id: jobs_at(at)[run_id] for run_id in those},  # type: ignore[misc]
                     max_minutes=int(max_minutes - used),
                     root=root_of(earlier),
                 )
-                if placed is None:
+                if started is None:
                     return
-                attempt = placed.attempt
+                attempt = started.attempt
                 if detach and self._leave(attempt):
                     return
-                done = self._follower(attempt, run_ids).follow()
-                left = done.left
-                followed.add(attempt.id)
-                if left and done.end.try_next:
-                    placing.refuse(placed.site, NoCapacity(done.end.reason or "it got no machines"))
-                elif left:
-                    # From the start again: there may be capacity by now.
-                    placing = self._placing(detach)
-                    self.tell(f"{done.end.reason}: going on, on another, from the last checkpoint")
-                sites = self._sites_to_go_on(sites, attempt)
-        except UserError as error:
-            why = error.message
-            raise
-        finally:
-            self._settle(run_ids, f"stopped by {self.stop.by}" if self.stop.by else why, followed)
+                result = self._monitor(attempt, run_ids).follow()
+                remaining = result.left
+                leftover.followed.add(attempt.id)
+                if remaining and result.try_next:
+                    provisioner.refuse(started.placement, NoCapacity(result.reason or "it got no machines"))
+                elif remaining:
+                    # From the first placement again: there may be capacity by now.
+                    provisioner = self._provisioner(detach)
+                    self.report(f"{result.reason}: going on, on another, from the last checkpoint")
+                placements = self._placements_to_go_on(placements, attempt)
 
-    def _settle(self, run_ids: Sequence[str], why: str, followed: Collection[int]) -> None:
-        """End the runs that no attempt holds any more: nobody would start them.
+    def _placements_to_go_on(self, placements: Sequence[Placement], attempt: Attempt) -> Sequence[Placement]:
+        """Return all placements; once a run has begun, only those with its checkpoints and instance type."""
+        if not any(s3_sync.record_paths(self.settings.home, run_id) for run_id in attempt.run_ids):
+            return placements
+        return [fitting for placement in placements if (fitting := placement_to_go_on(placement, attempt))]
 
-        followed: ids of attempts that have let go of their runs, though their machine may be shutting down.
-        """
-        unfinished = [one for name in self.backends for one in self.ledger.unfinished_attempts(name)]
-        held = {run_id for one in unfinished if one.id not in followed for run_id in one.run_ids}
-        for run_id in self.ledger.existing(run_ids) - held:
-            settle_run(self.ledger, run_id, why, stopped=bool(self.stop.by))
+    def _backend(self, attempt: Attempt) -> CloudBackend:
+        return self.cloud_backends[attempt.backend]
 
-    def _sites_to_go_on(self, sites: Sequence[Place], attempt: "Attempt") -> Sequence[Place]:
-        """From the start again; once a run has begun, only where its checkpoints and its type are."""
-        if not any(s3_sync.record_paths(self.home, run_id) for run_id in attempt.run_ids):
-            return sites
-        # The type that it got may be another than the first that was asked for.
-        attempt = self.ledger.attempt(attempt.id)
-        return [own for site in sites if (own := site_to_go_on(site, attempt))]
-
-    def _backend(self, attempt: "Attempt") -> CloudBackend:
-        return self.backends[attempt.backend]
-
-    def _placing(self, detach: bool) -> Placing:
-        return Placing(
-            backends=self.backends,
+    def _provisioner(self, detach: bool) -> Provisioner:
+        return Provisioner(
+            backends=self.cloud_backends,
             ledger=self.ledger,
             settings=self.settings,
             stop=self.stop,
-            tell=self.tell,
+            report=self.report,
             detach=detach,
         )
 
-    def _follower(self, attempt: "Attempt", run_ids: Sequence[str]) -> Follower:
+    def _monitor(self, attempt: Attempt, run_ids: Sequence[str]) -> AttemptMonitor:
         backend = self._backend(attempt)
-        return Follower(
+        specs = [JobSpec.from_json(self.ledger.get(run_id).spec or {}) for run_id in run_ids]
+        shown = {
+            run_id: ShownRun(id=run_id, label=label, num_steps=spec.steps)
+            for run_id, spec, label in zip(run_ids, specs, _labels(specs), strict=True)
+        }
+        return AttemptMonitor(
             attempt=attempt,
             backend=backend,
             ledger=self.ledger,
-            settings=self.settings,
             shown=AttemptDisplay(
                 display=self.display,
-                home=self.home,
+                home=self.settings.home.absolute(),
                 token=attempt.token,
-                runs=[self._shown(run_id, run_ids) for run_id in attempt.run_ids],
-                place=_place(attempt),
+                runs=[shown[run_id] for run_id in attempt.run_ids],
+                place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
                 machine=machine_of(attempt, backend),
             ),
             stop=self.stop,
-            tell=self.tell,
+            report=self.report,
         )
 
-    def _shown(self, run_id: str, run_ids: Sequence[str]) -> ShownRun:
-        number = list(run_ids).index(run_id)
-        specs = [JobSpec.from_json(self.ledger.get(one).spec or {}) for one in run_ids]
-        place = f"[{number + 1}/{len(run_ids)}] " if len(run_ids) > 1 else ""
-        return ShownRun(id=run_id, label=place + names_apart(specs)[number], num_steps=specs[number].steps)
+    def _leave(self, attempt: Attempt) -> bool:
+        """Whether the attempt is left to itself, with a timer in the account where EC2 started its machines.
 
-    def _leave(self, attempt: "Attempt") -> bool:
-        """Whether the attempt is left to itself, with a timer in the account where it has machines of EC2's.
-
-        Not if the user asked to stop meanwhile: it is followed then, and stopped.
+        False if the user asked to stop meanwhile: it is followed then, and stopped.
         """
         assert attempt.handle is not None
         backend, first = self._backend(attempt), attempt.run_ids[0]
@@ -230,7 +295,7 @@ class CloudLauncher:
         if ids and not self.stop.by:
             role = self.settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
             try:
-                timer = arm(self.ledger, self.aws, attempt, role=role, ids=ids, now=self.now())
+                timer = arm(self.ledger, backend.aws, attempt, role=role, ids=ids, now=backend.now())
             except UserError as error:
                 timer = f"no timer in the account was noted ({error.message})"
             except KeyboardInterrupt:
@@ -240,17 +305,41 @@ class CloudLauncher:
         self.ledger.explain_attempt(attempt.id, None)
         if self.stop.by:
             return False
-        self.tell(
-            f"started {machine_of(attempt, backend)} ({_num(attempt)}{attempt.instance}). Nobody follows it: "
+        self.report(
+            f"started {machine_of(attempt, backend)} ({_machines(attempt)}). Nobody follows it: "
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
         return True
 
 
-def _place(attempt: "Attempt") -> str:
-    """`p5.48xlarge in us-east-1`, `2 x p5.48xlarge in us-east-1`."""
-    return f"{_num(attempt)}{attempt.instance} in {attempt.zone or attempt.region}"
+def check_home(home: Path) -> None:
+    """Raise UserError if the home folder cannot take a run's files."""
+    probe = home / "runs" / f".probe-{os.getpid()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("wb") as file:
+                file.write(b"\0" * _PROBE_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{home} cannot be written: {error.strerror}",
+            "free some space, or set FASTLAUNCH_HOME to a folder that can be written",
+        ) from None
 
 
-def _num(attempt: "Attempt") -> str:
-    return f"{attempt.num_nodes} x " if attempt.num_nodes > 1 else ""
+def _labels(jobs: Sequence[JobSpec]) -> list[str]:
+    """`[1/2] te-fp8`: how the jobs are shown, numbered where there are several."""
+    names = names_apart(jobs)
+    if len(names) == 1:
+        return names
+    return [f"[{number}/{len(names)}] {name}" for number, name in enumerate(names, start=1)]
+
+
+def _machines(attempt: Attempt) -> str:
+    """`p5.48xlarge`, `2 x p5.48xlarge`."""
+    return f"{attempt.num_nodes} x {attempt.instance}" if attempt.num_nodes > 1 else str(attempt.instance)

@@ -1,54 +1,52 @@
-"""Follows an attempt on AWS until its machine has ended, brings home what it uploads, and ends what hangs."""
+"""Follows an attempt on AWS until it has ended: brings home what it uploads, and ends what hangs."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from fastlaunch.backends import RunState, s3_sync
-from fastlaunch.backends.protocol import CloudBackend, Sight
-from fastlaunch.cloud_display import AttemptDisplay
-from fastlaunch.cloud_words import how_to_stop, machine_of, once_more, told_to_end
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
+from fastlaunch.core.conventions import MARGIN_MINUTES
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
-from fastlaunch.core.settings import Settings
-from fastlaunch.placement.cost_ceiling import MARGIN_MINUTES
-from fastlaunch.runs.attempt_price import note_machines, respec_in
+from fastlaunch.core.plan import RunState
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
-from fastlaunch.runs.finish import STOPPED_BY, Finished, finish_attempt
+from fastlaunch.runs.describe import how_to_stop, machine_of, once_more, told_to_end
+from fastlaunch.runs.display import AttemptDisplay
+from fastlaunch.runs.finish import STOPPED_BY, AttemptResult, finish_attempt
 from fastlaunch.runs.stop_request import StopRequest
-
-if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.run_attempts import Attempt
 
 LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)
 #: After the node's last word: shutting down takes a minute, and a spot interruption two.
 LINGER_LIMIT = timedelta(minutes=4)
-#: Of several machines one of which ended before they began: the others wait for it in vain.
+#: After one of several machines ended before they began: the others wait for it in vain.
 _LOST_LIMIT = timedelta(minutes=2)
-#: Large machines take many minutes to be terminated, for which nothing is billed.
+#: Large machines take many minutes to terminate, unbilled.
 SHUTDOWN_WAIT = timedelta(minutes=1)
-#: After its time, how long a machine that cannot be seen is waited for; after its end, what it uploaded.
+#: How long to wait for a machine out of sight after its time, and for its uploads after its end.
 _LOST_CONTACT = timedelta(minutes=30)
-#: Between two looks at whether the user wants to stop.
+#: Between two looks at `stop`.
 _PAUSE_S = 1.0
 
 
 @dataclass(kw_only=True)
-class Follower:
-    """Follows `attempt`, which has a handle. tell: a line for the user."""
+class AttemptMonitor:
+    """Follows `attempt`, which has a handle."""
 
-    attempt: "Attempt"
+    attempt: Attempt
     backend: CloudBackend
-    ledger: "Ledger"
-    settings: Settings
+    ledger: Ledger
     shown: AttemptDisplay
     stop: StopRequest
-    tell: Callable[[str], None]
+    #: Called with a line for the user.
+    report: Callable[[str], None]
+    #: Why this monitor ended the machines, if it did.
     _why: str | None = None
-    _told: set[str] = field(default_factory=set)
+    _warnings: set[str] = field(default_factory=set)
     _is_stopping: bool = False
     _unseen_since: datetime | None = None
     _runs_since: datetime | None = None
@@ -56,20 +54,20 @@ class Follower:
     _down_since: datetime | None = None
     _lost_since: datetime | None = None
     _synced_at: datetime | None = None
-    _synced: s3_sync.Synced = field(
-        default_factory=lambda: s3_sync.Synced(boot=None, status=None, is_complete=False)
+    _synced: s3_sync.SyncResult = field(
+        default_factory=lambda: s3_sync.SyncResult(boot=None, status=None, is_complete=False)
     )
 
-    def follow(self) -> Finished:
-        """How the attempt ended, and the runs that are left for another one; see `finish_attempt`.
+    def follow(self) -> AttemptResult:
+        """Return how the attempt ended, with the runs that are left for another one; see `finish_attempt`.
 
-        The first signal stops the machine, and lets it write its end. A second one, or a bug here, ends it at
-        once. Raises CloudRefused's kinds, or UserError, where AWS or the disk does not let it be followed;
-        the machine then goes on.
+        The first signal stops the machine and lets it write its end. A second one, or a bug here, ends it at
+        once. Raises CloudRefused's kinds, or UserError, if AWS or the disk does not let it be followed; the
+        machine then goes on.
         """
         try:
             self.shown.start()
-            sight = self._until_ended()
+            aws_status = self._until_ended()
         except UserError as error:
             if self.stop.by and not isinstance(error, CloudRefused):
                 self._kill()
@@ -78,39 +76,41 @@ class Follower:
         except BaseException:
             self._kill()
             raise
-        done = self._finish(sight)
+        result = self._finish(aws_status)
         if self.ledger.attempt(self.attempt.id).ended_at is not None:
             disarm(self.ledger, self.backend.aws, self.attempt)
         run_id = self.shown.current.id
-        if run_id in done.left:
-            self.shown.finish("no capacity" if done.end.try_next else str(RunState.INTERRUPTED))
+        if run_id in result.left:
+            self.shown.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
         elif self.ledger.existing([run_id]):
             self.shown.finish(str(self.ledger.get(run_id).state))
-        return done
+        return result
 
-    def _finish(self, sight: Sight) -> Finished:
-        """What `finish_attempt` returns, with patience for a network that fails for a while."""
+    def _finish(self, aws_status: AttemptStatus) -> AttemptResult:
+        """Return what `finish_attempt` does, with patience for a network that fails for a while."""
         deadline = self.backend.now() + _LOST_CONTACT
         while True:
             try:
                 return finish_attempt(
                     self.attempt,
-                    sight,
+                    aws_status,
                     backend=self.backend,
                     ledger=self.ledger,
                     why=self._why,
                     go_on=not self.stop.by,
                 )
             except CloudRefused as error:
-                passes = isinstance(error, Throttled | Unreachable) and self.backend.now() < deadline
-                if not passes or self.stop.by:
-                    told = f"{self._machine} has ended; what it uploaded cannot be read now: {error.message}"
-                    raise type(error)(told, "to look again: fastlaunch status") from None
-                self._tell_once(error.message)
+                may_pass = isinstance(error, Throttled | Unreachable) and self.backend.now() < deadline
+                if not may_pass or self.stop.by:
+                    message = (
+                        f"{self._machine} has ended; what it uploaded cannot be read now: {error.message}"
+                    )
+                    raise type(error)(message, "to look again: fastlaunch status") from None
+                self._warn_once(error.message)
             self._pause()
 
-    def _until_ended(self) -> Sight:
-        last = Sight(has_ended=False, is_seen=False)
+    def _until_ended(self) -> AttemptStatus:
+        last = AttemptStatus(has_ended=False, is_seen=False)
         while True:
             if self.stop.by and not self._is_stopping:
                 self._stop()
@@ -126,38 +126,36 @@ class Follower:
             self._end_what_hangs(last)
             self._pause()
 
-    def _note(self, sight: Sight) -> None:
-        today = self.backend.now().date()
-        respec = respec_in(self.ledger, self.settings, today)
-        seen = [(self.ledger.attempt(self.attempt.id), sight)]
-        note_machines(self.ledger, self.backend.aws, seen, today, respec)
+    def _note(self, aws_status: AttemptStatus) -> None:
+        seen = [(self.ledger.attempt(self.attempt.id), aws_status)]
+        note_machines(self.ledger, self.backend, seen)
 
-    def _is_down(self, sight: Sight) -> bool:
-        """Whether the machine has been shutting down for a while: it costs nothing, and uploads no more."""
-        if not sight.is_seen or sight.is_live:
+    def _is_down(self, aws_status: AttemptStatus) -> bool:
+        """Whether the machine has been shutting down for a while: it costs and uploads nothing more."""
+        if not aws_status.is_seen or aws_status.is_live:
             return False
         self._down_since = self._down_since or self.backend.now()
         return self.backend.now() - self._down_since > SHUTDOWN_WAIT
 
-    def _see(self) -> Sight | None:
+    def _see(self) -> AttemptStatus | None:
         assert self.attempt.handle is not None
         try:
-            sight = self.backend.see([self.attempt.handle])[0]
+            aws_status = self.backend.describe([self.attempt.handle])[0]
         except (Throttled, Unreachable) as error:
             now = self.backend.now()
             # A laptop that slept for hours finds its network a while after its clock.
             self._unseen_since = self._unseen_since or now
             if now > max(self._ends_at(), self._unseen_since) + _LOST_CONTACT:
                 raise
-            self._tell_once(error.message)
+            self._warn_once(error.message)
             return None
         self._unseen_since = None
-        return sight
+        return aws_status
 
     def _sync(self) -> None:
-        """Bring what is new. What keeps that from being done, such as a full disk, ends no machine."""
+        """Bring home what is new. What prevents that, such as a full disk, ends no machine."""
         now = self.backend.now()
-        # A clock that was set back would have it wait for long.
+        # A clock that was set back must not make it wait for long.
         if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
             return
         assert self.attempt.handle is not None
@@ -165,17 +163,17 @@ class Follower:
             self._synced = self.backend.sync(self.attempt.handle)
             self._synced_at = now
             if self._unseen_since is None:
-                self._told.clear()
+                self._warnings.clear()
         except UserError as error:
-            self._tell_once(error.message)
+            self._warn_once(error.message)
 
-    def _end_what_hangs(self, sight: Sight) -> None:
-        """End machines that never boot, or one of which is lost, that have had their time, or linger."""
+    def _end_what_hangs(self, aws_status: AttemptStatus) -> None:
+        """End machines that never boot, have lost one of them, are over their time, or linger."""
         now, boot_limit = self.backend.now(), self.backend.boot_limit
-        # Where there is no limit AWS itself ends what hangs, and knows when its time is up.
-        if not sight.is_live or self._why is not None or boot_limit is None:
+        # Without a boot limit AWS itself ends what hangs, and keeps its time limit.
+        if not aws_status.is_live or self._why is not None or boot_limit is None:
             return
-        if sight.is_up and self._runs_since is None:
+        if aws_status.is_up and self._runs_since is None:
             self._runs_since = now
         if self._synced.status is not None and self._done_since is None:
             self._done_since = now
@@ -183,20 +181,20 @@ class Follower:
         # Only what the bucket said lately counts: it may be the bucket that cannot be reached.
         is_fresh = self._synced_at is not None and now - self._synced_at <= 2 * SYNC_INTERVAL
         if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
-            self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._diary()}")
-        elif is_fresh and self._is_one_lost(sight):
-            why = f"{sight.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
-            self._terminate(f"{why}: {sight.problem.message}" if sight.problem else why)
+            self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._printed()}")
+        elif is_fresh and self._is_one_lost(aws_status):
+            why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
+            self._terminate(f"{why}: {aws_status.problem.message}" if aws_status.problem else why)
         elif now > self._ends_at():
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
-            # Its runs are told by its last word; only the machine hangs.
+            # Its last word told how its runs ended; only the machine hangs.
             self._terminate("its machine did not turn itself off")
 
-    def _is_one_lost(self, sight: Sight) -> bool:
-        """Whether a machine ended a while ago without a word, before there was anything to save."""
+    def _is_one_lost(self, aws_status: AttemptStatus) -> bool:
+        """Whether a machine ended a while ago without a last word, before there was anything to save."""
         has_begun = any(path.name.startswith("rank-") for path in self._synced.files)
-        if has_begun or sight.num_ended <= len(self._synced.statuses):
+        if has_begun or aws_status.num_ended <= len(self._synced.statuses):
             self._lost_since = None
             return False
         self._lost_since = self._lost_since or self.backend.now()
@@ -210,15 +208,15 @@ class Follower:
 
     def _terminate(self, why: str) -> None:
         assert self.attempt.handle is not None
-        self.tell(f"{self._machine}: {why}; terminating it")
-        # Set first: what cannot be terminated now is tried again by nobody else, but told.
+        self.report(f"{self._machine}: {why}; terminating it")
+        # Set first: if terminating fails, nobody tries again, but the reason is known.
         self._why = why
         self.backend.kill(self.attempt.handle)
 
-    def _diary(self) -> str:
+    def _printed(self) -> str:
         assert self.attempt.handle is not None
         try:
-            return f"; what it printed is in {self.backend.diary(self.attempt.handle)}"
+            return f"; what it printed is in {self.backend.console_log(self.attempt.handle)}"
         except CloudRefused as error:
             return f"; what it printed cannot be read: {error.message}"
 
@@ -226,11 +224,11 @@ class Follower:
         assert self.attempt.handle is not None
         self._is_stopping = True
         self._note_stop()
-        self.tell(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
+        self.report(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
         self.backend.stop(self.attempt.handle)
 
     def _note_stop(self) -> None:
-        # A disk that is full does not keep the machine alive.
+        # A full disk must not keep the machine alive.
         with suppress(UserError):
             self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
 
@@ -241,27 +239,27 @@ class Follower:
             self._note_stop()
         try:
             self.backend.kill(self.attempt.handle)
-            self.tell(f"{self._machine} {told_to_end(self.backend)}")
+            self.report(f"{self._machine} {told_to_end(self.backend)}")
         except BaseException as error:
-            self.tell(
+            self.report(
                 f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"
             )
             if not isinstance(error, CloudRefused):
                 raise
             return
         with suppress(UserError):
-            sight = self.backend.see([self.attempt.handle])[0]
-            # One that is only shutting down yet is ended in the ledger by whoever looks next.
-            if sight.has_ended:
-                finish_attempt(self.attempt, sight, backend=self.backend, ledger=self.ledger)
+            aws_status = self.backend.describe([self.attempt.handle])[0]
+            # While it is still shutting down, whoever looks next ends it in the ledger.
+            if aws_status.has_ended:
+                finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
                 disarm(self.ledger, self.backend.aws, self.attempt)
 
     def _unfollowed(self, error: UserError) -> UserError:
-        told = f"{error.hint}; " if error.hint else ""
+        hint = f"{error.hint}; " if error.hint else ""
         kind = type(error) if isinstance(error, CloudRefused) else UserError
         return kind(
             f"{self._machine} cannot be followed any more, and goes on: {error.message}",
-            f"{told}{how_to_stop(self.attempt, self.backend)}",
+            f"{hint}{how_to_stop(self.attempt, self.backend)}",
         )
 
     @property
@@ -273,13 +271,13 @@ class Follower:
         started = datetime.fromisoformat(self.attempt.handle["launched_at"])
         return started + timedelta(minutes=(self.attempt.max_minutes or 0) + MARGIN_MINUTES)
 
-    def _tell_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
-            self.tell(f"{message}; trying again")
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.add(message)
+            self.report(f"{message}; trying again")
 
     def _pause(self) -> None:
-        # Counted, not timed: a clock that is set back would make it last.
+        # Counted, not timed: a clock that is set back must not make it last.
         for _ in range(round(LOOK_INTERVAL_S / _PAUSE_S)):
             if self.stop.by and not self._is_stopping:
                 return

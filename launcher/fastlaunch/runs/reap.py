@@ -1,44 +1,32 @@
-"""Finds what nobody stops any more, by tags and names alone, and says what of it has to go.
+"""Finds what nobody stops any more, by tags and names alone, and decides what of it has to go.
 
-Instances, training jobs, machines kept after jobs (warm pools), and schedules that were to end machines which
-are gone. The last of the ways to stop paying: it needs no ledger. Where there is one, it tells more, and
-never that what has had its time may go on.
+Instances, training jobs, warm pools, and schedules whose machines are gone. It is the last of the ways to
+stop paying, and needs no ledger. A ledger adds what it knows, but never keeps alive what is over its time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from fastlaunch.aws.ec2 import Aws, Instance
-from fastlaunch.aws.sagemaker import (
-    TrainingJob,
-    end_warm_pool,
-    kept_pools,
-    live_training_jobs,
-    stop_training_job,
-)
-from fastlaunch.aws.scheduler import Schedule, delete_schedule, schedules
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.sagemaker import TrainingJob
+from fastlaunch.aws.scheduler import Schedule
+from fastlaunch.aws.types import Instance
+from fastlaunch.core.conventions import ATTEMPT_TAG, MARGIN_MINUTES, MAX_MINUTES_TAG, RUN_TAG
 from fastlaunch.core.errors import CloudRefused
-from fastlaunch.placement.cost_ceiling import MARGIN_MINUTES
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.runs.deadline_schedule import token_of
 from fastlaunch.runs.finish import STOPPED_BY
-from fastlaunch.submission import launcher_lives
 
-if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger
-
-RUN_TAG = "fastlaunch:run"
-ATTEMPT_TAG = "fastlaunch:attempt"
-MAX_MINUTES_TAG = "fastlaunch:max-minutes"
-#: Assumed where neither tag nor ledger tells a limit: what `submit` takes without --max-hours.
+#: The limit where neither tag nor ledger says one: what `submit` takes without --max-hours.
 ASSUMED_MAX_MINUTES = 120
-#: A training job's limit counts from when it has machines, for which it may wait so long, unbilled.
+#: A training job's limit counts from when it has machines; it may wait for them so long, unbilled.
 JOB_WAIT_MINUTES = 60
-#: Before that a schedule may be of machines that DescribeInstances does not show yet.
+#: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
-#: More is no limit that anyone gave; a capacity block lasts half a year at most.
+#: Nobody gave a longer limit: a capacity block lasts half a year at most.
 _MOST_MINUTES = 366 * 24 * 60
 
 Kind = Literal["instance", "job", "pool", "schedule"]
@@ -46,65 +34,66 @@ Kind = Literal["instance", "job", "pool", "schedule"]
 
 @dataclass(frozen=True, kw_only=True)
 class KnownAttempt:
-    """What a ledger says of the attempt that an instance or a training job carries out.
-
-    id: of the attempt. has_ended: the attempt, or all its runs. is_followed: its launcher lives. max_minutes:
-    of the attempt. usd_per_hour: of one machine, at which it was started.
-    """
+    """What a ledger says of the attempt that an instance or a training job carries out."""
 
     id: int
+    #: The attempt, or all its runs.
     has_ended: bool
+    #: Its launcher lives.
     is_followed: bool
     max_minutes: int | None = None
+    #: Of one machine, at its start.
     usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What lives in a region: every instance and job with the run tag, and every schedule of fastlaunch.
-
-    pools: jobs that have ended, whose machines are kept. refused: what could not be looked at.
-    """
+class Inventory:
+    """What lives in the regions: instances and jobs with the run tag, and schedules of fastlaunch."""
 
     instances: tuple[Instance, ...]
     jobs: tuple[TrainingJob, ...]
+    #: Jobs that have ended, whose machines are kept.
     pools: tuple[TrainingJob, ...]
     schedules: tuple[Schedule, ...]
+    #: What could not be listed.
     refused: tuple["Refusal", ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that lives, whether it `must_go`, and why, in words. warning: what is odd about it.
-
-    id: of an instance, name of a job (a pool has its job's) or a schedule. began_at: when it was started, or
-    made. ends_at: when it will have had its time, its margin included; None for a schedule. run_id: of its
-    first run, None where its name does not tell. hours: billed, of num_machines each. keeps_pool: whether
-    machines are kept after a job. known: None for what is of another ledger.
-    """
+class Orphan:
+    """Something that lives, and whether it has to go."""
 
     kind: Kind
+    #: Of an instance; name of a schedule or a job, also for its pool.
     id: str
     region: str
     must_go: bool
+    #: Why it must go, or stays.
     why: str
+    #: When it was started, or made.
     began_at: datetime
+    #: When its time is over, margin included; None for a schedule.
     ends_at: datetime | None = None
+    #: Its first run; None where its name does not say.
     run_id: str | None = None
     instance_type: str | None = None
     num_machines: int = 0
     zone: str | None = None
     is_spot: bool = False
     state: str | None = None
+    #: Billed, of each machine.
     hours: float = 0.0
+    #: Whether machines are kept after a job.
     keeps_pool: bool = False
+    #: None for what is of another ledger.
     known: KnownAttempt | None = None
+    #: What is odd about it.
     warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What AWS refused: to look at what is of a kind in a region, or (id) to end one of them there."""
+    """What AWS refused: to list a kind in a region or, with an id, to end one of them."""
 
     kind: Kind
     region: str
@@ -112,49 +101,49 @@ class Refusal:
     id: str | None = None
 
 
-def find(aws: Aws, regions: Sequence[str]) -> Found:
-    """Everything that lives in the regions, the oldest first. What one region refuses hides nothing else."""
+def take_inventory(aws: Aws, regions: Sequence[str]) -> Inventory:
+    """Return everything that lives in the regions, oldest first. A region that refuses hides nothing else."""
     instances: list[Instance] = []
     jobs: list[TrainingJob] = []
     pools: list[TrainingJob] = []
-    timers: list[Schedule] = []
+    schedules: list[Schedule] = []
     refused: list[Refusal] = []
-    looks: tuple[tuple[Kind, Callable[[str], object]], ...] = (
+    listings: tuple[tuple[Kind, Callable[[str], object]], ...] = (
         ("instance", lambda region: instances.extend(_live_instances(aws, region))),
-        ("job", lambda region: jobs.extend(live_training_jobs(aws, region))),
-        ("pool", lambda region: pools.extend(kept_pools(aws, region))),
-        ("schedule", lambda region: timers.extend(schedules(aws, region))),
+        ("job", lambda region: jobs.extend(aws.live_training_jobs(region))),
+        ("pool", lambda region: pools.extend(aws.kept_pools(region))),
+        ("schedule", lambda region: schedules.extend(aws.list_schedules(region))),
     )
     for region in regions:
-        for kind, look in looks:
+        for kind, extend in listings:
             try:
-                look(region)
+                extend(region)
             except CloudRefused as error:
                 refused.append(Refusal(kind=kind, region=region, error=error))
-    return Found(
-        instances=tuple(sorted(instances, key=lambda one: (one.launch_time, one.id))),
-        jobs=tuple(sorted(jobs, key=lambda one: (one.created_at, one.name))),
-        pools=tuple(sorted(pools, key=lambda one: (one.created_at, one.name))),
-        schedules=tuple(sorted(timers, key=lambda one: (one.created_at, one.name))),
+    return Inventory(
+        instances=tuple(sorted(instances, key=lambda instance: (instance.launch_time, instance.id))),
+        jobs=tuple(sorted(jobs, key=lambda job: (job.created_at, job.name))),
+        pools=tuple(sorted(pools, key=lambda job: (job.created_at, job.name))),
+        schedules=tuple(sorted(schedules, key=lambda schedule: (schedule.created_at, schedule.name))),
         refused=tuple(refused),
     )
 
 
 def _live_instances(aws: Aws, region: str) -> list[Instance]:
     seen = aws.describe_instances(region, tags={RUN_TAG: ()})
-    return [one for one in seen if one.is_live and RUN_TAG in one.tags]
+    return [instance for instance in seen if instance.is_live and RUN_TAG in instance.tags]
 
 
-def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datetime) -> Finding:
-    """Whether the instance must go: it is over its time, or the attempt that it carries out has ended.
+def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datetime) -> Orphan:
+    """Judge an instance: it must go if it is over its time, or if its attempt has ended.
 
-    known: of the ledger at hand, None if the attempt is not in it.
+    known: by the ledger at hand; None if the attempt is not in it.
     """
     minutes, warning = _limit(instance.tags, known)
     ends_at = instance.launch_time + timedelta(minutes=minutes + MARGIN_MINUTES)
     over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
     must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
-    return Finding(
+    return Orphan(
         kind="instance",
         id=instance.id,
         region=instance.region,
@@ -174,11 +163,11 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
     )
 
 
-def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) -> Finding:
-    """Whether the training job must go: SageMaker did not end it in its time, or its attempt has ended.
+def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) -> Orphan:
+    """Judge a training job: it must go if SageMaker did not end it in time, or if its attempt has ended.
 
-    SageMaker keeps its limit, MaxRuntimeInSeconds, by itself; that counts from when the job has machines.
-    A job that is being stopped is left to it.
+    SageMaker itself keeps MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
+    being stopped is left to it.
     """
     minutes, warning = _limit(job.tags, known)
     ends_at = job.created_at + timedelta(minutes=JOB_WAIT_MINUTES + minutes + MARGIN_MINUTES)
@@ -189,7 +178,7 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
     if job.status == "Stopping":
         must_go, why = False, "it is being stopped"
-    return Finding(
+    return Orphan(
         kind="job",
         id=job.name,
         region=job.region,
@@ -210,10 +199,10 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     )
 
 
-def judge_pool(job: TrainingJob, *, now: datetime) -> Finding:
-    """Whether the machines that are kept after the job must go: it did not complete, or they had their time.
+def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
+    """Judge a warm pool: it must go if its job did not complete, or if it is over its time.
 
-    After a job that completed the next one is to find them, as was asked for; SageMaker ends that itself.
+    After a job that completed it waits for the next job, and SageMaker ends it.
     """
     since = job.ended_at or job.created_at
     ends_at = since + timedelta(seconds=job.keep_alive_s, minutes=MARGIN_MINUTES)
@@ -223,7 +212,7 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Finding:
         must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
     else:
         must_go, why = False, f"kept for the next job, as was asked for; at most until {_clock_time(ends_at)}"
-    return Finding(
+    return Orphan(
         kind="pool",
         id=job.name,
         region=job.region,
@@ -241,10 +230,11 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Finding:
 
 def judge_schedule(
     schedule: Schedule, *, live_tokens: Sequence[str], is_known: bool = True, now: datetime
-) -> Finding:
-    """Whether the schedule must go: no machine that it would end lives.
+) -> Orphan:
+    """Judge a schedule: it must go if no machine that it would end lives.
 
-    live_tokens: of the attempts whose machines live and stay in its region. is_known: whether they are.
+    live_tokens: of attempts whose machines live and stay in its region. is_known: whether these could be
+    listed.
     """
     must_go = False
     if not is_known:
@@ -255,7 +245,7 @@ def judge_schedule(
         why = "made a moment ago: its machine may not be seen yet"
     else:
         must_go, why = True, "its machine is gone"
-    return Finding(
+    return Orphan(
         kind="schedule",
         id=schedule.name,
         region=schedule.region,
@@ -265,66 +255,66 @@ def judge_schedule(
     )
 
 
-def end(aws: Aws, findings: Sequence[Finding]) -> list[Refusal]:
-    """Terminate, stop or delete every one of `findings`; what AWS refused to end is returned.
+def end(aws: Aws, orphans: Sequence[Orphan]) -> list[Refusal]:
+    """Terminate, stop or delete the orphans; return what AWS refused to end.
 
-    One request for each, so that a right that is lacking for one keeps none of the others alive.
+    One request for each: a missing permission for one must not keep the others alive.
     """
     refused = []
-    for one in findings:
+    for orphan in orphans:
         try:
-            if one.kind == "instance":
-                aws.terminate(one.region, [one.id])
-            elif one.kind == "job":
-                stop_training_job(aws, one.region, one.id)
-                if one.keeps_pool:
-                    # Where this comes too early the pool is found the next time.
+            if orphan.kind == "instance":
+                aws.terminate(orphan.region, [orphan.id])
+            elif orphan.kind == "job":
+                aws.stop_training_job(orphan.region, orphan.id)
+                if orphan.keeps_pool:
+                    # If this comes too early, the pool is found the next time.
                     with suppress(CloudRefused):
-                        end_warm_pool(aws, one.region, one.id)
-            elif one.kind == "pool":
-                end_warm_pool(aws, one.region, one.id)
+                        aws.end_warm_pool(orphan.region, orphan.id)
+            elif orphan.kind == "pool":
+                aws.end_warm_pool(orphan.region, orphan.id)
             else:
-                delete_schedule(aws, one.region, one.id)
+                aws.delete_schedule(orphan.region, orphan.id)
         except CloudRefused as error:
-            refused.append(Refusal(kind=one.kind, region=one.region, error=error, id=one.id))
+            refused.append(Refusal(kind=orphan.kind, region=orphan.region, error=error, id=orphan.id))
     return refused
 
 
-def note_ends(ledger: "Ledger", findings: Sequence[Finding]) -> None:
-    """Note in the ledger why the instances and jobs of `findings`, which were told to end, end."""
-    for finding in findings:
-        if finding.known:
-            ledger.explain_attempt(finding.known.id, f"{STOPPED_BY}fastlaunch reap, {finding.why}")
+def note_ends(ledger: Ledger, orphans: Sequence[Orphan]) -> None:
+    """Note in the ledger why the instances and jobs among `orphans` end."""
+    for orphan in orphans:
+        if orphan.known:
+            ledger.explain_attempt(orphan.known.id, f"{STOPPED_BY}fastlaunch reap, {orphan.why}")
 
 
 def known_attempts(
-    ledger: "Ledger", instances: Sequence[Instance], jobs: Sequence[TrainingJob] = ()
+    ledger: Ledger, instances: Sequence[Instance], jobs: Sequence[TrainingJob] = ()
 ) -> dict[str, KnownAttempt]:
-    """What the ledger says of the attempts of instances, by id, and of jobs, by name.
+    """Return what the ledger says of the attempts, by id of their instance and name of their job.
 
-    An attempt is known by the token of its request, or by the tags that hold the token's parts.
+    The ledger knows an attempt by its request's token, or by the tags that hold the token's parts.
     """
     tokens = {instance.id: tokens_of(instance) for instance in instances}
     tokens |= {job.name: [job.name] for job in jobs}
-    attempts = ledger.attempts_by_token([token for of_one in tokens.values() for token in of_one])
+    attempts = ledger.attempts_by_token([token for candidates in tokens.values() for token in candidates])
     known = {}
-    for name, of_one in tokens.items():
-        attempt = next((attempts[token] for token in of_one if token in attempts), None)
+    for name, candidates in tokens.items():
+        attempt = next((attempts[token] for token in candidates if token in attempts), None)
         if attempt is not None:
-            # No names would select every run.
+            # No name would select every run.
             runs = ledger.select(attempt.run_ids) if attempt.run_ids else []
             known[name] = KnownAttempt(
                 id=attempt.id,
                 has_ended=attempt.ended_at is not None or all(run.state.is_final for run in runs),
-                is_followed=any(launcher_lives(ledger, run) for run in runs),
+                is_followed=any(ledger.launcher_lives(run) for run in runs),
                 max_minutes=attempt.max_minutes,
-                usd_per_hour=attempt.usd_per_hour,
+                usd_per_hour=attempt.billing.usd_per_hour,
             )
     return known
 
 
 def tokens_of(instance: Instance) -> list[str]:
-    """What the token of the instance's request may be: as EC2 tells it, and as its tags do."""
+    """Return what the token of the instance's request may be, by EC2 and by its tags."""
     tagged = f"{instance.tags[RUN_TAG]}-a{instance.tags.get(ATTEMPT_TAG)}"
     return [instance.token, tagged] if instance.token else [tagged]
 
@@ -346,14 +336,14 @@ def _judged(
 
 
 def _limit(tags: Mapping[str, str], known: KnownAttempt | None) -> tuple[int, str | None]:
-    """Minutes that it may run, and what to say if the tag does not tell."""
+    """Return the minutes that it may run, and a warning if the tag does not say them."""
     text = tags.get(MAX_MINUTES_TAG)
     if text is not None and text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_MINUTES:
         return int(text), None
-    told = "without a time limit in its tags" if text is None else f"its time limit is no number: {text!r}"
+    flaw = "without a time limit in its tags" if text is None else f"its time limit is no number: {text!r}"
     if known and known.max_minutes:
-        return known.max_minutes, f"{told}; the ledger says {known.max_minutes} minutes"
-    return ASSUMED_MAX_MINUTES, f"{told}; {ASSUMED_MAX_MINUTES} minutes are assumed"
+        return known.max_minutes, f"{flaw}; the ledger says {known.max_minutes} minutes"
+    return ASSUMED_MAX_MINUTES, f"{flaw}; {ASSUMED_MAX_MINUTES} minutes are assumed"
 
 
 def _hours(since: datetime, now: datetime) -> float:

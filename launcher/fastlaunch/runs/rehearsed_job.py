@@ -1,13 +1,14 @@
 """Carries out a CreateTrainingJob request in containers on this machine, by the SageMaker SDK's local mode.
 
-    python -m fastlaunch.runs.rehearsed_job HOME CODE REQUEST
+    python -m fastlaunch.runs.rehearsed_job HOME CODE REQUEST RUNS
 
-REQUEST is the request as JSON, CODE the code bundle ("" if the image holds the code). What the containers
-leave is brought under HOME/runs while they run, as from a real job. Ends with 0 if every run completed.
+REQUEST is the request as JSON, RUNS the list of runs, CODE the code bundle ("" if the image holds the code).
+What the containers leave is brought under HOME/runs while they run, as from a real job. Ends with 0 if every
+run completed.
 
-The SDK starts the containers with docker compose: one per host, with the request's own entrypoint, arguments,
-hyperparameters and environment, and SageMaker's folders under /opt/ml. It has no checkpoint folder, so that a
-part of /opt/ml/output stands for it, and `$` in an argument would be compose's, not the shell's.
+The SDK starts the containers with docker compose: one per host, with the request's own entrypoint, arguments
+and environment, and SageMaker's folders under /opt/ml. It has no checkpoint folder, so that a part of
+/opt/ml/output stands for it, and `$` in an argument would be compose's, not the shell's.
 """
 
 import json
@@ -23,9 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastlaunch.aws.ec2 import StoredObject
+from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
+from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
+from fastlaunch_train.node.protocol import agent_name, run_list_name
 
 #: What the containers write there, the SDK mounts from, and keeps on, this machine.
 CHECKPOINTS = "/opt/ml/output/data/checkpoints"
@@ -40,23 +43,23 @@ _INTERFACE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
 
 @dataclass(frozen=True, kw_only=True)
 class FolderStore:
-    """The folders of all hosts, as `s3_sync` reads a bucket: what has one name in several is the same."""
+    """The folders of all hosts, read as `s3_sync` reads a bucket; a name in several of them is one file."""
 
     root: Path
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
-        """What lies under the prefix; what is being removed meanwhile may be left out."""
-        found: dict[str, StoredObject] = {}
+        """Return what lies under the prefix; files that are being removed may be missing."""
+        objects: dict[str, StoredObject] = {}
         for folder in self._folders():
             for path in sorted((folder / prefix).rglob("*")):
                 key = str(path.relative_to(folder))
                 # What a run prints is in this job's own log already, by way of docker compose.
                 if path.is_file() and not _PRINTED.search(key):
-                    found[key] = StoredObject(key=key, size=path.stat().st_size)
-        return list(found.values())
+                    objects[key] = StoredObject(key=key, size=path.stat().st_size)
+        return list(objects.values())
 
     def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
-        """The bytes of one file, None if it is not there."""
+        """Return the bytes of a file; None if it is not there."""
         for folder in self._folders():
             try:
                 return (folder / key).read_bytes()
@@ -73,8 +76,8 @@ class FolderStore:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code of the rehearsal. Raises UserError where the SDK or docker is lacking."""
-    home, code, text = arguments
+    """Carry out the rehearsal; return its exit code. Raises UserError without the SDK or docker."""
+    home, code, text, run_list = arguments
     request = json.loads(text)
     token = request["TrainingJobName"]
     # Beside the run's files; docker compose names the containers after it.
@@ -82,7 +85,16 @@ def main(arguments: Sequence[str]) -> int:
     root.mkdir(parents=True)
     ended = threading.Event()
     thread = threading.Thread(target=_bring_home, args=(root, Path(home), token, ended))
-    job = _container(request, root, code)
+    channels = {"code": Path(code).parent} if code else {}
+    told = request["Environment"]
+    for channel, name, data in (
+        ("agent", agent_name(told["FASTLAUNCH_AGENT_SHA256"]), agent_archive()),
+        ("runs", run_list_name(told["FASTLAUNCH_RUNS_SHA256"]), run_list.encode()),
+    ):
+        channels[channel] = root / "channels" / channel
+        channels[channel].mkdir(parents=True)
+        (channels[channel] / name).write_bytes(data)
+    job = _container(request, root, channels)
     signal.signal(signal.SIGTERM, _stop)
     thread.start()
     try:
@@ -98,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _cause(root: Path) -> str:
-    """What the first host that failed told SageMaker of it."""
+    """Return what the first host that failed told SageMaker."""
     return next((path.read_text().strip() for path in sorted(root.glob("algo-*/output/failure"))), "")
 
 
@@ -119,12 +131,12 @@ def _bring_home(root: Path, home: Path, token: str, ended: threading.Event) -> N
         _sync(root, home, token)
 
 
-def _sync(root: Path, home: Path, token: str) -> s3_sync.Synced:
+def _sync(root: Path, home: Path, token: str) -> s3_sync.SyncResult:
     return s3_sync.sync(FolderStore(root=root), home, region="", output=f"{_OUTPUT}/{token}", token=token)
 
 
-def _container(request: Mapping[str, Any], root: Path, code: str) -> Any:
-    """The SDK's local job for the request. Raises UserError if the SDK is not installed."""
+def _container(request: Mapping[str, Any], root: Path, folders: Mapping[str, Path]) -> Any:
+    """Return the SDK's local job for the request. Raises UserError if the SDK is not installed."""
     try:
         from sagemaker.core.shapes import Channel, DataSource, FileSystemDataSource
         from sagemaker.train.local.local_container import _LocalContainer
@@ -134,12 +146,10 @@ def _container(request: Mapping[str, Any], root: Path, code: str) -> Any:
             "pip install 'fastlaunch[sagemaker]'",
         ) from None
     channels = []
-    if code:
-        source = FileSystemDataSource.model_construct(
-            directory_path=str(Path(code).parent), file_system_type="EFS"
-        )
+    for name, folder in folders.items():
+        source = FileSystemDataSource.model_construct(directory_path=str(folder), file_system_type="EFS")
         data = DataSource(file_system_data_source=source)
-        channels.append(Channel(channel_name="code", data_source=data, input_mode="File"))
+        channels.append(Channel(channel_name=name, data_source=data, input_mode="File"))
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     return _LocalContainer(
         training_job_name=request["TrainingJobName"],
@@ -156,7 +166,7 @@ def _container(request: Mapping[str, Any], root: Path, code: str) -> Any:
             "FASTLAUNCH_INSTANCE": "",
             **(_INTERFACE if resources["InstanceCount"] > 1 else {}),
         },
-        hyper_parameters=dict(request["HyperParameters"]),
+        hyper_parameters={},
         container_entrypoint=[part.replace("$", "$$") for part in algorithm["ContainerEntrypoint"]],
         container_arguments=[part.replace("$", "$$") for part in algorithm["ContainerArguments"]],
     )

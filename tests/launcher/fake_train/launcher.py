@@ -1,4 +1,4 @@
-"""The launcher's command line over the fake entrypoint: `surroundings` for a test, `main` for a process."""
+"""The launcher's command line over the fake entrypoint: `app_context` for a test, `main` for a process."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.cli import run
-from fastlaunch.cli.context import Surroundings
+from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
 
@@ -15,7 +15,7 @@ ENTRYPOINT = Path(__file__).parent / "entrypoint.py"
 CPU = Machine(devices=(), num_cores=2, modules=frozenset({"torch", "timm"}))
 
 
-def surroundings(*argv: str, machine: Machine = CPU, **local: object) -> Surroundings:
+def app_context(*argv: str, machine: Machine = CPU, **local: object) -> AppContext:
     """Surroundings whose local backend starts the fake entrypoint."""
     settings = load_settings()
     backend = LocalSettings(
@@ -25,14 +25,14 @@ def surroundings(*argv: str, machine: Machine = CPU, **local: object) -> Surroun
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
     backend = replace(backend, **local)  # type: ignore[arg-type]
-    return Surroundings(
-        settings=settings, machine=machine, backends={"local": LocalBackend(backend)}, argv=argv
+    return AppContext(
+        settings=settings, find_machine=lambda: machine, backends={"local": LocalBackend(backend)}, argv=argv
     )
 
 
 def fastlaunch(*argv: str, machine: Machine = CPU) -> int:
     """Exit code of `fastlaunch ARGV` in this process."""
-    return run(list(argv), surroundings(*argv, machine=machine))
+    return run(list(argv), app_context(*argv, machine=machine))
 
 
 if __name__ == "__main__":

@@ -351,10 +351,6 @@ def loss_of_each_sample() -> Workload:
     return workload(loss=lambda model, batch: loss(model, batch).expand(len(batch[1])))
 
 
-def no_workload() -> str:
-    return "not a workload"
-
-
 def _after(effect):  # type: ignore[no-untyped-def]
     """`loss`, after calling `effect` with the number of the step; a probe, without gradients, is none."""
     count = itertools.count(1)

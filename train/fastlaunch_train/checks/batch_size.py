@@ -2,28 +2,36 @@
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.distributed.parallel import Process, agree
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.precision import Precision, batch_multiple
 from fastlaunch_train.process.failures import is_out_of_memory
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.steppers.stepping import build_native, build_stepper
+from fastlaunch_train.workloads.contract import DataRequest, Workload, next_batch
+from fastlaunch_train.workloads.registry import WorkloadError
 
 #: Sizes tried are multiples of it, unless not even it fits.
 GRANULARITY = 8
-#: Far above what a device holds of images: a step that takes no memory is not tried for ever.
+#: Far above what a device holds of images; it ends the search for a step that takes no memory.
 MAX_BATCH_SIZE = 65536
-#: Of the GPU's memory, for what comes later: communication buffers, fragmentation, compiled kernels.
+#: Of the GPU's memory. The rest is for what comes later: communication buffers, fragmentation, kernels.
 MEMORY_SHARE = 0.95
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, limit: int) -> int:
-    """The largest batch size that fits, up to `limit`; 0 if not even 1 does.
+    """Return the largest batch size that fits, up to `limit`; 0 if not even 1 does.
 
-    A multiple of `granularity`, as start and limit are; or less than it, if it does not fit. `fits` is true
-    up to some size and false above. It is never asked for more than twice what fits, or `start`: a trial
-    far too large can bring a machine down.
+    It is a multiple of `granularity`, as start and limit are, or less if that does not fit. `fits` is true up
+    to some size and false above. No trial is larger than `start` or twice what fits: one far too large can
+    bring a machine down.
     """
     assert 0 < start <= limit
     assert start % granularity == 0
@@ -60,11 +68,11 @@ def find_batch_size(
     agree: Callable[[bool], bool],
     granularity: int = GRANULARITY,
 ) -> int:
-    """The largest batch size per rank that fits on every rank.
+    """Return the largest batch size per rank that fits on every rank.
 
-    train_step: one whole training step of `model` at a batch size.
-    budget_bytes: on a CPU, the memory that counts as available. agree: whether all ranks say yes.
-    granularity: what the size is a multiple of, unless not even that fits.
+    train_step: a whole training step of `model` at a batch size.
+    budget_bytes: on a CPU, the memory that counts as available.
+    agree: whether all ranks say yes.
     Raises WorkloadError if not even one sample fits.
     """
     if device.type != "cuda":
@@ -76,7 +84,7 @@ def find_batch_size(
         )
     torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
     try:
-        found = largest_batch(
+        largest = largest_batch(
             lambda batch_size: agree(fits_on_cuda(train_step, batch_size, device=device, model=model)),
             start=granularity,
             granularity=granularity,
@@ -84,18 +92,18 @@ def find_batch_size(
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    if found == 0:
+    if largest == 0:
         raise WorkloadError("not even one sample fits into the GPU's memory", "take a smaller workload")
-    return found
+    return largest
 
 
 def _largest_in_budget(
     bytes_of: Callable[[int], int], *, budget_bytes: int, agree: Callable[[bool], bool], granularity: int
 ) -> int:
-    """The largest batch size whose step takes at most `budget_bytes`, by `bytes_of` a batch size.
+    """Return the largest batch size whose step takes at most `budget_bytes`, by `bytes_of` a batch size.
 
-    A trial step is slow on a CPU, and what a step takes is a line in the batch size: two trials give the
-    line, the search goes along it, and the size found is tried.
+    Trials are slow on a CPU, and what a step takes is a line in the batch size: two trials give the line, the
+    search follows it, and the size it gives is tried.
     """
     start = granularity
     measured = {size: bytes_of(size) for size in (start, 2 * start)}
@@ -105,31 +113,30 @@ def _largest_in_budget(
         predicted = measured[start] + per_sample * (batch_size - start)
         return agree(measured.get(batch_size, predicted) <= budget_bytes)
 
-    found = 0
     while True:
-        found = largest_batch(fits, start=start, granularity=start, limit=MAX_BATCH_SIZE)
-        if found == 0:
+        largest = largest_batch(fits, start=start, granularity=start, limit=MAX_BATCH_SIZE)
+        if largest == 0:
             raise WorkloadError(
                 f"not even one sample fits into {budget_bytes / 2**20:.0f} MiB",
                 "give a larger --memory-budget",
             )
-        if found in measured:
-            return found
-        measured[found] = bytes_of(found)
-        if fits(found):
-            return found
-        # Not quite a line: a steeper one, through what was seen.
-        seen = abs(measured[found] - measured[start]) / max(1, abs(found - start))
-        per_sample = max(1.01 * per_sample, seen)
+        if largest in measured:
+            return largest
+        measured[largest] = bytes_of(largest)
+        if fits(largest):
+            return largest
+        # Not quite a line: go on along a steeper one, through what was measured.
+        slope = abs(measured[largest] - measured[start]) / max(1, abs(largest - start))
+        per_sample = max(1.01 * per_sample, slope)
 
 
 def fits_on_cuda(
     train_step: Callable[[int], None], batch_size: int, *, device: torch.device, model: nn.Module
 ) -> bool:
-    """Whether two training steps run without running out of memory; what they left is freed."""
+    """Return whether two training steps fit into the memory; what they left is freed."""
     fits = True
     try:
-        # The first step makes the optimizer's state; the second has to fit beside it.
+        # The first step makes the optimizer's state, and the second has to fit beside it.
         for _ in range(2):
             train_step(batch_size)
         torch.cuda.synchronize(device)
@@ -137,7 +144,7 @@ def fits_on_cuda(
         if not is_out_of_memory(error):
             raise
         fits = False
-    # Only here: while the exception was handled, its traceback held the step's tensors.
+    # Not while the exception is handled: its traceback holds the step's tensors.
     model.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -145,11 +152,11 @@ def fits_on_cuda(
 
 
 def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
-    """Bytes that a training step holds: weights, gradients, optimizer state, masters, what backward needs.
+    """Return the bytes a training step holds: weights, gradients, optimizer state, masters, activations.
 
-    Counted, so the same every time: each storage that autograd keeps for the backward pass counts once, in
-    full. Temporary values of single operations are not in it, nor is the interpreter. Raises WorkloadError
-    with a torch that cannot count.
+    They are counted, so the same every time: each storage that autograd keeps for the backward pass counts
+    once, in full. Temporary values of single operations do not count, nor does the interpreter. Raises
+    WorkloadError with a torch that cannot count.
     """
     try:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -168,7 +175,7 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
 
     def pack(value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
-        # Held until the step is over, so that its address is not given to another.
+        # Held until the step is over, so that no other gets its address.
         saved[storage.data_ptr()] = storage
         return value.detach()
 
@@ -191,3 +198,107 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
         hook.remove()
     activations = sum(storage.nbytes() for at, storage in saved.items() if at not in weights)
     return sum(weights.values()) + gradients + optimizer_bytes + activations
+
+
+def largest_batch_that_fits(
+    workload: Workload,
+    recipe: Recipe,
+    precision: Precision,
+    process: Process,
+    *,
+    seed: int,
+    budget_bytes: int,
+) -> int:
+    """Return how many samples the rank with the least memory can take, tried on a model that is then freed.
+
+    budget_bytes: what may be used on a machine without a GPU. Raises WorkloadError if nothing is trained.
+    """
+    if not workload.trains:
+        raise WorkloadError(
+            f"workload {workload.name!r} trains nothing: any batch measures the same", "give --batch-size 8"
+        )
+    batch_size = _try_batches(workload, recipe, precision, process, seed=seed, budget_bytes=budget_bytes)
+    gc.collect()
+    if process.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
+    return batch_size
+
+
+def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
+    """Return what each of `world_size` ranks tries in place of `recipe`: by itself, with one micro-batch.
+
+    By itself, so that a rank which runs out of memory leaves no other waiting; what fits unsharded fits
+    sharded. One micro-batch, since each frees what it took before the next. Only gradients stay, if
+    micro-batches add to them or DDP's buckets hold them, and the forward pass has to fit beside.
+    """
+    return replace(
+        recipe,
+        parallelism="ddp",
+        engine="torch",
+        ddp_bucket_mb=Recipe.ddp_bucket_mb,
+        overlap_comm=Recipe.overlap_comm,
+        grad_accumulation=1,
+        set_to_none=recipe.set_to_none and recipe.grad_accumulation == 1 and world_size == 1,
+        compile_mode="none",
+        compile_backend=Recipe.compile_backend,
+        compile_scope=Recipe.compile_scope,
+    )
+
+
+def _try_batches(
+    workload: Workload,
+    recipe: Recipe,
+    precision: Precision,
+    process: Process,
+    *,
+    seed: int,
+    budget_bytes: int,
+) -> int:
+    parts = recipe.grad_accumulation
+    recipe_alone = recipe_to_try(recipe, process.world_size)
+    # Not the model that is trained: Transformer Engine's modules remember the trials in their FP8 scales.
+    model = build_native(workload, seed, process)
+    convert_model(model, workload, recipe)
+    stepper = build_stepper(
+        workload, recipe_alone, replace(precision, scaler=None), replace(process, world_size=1), model
+    )
+
+    def step(batch_size: int) -> None:
+        request = probe_request(process, seed=seed, batch_size=batch_size * parts, dtype=computed_in(recipe))
+        # The inputs of all micro-batches are there as long as the step takes.
+        whole = next_batch(workload, workload.batches(request))
+        stepper.step(split_batch(whole, parts)[0])
+
+    micro_batch_size = find_batch_size(
+        step,
+        device=process.device,
+        model=model,
+        budget_bytes=budget_bytes,
+        agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
+        granularity=batch_multiple(recipe),
+    )
+    return micro_batch_size * parts
+
+
+def computed_in(recipe: Recipe) -> torch.dtype:
+    """Return the dtype of inputs, for a workload whose inputs alone decide what it computes in."""
+    dtypes = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    return dtypes.get(recipe.precision, torch.float32)
+
+
+def probe_request(
+    process: Process, *, seed: int, batch_size: int, dtype: torch.dtype = torch.float32
+) -> DataRequest:
+    """Return a request for batches to try something on: synthetic, from the first step, without workers."""
+    return DataRequest(
+        source="synthetic",
+        batch_size=batch_size,
+        seed=seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        device=process.device,
+        num_workers=0,
+        first_step=1,
+        dtype=dtype,
+    )

@@ -1,4 +1,4 @@
-"""Whether what a step left can be gone on from, or used: no NaN in it, and nothing infinite."""
+"""Whether a training can go on from what a step left, or use it: no NaN, and nothing infinite."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -6,29 +6,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.distributed.fsdp import local
+from fastlaunch_train.distributed.fsdp import local_shard
 
 #: How Transformer Engine's modules call what they save of their FP8 scales.
 _EXTRA_STATE = "_extra_state"
 #: What DDP, DeepSpeed, ONNX Runtime and torch.compile put into the names of a model that they wrap.
 _WRAPPERS = {"module", "_orig_mod", "_torch_module", "_original_module"}
-#: Of an 8-bit number nothing is known: it has no largest value on a CPU.
+#: Not 8-bit numbers: on a CPU torch cannot compare them.
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def not_finite(state: Any, model: nn.Module) -> list[str]:
-    """Names of the tensors in `state`, a nest of mappings and lists, that are not finite; empty if all are.
+    """Return the names of the tensors in `state`, a nest of mappings and lists, that are not finite.
 
-    model: wrapped or not, whose buffers, and parameters that are not trained, may be infinite, as masks are,
-        but not NaN; so may be FP8 scales.
-    A GPU is waited for once.
+    model: wrapped or not. Its buffers and frozen parameters may be infinite, as masks are, but not NaN; so
+        may FP8 scales.
+    Waits for a GPU once.
     """
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     masks = {_unwrapped(name) for name in (*frozen, *(name for name, _ in model.named_buffers()))}
-    found = [(path, value) for path, value in _tensors(state, ()) if value.dtype in _DTYPES and value.numel()]
-    values = _extremes([value for _, value in found])
+    tensors = [
+        (path, value) for path, value in _tensors(state, ()) if value.dtype in _DTYPES and value.numel()
+    ]
+    extremes = _extremes([value for _, value in tensors])
     bad = []
-    for (path, _), (least, most) in zip(found, values, strict=True):
+    for (path, _), (least, most) in zip(tensors, extremes, strict=True):
         may_be_infinite = any(key.endswith(_EXTRA_STATE) or _unwrapped(key) in masks for key in path)
         limit = float("inf")
         if least != least or most != most or (not may_be_infinite and (least == -limit or most == limit)):
@@ -37,35 +39,35 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
 
 
 def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
-    """The parameters of `model` that are trained, and its buffers that are saved, by their names in it.
+    """Return the trained parameters of `model` and its saved buffers, by their names without wrappers.
 
-    model: wrapped or not. Of what is sharded it is the share of this `rank`, which waits for no other.
+    Of sharded ones it is the share of this `rank`, which waits for no other.
     """
-    found = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
+    tensors = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():
-        passing = module._non_persistent_buffers_set
+        not_saved = module._non_persistent_buffers_set
         buffers = module.named_buffers(prefix, recurse=False)
-        found |= {name: value for name, value in buffers if name.rpartition(".")[2] not in passing}
-    return {_unwrapped(name): value for name, value in found.items()}
+        tensors |= {name: value for name, value in buffers if name.rpartition(".")[2] not in not_saved}
+    return {_unwrapped(name): value for name, value in tensors.items()}
 
 
-def told(names: list[str]) -> str:
-    """The first of `names`, and how many others there are."""
+def first_names(names: list[str]) -> str:
+    """Return the first of `names`, and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def told_of(step: int, names: list[str]) -> str:
-    """That what `step` left is not finite: `names` of it on this rank, which may be none."""
-    return f"what step {step} left is not finite{f' ({told(names)})' if names else ''}"
+def not_finite_message(step: int, names: list[str]) -> str:
+    """Return that what `step` left is not finite, with the `names` on this rank, which may be none."""
+    return f"what step {step} left is not finite{f' ({first_names(names)})' if names else ''}"
 
 
 def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
     share = getattr(parameter, "ds_tensor", None)
     if share is None:
-        return local(parameter.detach())
-    # By DeepSpeed, whose last shares are longer than the parameter, by what the memory happened to hold.
-    left: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
-    own: torch.Tensor = share.detach().flatten()[: max(0, left)]
+        return local_shard(parameter.detach())
+    # DeepSpeed pads the last shares with uninitialised memory.
+    num_own: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
+    own: torch.Tensor = share.detach().flatten()[: max(0, num_own)]
     return own
 
 
@@ -81,22 +83,22 @@ def _tensors(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 
 
 def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:
-    """Least and largest of each, NaN where there is one: read once, and nothing of its size is made of it."""
+    """Return the least and largest number of each, NaN if there is one; reads each device once.
+
+    Allocates nothing of a tensor's size.
+    """
     pairs: list[torch.Tensor] = []
-    for value in values:
+    by_device: dict[torch.device, list[int]] = {}
+    for index, value in enumerate(values):
         # Torch 1.13 has no extremes of fp16 on a CPU.
         known = value.float() if value.dtype == torch.float16 and value.device.type == "cpu" else value
         pairs.append(torch.stack(torch.aminmax(known)).double())
-    on: dict[torch.device, list[int]] = {}
-    for index, pair in enumerate(pairs):
-        on.setdefault(pair.device, []).append(index)
-    found: list[list[float]] = [[] for _ in pairs]
-    for indices in on.values():
-        for index, both in zip(
-            indices, torch.stack([pairs[index] for index in indices]).tolist(), strict=True
-        ):
-            found[index] = both
-    return found
+        by_device.setdefault(value.device, []).append(index)
+    extremes: dict[int, list[float]] = {}
+    for indices in by_device.values():
+        read = torch.stack([pairs[index] for index in indices]).tolist()
+        extremes.update(zip(indices, read, strict=True))
+    return [extremes[index] for index in range(len(pairs))]
 
 
 def _unwrapped(name: str) -> str:

@@ -1,12 +1,10 @@
 """Whether a recipe runs on this machine, found by asking the GPU and the installed software."""
 
-import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -16,72 +14,71 @@ import torch
 
 from fastlaunch_train.models.ort import ort_problem
 from fastlaunch_train.recipes.advice import nearest_recipe
-from fastlaunch_train.recipes.recipes import RECIPES, Recipe, RecipeError
-from fastlaunch_train.recipes.requirements import EXTRAS, Machine, Version, missing_part
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.requirements import (
+    EXTRAS,
+    Capabilities,
+    Version,
+    can_stand_in,
+    missing_part,
+    parse_version,
+)
 
 
-def this_machine(device: torch.device) -> Machine:
-    """What `device` and the installed software can do."""
-    gpu = device.type == "cuda"
-    return Machine(
-        device_type=device.type,
-        compute_capability=torch.cuda.get_device_capability(device) if gpu else None,
+def this_machine(device: torch.device) -> Capabilities:
+    """Return what `device` and the installed software can do."""
+    has_gpu = device.type == "cuda"
+    return Capabilities(
+        compute_capability=torch.cuda.get_device_capability(device) if has_gpu else None,
         cuda=parse_version(torch.version.cuda) if torch.version.cuda else None,
         version_of=installed_version,
-        transformer_engine_problem=_transformer_engine_problem,
+        package_problem=_package_problem,
         scaling_problem=te_scaling_problem,
-        ort_problem=ort_problem,
-        inductor_problem=_inductor_problem_gpu if gpu else _inductor_problem_cpu,
-        compile_backends=_compile_backends,
+        compile_problem=functools.partial(_compile_problem, has_gpu=has_gpu),
     )
 
 
 def check_runs_here(recipe: Recipe, device: torch.device) -> None:
-    """Returns if `recipe` can run on `device`; else RecipeError with what is missing and what would run."""
+    """Raise RecipeError, with what is missing and what would run, unless `recipe` can run on `device`."""
     check_runs_on(recipe, this_machine(device))
 
 
-def check_runs_on(recipe: Recipe, machine: Machine) -> None:
-    """Returns if `recipe` can run on `machine`; else RecipeError with what is missing and what would run."""
+def check_runs_on(recipe: Recipe, machine: Capabilities) -> None:
+    """Raise RecipeError, with what is missing and what would run, unless `recipe` can run on `machine`."""
     missing = missing_part(recipe, machine)
     if missing is None:
         return
-    running = _running(machine)
-    nearest = nearest_recipe(recipe, running)
+    nearest = nearest_recipe(recipe, lambda other: can_stand_in(other, machine))
     raise RecipeError(
         f"recipe {recipe.label} cannot run here: {missing}",
-        f"the nearest recipe that runs here is {nearest.name}: {nearest.description} "
-        f"(all that do: {', '.join(other.name for other in running)})",
+        f"the nearest recipe that runs here is {nearest.label}: {nearest.description} "
+        f"(all that run: {', '.join(_runnable(machine))})",
     )
 
 
 def runnable_recipes(device: torch.device) -> list[str]:
-    """Names of the recipes that can run on `device`, in the table's order."""
-    return [recipe.name for recipe in _running(this_machine(device))]
+    """Return the names of the recipes that can run on `device`, in the table's order."""
+    return _runnable(this_machine(device))
 
 
-def _running(machine: Machine) -> list[Recipe]:
-    return [recipe for recipe in RECIPES.values() if missing_part(recipe, machine) is None]
+def _runnable(machine: Capabilities) -> list[str]:
+    return [name for name, recipe in RECIPES.items() if missing_part(recipe, machine) is None]
 
 
 def installed_version(package: str) -> Version | None:
-    """The version of an installed distribution; None if there is none. () if it is in no known form."""
+    """Return the version of an installed package; None if there is none, () if it does not say."""
     if package == "torch":  # a machine's own build may have no metadata
         return parse_version(torch.__version__)
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    try:
         # None where only a part of the metadata is left.
         return parse_version(importlib.metadata.version(package) or "")
-    return None
-
-
-def parse_version(text: str) -> Version:
-    """(2, 11, 0) of `2.11.0+cu130`; what is no number ends it."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    except importlib.metadata.PackageNotFoundError:
+        return () if importlib.util.find_spec(package) else None
 
 
 def te_scaling_problem(scaling: str, load: Callable[[str], Any] = importlib.import_module) -> str | None:
-    """Why Transformer Engine will not do FP8 with `scaling` on this GPU; None if it will, or says nothing."""
+    """Return why Transformer Engine refuses FP8 with `scaling` on this GPU; None if it does not say so."""
     function = {"block": "check_fp8_block_scaling_support", "mxfp8": "check_mxfp8_support"}.get(
         scaling, "check_fp8_support"
     )
@@ -96,10 +93,18 @@ def te_scaling_problem(scaling: str, load: Callable[[str], Any] = importlib.impo
     return None
 
 
+def _package_problem(package: str) -> str | None:
+    if package == "transformer_engine":
+        return _transformer_engine_problem()
+    return ort_problem() if package == "torch_ort" else None
+
+
 @functools.cache
 def _transformer_engine_problem() -> str | None:
     if importlib.util.find_spec("transformer_engine") is None:
-        return f"Transformer Engine is not installed (the extra `{EXTRAS['transformer_engine']}` installs it)"
+        return (
+            f"Transformer Engine is not installed (pip install 'fastlaunch[{EXTRAS['transformer_engine']}]')"
+        )
     try:
         importlib.import_module("transformer_engine.pytorch")
     # Without a library it needs it raises RuntimeError, OSError or AssertionError, by version.
@@ -126,9 +131,13 @@ def _inductor_problem_gpu() -> str | None:
     return None
 
 
-def _compile_backends() -> list[str]:
+def _compile_problem(backend: str, *, has_gpu: bool) -> str | None:
+    if backend == "inductor":
+        return _inductor_problem_gpu() if has_gpu else _inductor_problem_cpu()
     import torch._dynamo
 
-    # eager, aot_eager and the other debugging backends too: they are left out of the plain listing.
+    # With eager, aot_eager and the other debugging backends, which the plain listing leaves out.
     backends: Iterable[str] = torch._dynamo.list_backends(exclude_tags=())
-    return sorted(backends)
+    if backend in backends:
+        return None
+    return f"torch.compile has no backend {backend!r} here (known: {', '.join(sorted(backends))})"

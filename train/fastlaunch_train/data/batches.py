@@ -1,18 +1,64 @@
-"""A batch in parts: any nest of tuples, lists and mappings of tensors, split along the samples."""
+"""Which samples are in which batch: shuffled anew each epoch to train on, once through to score; in parts."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from fastlaunch_train.recipes.recipes import RecipeError
-from fastlaunch_train.workloads.contract import Batch
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.workloads.contract import Batch, DataRequest
+
+#: The label of samples that fill up a batch, which torch's cross entropy ignores (its `ignore_index`).
+NO_LABEL = -100
+
+
+def seed_of(*parts: int | str) -> int:
+    """Return a seed of 63 bits for the random generator of what `parts` name."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def shuffled(num_samples: int, request: DataRequest) -> Iterator[list[tuple[int, int]]]:
+    """Yield this rank's (epoch, index) pairs, batch by batch and without end, from `first_step` on.
+
+    Every epoch has all samples in an order of its own, drawn from seed and epoch. Epochs follow each other
+    without a gap: a batch may hold the end of one and the start of the next. The global batch of step n is
+    the same for any number of ranks that share it.
+    """
+    assert num_samples >= 1
+    per_step = request.world_size * request.batch_size
+    start = (request.first_step - 1) * per_step + request.rank * request.batch_size
+    shuffled_epoch, order = -1, torch.empty(0)
+    while True:
+        keys = []
+        for place in range(start, start + request.batch_size):
+            epoch, offset = divmod(place, num_samples)
+            if epoch != shuffled_epoch:
+                generator = torch.Generator().manual_seed(seed_of("shuffle", request.seed, epoch))
+                shuffled_epoch, order = epoch, torch.randperm(num_samples, generator=generator)
+            keys.append((epoch, int(order[offset])))
+        start += per_step
+        yield keys
+
+
+def share(num_samples: int, request: DataRequest) -> Iterator[list[int | None]]:
+    """Yield this rank's indices of `num_samples`, batch by batch; over all ranks each sample is there once.
+
+    Every rank has as many batches, all full, because sharded models are evaluated by all ranks together and
+    compiled ones for one shape. Missing samples are None, to be filled with a sample without a label.
+    """
+    per_step = request.world_size * request.batch_size
+    end = -(-num_samples // per_step) * per_step
+    for start in range(request.rank * request.batch_size, end, per_step):
+        yield [i if i < num_samples else None for i in range(start, start + request.batch_size)]
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """`batch` in `parts` micro-batches of equal size, views of it; what is no tensor is in each of them.
+    """Split `batch` into `parts` micro-batches of equal size, views of it.
 
-    Raises RecipeError if a tensor's first dimension does not divide by `parts`.
+    A batch is any nest of tuples, lists and mappings of tensors, split along their first dimension; other
+    values are in each part. Raises RecipeError if a first dimension does not divide by `parts`.
     """
     if parts == 1:
         return [batch]

@@ -1,4 +1,4 @@
-"""Text to predict: a made-up language whose entropy is known, or a file cut into sequences."""
+"""Text to predict: a synthetic language of known entropy, or a file cut into sequences."""
 
 import itertools
 import math
@@ -9,39 +9,36 @@ from pathlib import Path
 
 import torch
 
-from fastlaunch_train.data.order import seed_of
-from fastlaunch_train.data.text import ReadText, Sequences, Splits, batch_of
+from fastlaunch_train.data.batches import seed_of
+from fastlaunch_train.data.text import LoadedText, Sequences, Splits, batch_of
 from fastlaunch_train.data.tokens import ByteTokens, Tokenizer, bytes_as_tokens
 from fastlaunch_train.records.data_identity import DataIdentity, digest_of
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.registry import WorkloadError
 
-#: The made-up language has words of this many tokens, at most so many of them, and after each word one of so
-#: many others, the likelier the nearer (Zipf's law). It is the same for every seed: seeds draw other texts.
+#: The language has up to MAX_WORDS words of WORD_LENGTH tokens. After each comes one of NUM_FOLLOWERS others,
+#: by Zipf's law. It is the same for every seed: seeds draw other texts.
 WORD_LENGTH = 4
-MOST_WORDS = 2048
+MAX_WORDS = 2048
 NUM_FOLLOWERS = 16
 LANGUAGE_SEED = 20230315
-#: Of the made-up language: sequences that are held out.
+#: Sequences of the language that are held out.
 NUM_HELD_OUT = 64
-#: Another version for every change of what is written: runs on other text are no repeats of each other.
-MADE_UP = DataIdentity(generator="corpus", generator_version=1, seeded_by="seed, rank, step")
-#: Of a file: the share that is held out, its beginning, as Hugging Face's run_clm.py has it.
+#: Every change of what is written needs a new version: runs on other text are no repeats of each other.
+SYNTHETIC = DataIdentity(generator="corpus", generator_version=1, seeded_by="seed, rank, step")
+#: The beginning of a file that is held out, as in Hugging Face's run_clm.py.
 HELD_OUT_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Language:
-    """A Markov chain of words. lexicon: (words, WORD_LENGTH), the tokens of each, no two alike.
+    """A Markov chain of words."""
 
-    followers: the probability that word number w is followed by w + k (modulo the words), for each k.
-    """
-
-    lexicon: torch.Tensor
-    followers: torch.Tensor
+    lexicon: torch.Tensor  #: (words, WORD_LENGTH), the tokens of each word, no two alike
+    followers: torch.Tensor  #: the probability that word w + k (modulo the words) follows word w, for each k
 
     def write(self, num_sequences: int, length: int, generator: torch.Generator) -> Sequences:
-        """Texts of `length` tokens, each from a word drawn evenly; the generator is the CPU's."""
+        """Return texts of `length` tokens that start with any word; the generator is the CPU's."""
         num_words = len(self.lexicon)
         shape = (num_sequences, -(-length // WORD_LENGTH))
         steps = torch.multinomial(self.followers, math.prod(shape), replacement=True, generator=generator)
@@ -51,9 +48,9 @@ class Language:
         return Sequences(tokens=self.lexicon[words].flatten(1)[:, :length])
 
     def entropy(self, length: int) -> float:
-        """The least mean loss, in nats per predicted token, on texts of `length`, a multiple of WORD_LENGTH.
+        """Return the least mean loss, in nats per predicted token, on texts of `length` tokens.
 
-        Of a text's tokens all but the first are predicted. Texts and chains of words are one to one.
+        All tokens but the first are predicted. Texts are chains of words, one to one.
         """
         assert length % WORD_LENGTH == 0
         first = torch.bincount(self.lexicon[:, 0].long()).double() / len(self.lexicon)
@@ -63,37 +60,36 @@ class Language:
 
 @lru_cache(maxsize=4)
 def language(vocabulary: int) -> Language:
-    """The made-up language of so many tokens."""
-    num_words = max(2, min(MOST_WORDS, vocabulary // 8))
+    """Return the synthetic language of a vocabulary of so many tokens."""
+    num_words = max(2, min(MAX_WORDS, vocabulary // 8))
     generator = torch.Generator().manual_seed(seed_of("language", LANGUAGE_SEED, vocabulary))
-    # Twice as many as needed, so that those that are alike can be left out.
+    # Twice as many as needed, to drop duplicates.
     drawn = torch.randint(vocabulary, (2 * num_words, WORD_LENGTH), generator=generator, dtype=torch.int32)
     lexicon = torch.tensor(list(dict.fromkeys(map(tuple, drawn.tolist())))[:num_words], dtype=torch.int32)
     weights = 1 / torch.arange(1, min(NUM_FOLLOWERS, num_words) + 1)
     return Language(lexicon=lexicon, followers=weights / weights.sum())
 
 
-def written_batches(vocabulary: int, length: int, request: DataRequest) -> Iterator[Batch]:
-    """Endless batches of new text in the made-up language."""
-    made_up = language(vocabulary)
+def synthetic_batches(vocabulary: int, length: int, request: DataRequest) -> Iterator[Batch]:
+    """Yield endless batches of new text in the synthetic language."""
+    synthetic = language(vocabulary)
     generator = torch.Generator()
     for step in itertools.count(request.first_step):
         generator.manual_seed(seed_of("corpus", request.seed, request.rank, step))
-        yield batch_of(made_up.write(request.batch_size, length, generator), request.device)
+        yield batch_of(synthetic.write(request.batch_size, length, generator), request.device)
 
 
-def written_splits(vocabulary: int, length: int) -> Splits:
-    """Texts in the made-up language for validation, the same for every seed, none of which trains on them."""
+def synthetic_splits(vocabulary: int, length: int) -> Splits:
+    """Return texts in the synthetic language to validate on, the same for every seed."""
     generator = torch.Generator().manual_seed(seed_of("held-out corpus", LANGUAGE_SEED))
     return {"validation": language(vocabulary).write(NUM_HELD_OUT, length, generator)}
 
 
-def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> ReadText:
-    """The text of a file, line after line, cut into sequences of `length` tokens.
+def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
+    """Read a file, tokenize it line by line and cut it into sequences of `length` tokens.
 
-    What is left over at the end is dropped. The beginning is held out.
-
-    Raises WorkloadError for a file that is missing, empty, not UTF-8 or shorter than one sequence.
+    The beginning is held out, an incomplete sequence at the end dropped. Raises WorkloadError for a file that
+    is missing, empty, not UTF-8 or shorter than one sequence.
     """
     path = Path(path_text).expanduser()
     data = _bytes_of(path)
@@ -111,7 +107,7 @@ def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> ReadText:
         "train": sequences.part(numbers[num_held_out:]),
         "validation": sequences.part(numbers[:num_held_out]),
     }
-    return ReadText(splits=splits, digest=digest_of([data]), tokenizer=tokenizer.identity)
+    return LoadedText(splits=splits, digest=digest_of([data]), tokenizer=tokenizer.identity)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -135,12 +131,12 @@ def _tokens_of(data: bytes, path: Path, tokenizer: Tokenizer) -> torch.Tensor:
         raise WorkloadError(
             f"text file {path} is not UTF-8: byte {error.start}", "convert it, as with iconv"
         ) from None
-    # Of bytes, too, after it is known that they are text: an archive given by mistake would train as well.
+    # Bytes, too, have to be text: an archive given by mistake would train as well.
     if isinstance(tokenizer, ByteTokens):
         return bytes_as_tokens(data)
     return torch.cat(tokenizer.encode(text.splitlines(keepends=True)))
 
 
 def _entropy(probabilities: torch.Tensor) -> float:
-    """In nats, of probabilities that add up to 1."""
+    """Return the entropy, in nats, of probabilities that add up to 1."""
     return float(torch.special.entr(probabilities).sum())

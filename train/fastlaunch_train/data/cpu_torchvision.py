@@ -4,17 +4,17 @@ import torch
 
 _OPERATORS = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-#: Declarations last as long as the library object does.
+#: Declarations last as long as their library object.
 _declared: list[torch.library.Library] = []
 
 
 def prepare_torchvision() -> None:
-    """Declare the operators that `import torchvision` looks for and a CPU torch cannot load.
+    """Declare the operators that `import torchvision` needs and a CPU torch cannot load.
 
-    torchvision's wheel is built for CUDA: beside a CPU torch its C++ library does not load, and the import
+    torchvision's wheel is built for CUDA: with a CPU torch its C++ library does not load, and the import
     fails with `operator torchvision::nms does not exist`. With the operators declared, transforms and timm
-    work; calling the operators still fails. Call it before timm or torchvision is imported. Does nothing
-    where torch has CUDA, or where the operators are there already.
+    work; calling the operators still fails. Call it before timm or torchvision is imported. Does nothing if
+    torch has CUDA or the operators are there.
     """
     if torch.version.cuda is not None or _declared:
         return
@@ -28,7 +28,7 @@ def prepare_torchvision() -> None:
 
 
 def _loads_by_itself() -> bool:
-    """Whether torchvision is a build whose C++ library this torch loads, as a CPU wheel's is."""
+    """Return whether this torch loads torchvision's C++ library, as it does a CPU wheel's."""
     import importlib.util
     from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Images that come through torch's DataLoader and its worker processes: random ones, or those of a folder."""
+"""Batches of images from three sources: made on the device, made by loader processes, or read from a folder.
+
+Each holds some out: synthetic images that no seed draws, and those of a folder that `find_images` says.
+"""
 
 import ctypes
 import itertools
@@ -14,48 +17,148 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from fastlaunch_train.data.batches import NO_LABEL, seed_of, share, shuffled
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.data.order import NO_LABEL, seed_of, share, shuffled
-from fastlaunch_train.images import ImageShape, class_patterns, make_images
 from fastlaunch_train.records.data_identity import DataIdentity, digest_of_files
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.registry import WorkloadError
 
 #: The part of a photograph's shorter side that the centre crop keeps, as in ImageNet evaluation: 224 of 256.
 CROP_SHARE = 0.875
-#: Of a folder without one to validate on, one image in so many is held out.
+#: One image in this many is held out of a folder that has none to validate on.
 HELD_OUT_EVERY = 20
-#: Folders of images to validate on, beside one to train on; and what else lies there.
+#: Folders to validate on, beside one called train; and everything that lies beside it.
 _VALIDATION = ("val", "valid", "validation")
 _PARTS = {"train", "test", *_VALIDATION}
 
+#: Synthetic labels that are replaced by a random class, so that the loss has a floor above zero.
+WRONG_LABELS = 0.1
+#: Each class has a coarse pattern, this many cells a side. It is the same for every seed: seeds draw other
+#: images of one task.
+PATTERN_CELLS = 4
+PATTERN_SEED = 20231115
+PATTERN_STRENGTH = 1.0
+#: Synthetic images that are held out.
+NUM_HELD_OUT = 1024
+#: Every change of what is made needs a new version: runs on other images are no repeats of each other.
+SYNTHETIC = DataIdentity(generator="images", generator_version=1, seeded_by="seed, rank, step")
+SYNTHETIC_LOADER = DataIdentity(generator="single images", generator_version=1, seeded_by="seed, number")
 
-def random_images(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
-    """The synthetic task's images, made one by one in the worker processes."""
-    keys = _numbered(request)
-    return _batches(_RandomImages(shape, request.seed), keys, request)
+
+@dataclass(frozen=True, kw_only=True)
+class ImageShape:
+    """What a model takes: square images of three channels, normalised by mean and standard deviation."""
+
+    size: int  #: pixels a side
+    num_classes: int
+    # ImageNet's, as everyone publishes them.
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 
-def folder_images(path: str, shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
-    """The images of PATH/CLASS/IMAGE to train on: resized, centre-cropped, flipped at random, normalised.
+def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    """Return endless batches on the device: images (batch, 3, size, size), fp32, and labels (batch,), int64.
 
-    Every epoch they are shuffled anew and dealt to the ranks, as `order.shuffled` says. Raises what
-    `find_images` does; and, when the batch is asked for, WorkloadError for an image that cannot be read.
+    A rank's batch of step n depends on seed, rank, world size, batch size and n alone. Images of a folder are
+    resized, centre-cropped, flipped at random and normalised, and dealt as `batches.shuffled` says.
+    Raises WorkloadError for an unknown source, a folder that cannot be used, and, with its batch, for an
+    image that cannot be read.
     """
-    found = find_images(path, shape.num_classes)
-    dataset = _FolderImages(found.train, shape, request.seed)
-    return _batches(dataset, shuffled(len(found.train), request), request)
+    if request.source == "synthetic":
+        return _synthetic(shape, request)
+    if request.source == "loader":
+        return _batches(_SyntheticImages(shape, request.seed), _numbers(request), request)
+    train = find_images(_folder(request.source), shape.num_classes).train
+    keys = (
+        [(index, seed_of("flip", request.seed, epoch, index) % 2 == 1) for epoch, index in batch]
+        for batch in shuffled(len(train), request)
+    )
+    return _batches(_FolderImages(train, shape), keys, request)
 
 
-def held_out_folder_images(path: str, shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
-    """The images that are held out, none of them flipped, as `order.share` deals them; errors as above."""
-    found = find_images(path, shape.num_classes)
-    return _batches(_HeldOutImages(found.held_out, shape), share(len(found.held_out), request), request)
+def held_out_images(shape: ImageShape, request: DataRequest, split: str) -> Iterator[Batch]:
+    """Return this rank's batches to validate on, dealt as `batches.share` says; none of another split.
+
+    As `image_batches`, without flips. Labels of what fills up a batch are `NO_LABEL`.
+    """
+    if split != "validation":
+        return iter(())
+    if request.source in ("synthetic", "loader"):
+        return _synthetic_held_out(shape, request)
+    held_out = find_images(_folder(request.source), shape.num_classes).held_out
+    keys = ([(index, False) for index in batch] for batch in share(len(held_out), request))
+    return _batches(_FolderImages(held_out, shape), keys, request)
+
+
+def images_per_epoch(shape: ImageShape, source: str) -> int | None:
+    """Return the number of a folder's images to train on; None of synthetic ones, which have no end."""
+    if source in ("synthetic", "loader"):
+        return None
+    return len(find_images(_folder(source), shape.num_classes).train)
+
+
+def images_identity(shape: ImageShape, source: str) -> DataIdentity:
+    """Return what the images of a source are; those of a folder by their names and contents or sizes."""
+    synthetic = {"synthetic": SYNTHETIC, "loader": SYNTHETIC_LOADER}
+    return synthetic.get(source) or folder_identity(_folder(source), shape.num_classes)
+
+
+def class_patterns(num_classes: int, device: torch.device) -> torch.Tensor:
+    """Return the pattern of each class: (classes, 3, cells, cells), the same on every device."""
+    generator = torch.Generator().manual_seed(PATTERN_SEED)
+    patterns = torch.randn(num_classes, 3, PATTERN_CELLS, PATTERN_CELLS, generator=generator)
+    return (PATTERN_STRENGTH * patterns).to(device)
+
+
+def make_images(
+    patterns: torch.Tensor, num_images: int, size: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images (num_images, 3, size, size), the patterns of their classes in unit noise, and labels.
+
+    A share of WRONG_LABELS of the labels is drawn anew, from all classes.
+    """
+    device, num_classes = patterns.device, len(patterns)
+    classes, others = torch.randint(num_classes, (2, num_images), generator=generator, device=device)
+    wrong = torch.rand(num_images, generator=generator, device=device) < WRONG_LABELS
+    images = torch.randn(num_images, 3, size, size, generator=generator, device=device)
+    images += torch.nn.functional.interpolate(patterns[classes], size=(size, size))
+    return images, torch.where(wrong, others, classes)
+
+
+def _synthetic(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    patterns = class_patterns(shape.num_classes, request.device)
+    generator = torch.Generator(request.device)
+    for step in itertools.count(request.first_step):
+        generator.manual_seed(seed_of("synthetic", request.seed, request.rank, step))
+        yield make_images(patterns, request.batch_size, shape.size, generator)
+
+
+def _synthetic_held_out(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
+    patterns = class_patterns(shape.num_classes, request.device)
+    generator = torch.Generator(request.device)
+    for numbers in share(NUM_HELD_OUT, request):
+        made = []
+        # One by one, so that the batch size does not change them.
+        for number in numbers:
+            generator.manual_seed(seed_of("held-out", PATTERN_SEED, number or 0))
+            image, label = make_images(patterns, 1, shape.size, generator)
+            made.append((image, torch.full_like(label, NO_LABEL) if number is None else label))
+        images, labels = zip(*made, strict=True)
+        yield torch.cat(images), torch.cat(labels)
+
+
+def _folder(source: str) -> str:
+    kind, _, path = source.partition(":")
+    if kind == "folder" and path:
+        return path
+    raise WorkloadError(
+        f"unknown data source {source!r}", "known: synthetic, loader, folder:PATH (PATH/CLASS/IMAGE)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderImages:
-    """Paths and class numbers of a folder's images: those to train on, and those held out."""
+    """A folder's images, each a path and the number of its class."""
 
     train: Sequence[tuple[str, int]]
     held_out: Sequence[tuple[str, int]]
@@ -63,20 +166,20 @@ class FolderImages:
 
 @lru_cache(maxsize=4)
 def find_images(path_text: str, num_classes: int) -> FolderImages:
-    """The images of PATH/CLASS/IMAGE, classes numbered in alphabetical order.
+    """Return the images of PATH/CLASS/IMAGE, classes numbered in alphabetical order.
 
-    Beside a folder called train that called val, valid or validation is held out. Else it is a twentieth of
-    the images, chosen by their names, so that it stays the same whatever the seed.
-    Raises WorkloadError for a folder that is missing, has no image, a class without one or more classes than
-    the model, that holds parts of the data in place of classes, and for a class to validate on that is none
-    to train on.
+    Held out is what lies beside a folder called train in val, valid or validation; else a twentieth of the
+    images, chosen by their names and so the same for every seed.
+    Raises WorkloadError for a folder that does not exist, has no images, a class without images or more
+    classes than the model, or holds parts of the data instead of classes, and for a class to validate on
+    that is not one to train on.
     """
     path = Path(path_text).expanduser()
     classes, samples = _images_of(path)
     if len(classes) > num_classes:
         raise WorkloadError(
             f"data folder {path} has {len(classes)} classes, and the model {num_classes}",
-            "take a workload of at least as many classes",
+            "use a workload with at least as many classes",
         )
     empty = sorted(set(range(len(classes))) - {label for _, label in samples})
     if empty:
@@ -84,41 +187,41 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
             f"data folder {path} holds no image of class {classes[empty[0]]}",
             "put its images there, or remove the folder",
         )
-    beside = _validation_beside(path)
-    if beside is None:
-        chosen = sorted(samples, key=lambda sample: seed_of("held-out", *Path(sample[0]).parts[-2:]))
-        held_out = set(chosen[: len(samples) // HELD_OUT_EVERY])
+    validation = _validation_folder(path)
+    if validation is None:
+        ranked = sorted(samples, key=lambda sample: seed_of("held-out", *Path(sample[0]).parts[-2:]))
+        held_out = set(ranked[: len(samples) // HELD_OUT_EVERY])
         train = [sample for sample in samples if sample not in held_out]
         return FolderImages(train=train, held_out=sorted(held_out))
-    names, found = _images_of(beside)
+    names, validated = _images_of(validation)
     unknown = sorted(set(names) - set(classes))
     if unknown:
         raise WorkloadError(
-            f"data folder {beside} has the class {unknown[0]}, which {path} has not",
-            "classes to validate on are among those to train on",
+            f"data folder {validation} has the class {unknown[0]}, which {path} does not have",
+            "validate on classes that are trained on",
         )
     return FolderImages(
-        train=samples, held_out=[(file, classes.index(names[number])) for file, number in found]
+        train=samples, held_out=[(file, classes.index(names[number])) for file, number in validated]
     )
 
 
 @lru_cache(maxsize=4)
 def folder_identity(path: str, num_classes: int) -> DataIdentity:
-    """What the images of `find_images` are, those held out included; names are CLASS/.../IMAGE.
+    """Return what the images of `find_images` are, held-out ones included, under names CLASS/.../IMAGE.
 
     Raises OSError for an image that cannot be read.
     """
-    found = find_images(path, num_classes)
+    images = find_images(path, num_classes)
     root = Path(path).expanduser()
-    roots = {"train": root, "held out": _validation_beside(root) or root}
-    # Text alone: of a million names, what `Path` and `os.path` make of each takes half a minute.
+    roots = {"train": root, "held out": _validation_folder(root) or root}
+    # Plain strings: of a million names, `Path` and `os.path` take half a minute.
     files = {
         f"{part}/{file.removeprefix(str(roots[part])).lstrip(os.sep)}": file
-        for part, samples in (("train", found.train), ("held out", found.held_out))
+        for part, samples in (("train", images.train), ("held out", images.held_out))
         for file, _ in samples
     }
     digest, covers = digest_of_files(files)
-    return DataIdentity(digest=digest, covers=covers, num_samples=len(found.train))
+    return DataIdentity(digest=digest, covers=covers, num_samples=len(images.train))
 
 
 def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
@@ -131,25 +234,25 @@ def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
             "give a folder that holds one folder of images per class",
         )
     try:
-        found = ImageFolder(path, allow_empty=True)
+        folder = ImageFolder(path, allow_empty=True)
     except FileNotFoundError:
-        found = None
-    if found is None or not found.samples:
+        folder = None
+    if folder is None or not folder.samples:
         raise WorkloadError(f"data folder {path} holds no image", "images lie in PATH/CLASS/IMAGE")
-    if "train" in found.classes and set(found.classes) <= _PARTS:
-        # Else the model would learn which part an image lies in.
+    if "train" in folder.classes and set(folder.classes) <= _PARTS:
+        # The model would learn which part an image is in.
         raise WorkloadError(
-            f"data folder {path} holds parts of the data, {' and '.join(found.classes)}, and no classes",
+            f"data folder {path} holds parts of the data, {' and '.join(folder.classes)}, and no classes",
             f"give --data folder:{path / 'train'}; `val` beside it is held out",
         )
-    return found.classes, found.samples
+    return folder.classes, folder.samples
 
 
-def _validation_beside(path: Path) -> Path | None:
+def _validation_folder(path: Path) -> Path | None:
     if path.name != "train":
         return None
-    named = (path.parent / name for name in _VALIDATION)
-    return next((folder for folder in named if folder.is_dir()), None)
+    beside = (path.parent / name for name in _VALIDATION)
+    return next((folder for folder in beside if folder.is_dir()), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +263,8 @@ class Unreadable:
     reason: str
 
 
-class _RandomImages(Dataset[Any]):
-    """The image of each number, for ever."""
+class _SyntheticImages(Dataset[Any]):
+    """The synthetic image of each number."""
 
     def __init__(self, shape: ImageShape, seed: int) -> None:
         self._shape = shape
@@ -175,53 +278,34 @@ class _RandomImages(Dataset[Any]):
 
 
 class _FolderImages(Dataset[Any]):
-    """The image of each (epoch, index): the epoch decides whether it is flipped."""
-
-    def __init__(self, samples: Sequence[tuple[str, int]], shape: ImageShape, seed: int) -> None:
-        self._samples = samples
-        self._shape = shape
-        self._seed = seed
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
-        epoch, index = key
-        flip = seed_of("flip", self._seed, epoch, index) % 2 == 1
-        return _read(self._samples[index], self._shape, flip=flip)
-
-
-class _HeldOutImages(Dataset[Any]):
-    """The image of each index; without label, to fill up a batch, that of None."""
+    """The image of each (index, whether to flip it); of index None one without a label, to fill a batch."""
 
     def __init__(self, samples: Sequence[tuple[str, int]], shape: ImageShape) -> None:
         self._samples = samples
         self._shape = shape
 
-    def __getitem__(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
-        sample = (self._samples[0][0], NO_LABEL) if index is None else self._samples[index]
-        return _read(sample, self._shape, flip=False)
+    def __getitem__(self, key: tuple[int | None, bool]) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
+        from PIL import Image
+        from torchvision.datasets.folder import default_loader
+        from torchvision.transforms import functional as transforms
+
+        index, is_flipped = key
+        path, label = (self._samples[0][0], NO_LABEL) if index is None else self._samples[index]
+        try:
+            picture = default_loader(path)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            return Unreadable(path=path, reason=str(error) or type(error).__name__)
+        shape = self._shape
+        picture = transforms.resize(picture, round(shape.size / CROP_SHARE))
+        picture = transforms.center_crop(picture, [shape.size, shape.size])
+        if is_flipped:
+            picture = transforms.hflip(picture)
+        image = transforms.normalize(transforms.to_tensor(picture), list(shape.mean), list(shape.std))
+        return image, torch.tensor(label)
 
 
-def _read(
-    sample: tuple[str, int], shape: ImageShape, *, flip: bool
-) -> tuple[torch.Tensor, torch.Tensor] | Unreadable:
-    from PIL import Image
-    from torchvision.transforms import functional as transforms
-
-    path, label = sample
-    try:
-        with Image.open(path) as file:
-            picture = file.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return Unreadable(path=path, reason=str(error) or type(error).__name__)
-    picture = transforms.resize(picture, round(shape.size / CROP_SHARE))
-    picture = transforms.center_crop(picture, [shape.size, shape.size])
-    if flip:
-        picture = transforms.hflip(picture)
-    image = transforms.normalize(transforms.to_tensor(picture), list(shape.mean), list(shape.std))
-    return image, torch.tensor(label)
-
-
-def _numbered(request: DataRequest) -> Iterator[list[int]]:
-    """This rank's share of all natural numbers, batch by batch: a global batch is a run of numbers."""
+def _numbers(request: DataRequest) -> Iterator[list[int]]:
+    """Yield this rank's share of all natural numbers: a global batch is a run of numbers."""
     for step in itertools.count(request.first_step):
         start = ((step - 1) * request.world_size + request.rank) * request.batch_size
         yield list(range(start, start + request.batch_size))
@@ -235,7 +319,7 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
         num_workers=request.num_workers,
         collate_fn=_collate,
         pin_memory=on_gpu,
-        # Else it draws from the default one, once more after a resume than without a stop.
+        # It would draw from the default generator, and after a resume once more than without.
         generator=torch.Generator(),
         worker_init_fn=_prepare_worker if request.num_workers else None,
     )
@@ -250,7 +334,7 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
 
 
 class _Once:
-    """A batch sampler that hands on an iterator, which may be endless."""
+    """A batch sampler that passes an iterator on, which may be endless."""
 
     def __init__(self, keys: Iterator[list[Any]]) -> None:
         self._keys = keys
@@ -268,10 +352,10 @@ def _collate(items: list[Any]) -> Any:
 
 
 def _prepare_worker(worker: int) -> None:
-    """Make a worker process one that can read images, and ends when its parent says so, or ends, not before.
+    """Have a worker process read images, and end when its parent says so or ends, and not before.
 
-    It was forked with the parent's handlers, which count on threads that it has not. Ctrl-C reaches every
-    process of the terminal: the parent still needs its workers for the step it is in.
+    Forked, it has the parent's signal handlers, which need threads that it does not have. Ctrl-C reaches
+    every process of a terminal, and the parent needs its workers until the end of its step.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -282,5 +366,5 @@ def _prepare_worker(worker: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
         if parent is not None and os.getppid() == 1 and parent.pid != 1:
             os._exit(1)
-    # Where it was not forked but started anew, its parent's preparation is not its own.
+    # A worker that was started anew, not forked, needs this itself.
     prepare_torchvision()

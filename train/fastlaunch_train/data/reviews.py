@@ -1,29 +1,47 @@
-"""Reviews and whether they are good: those of IMDB, from a folder or a CSV file, or made-up ones."""
+"""Reviews, good or bad: from a folder or a CSV file, such as IMDB's, or synthetic ones."""
 
 import csv
+import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from fastlaunch_train.data.text import Sequences
+from fastlaunch_train.data.batches import seed_of
+from fastlaunch_train.data.text import Sequences, Splits, batch_of
 from fastlaunch_train.data.tokens import Tokenizer
-from fastlaunch_train.records.data_identity import digest_of
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.records.data_identity import DataIdentity, digest_of
+from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.registry import WorkloadError
+
+#: The first tokens: padding, the start and the end of a review, and the word that negates the next.
+PADDING, START, END, NOT = range(4)
+#: After them this many words of blame, as many of praise, and neutral words.
+NUM_OPINION_WORDS = 16
+#: Shares of words with an opinion, of those that agree with the review, and of NOT, before an opinion.
+OPINIONS, AGREEING, NEGATIONS = 0.3, 0.8, 0.05
+#: The share of wrong labels, so that the loss has a floor above zero and accuracy a ceiling below one.
+WRONG_LABELS = 0.1
+#: Lengths are log-normal, about as IMDB's reviews at 512 tokens: some are cut off, most padded.
+MEDIAN_LENGTH, LENGTH_SIGMA, MIN_LENGTH = 0.44, 0.65, 8
+HELD_OUT_SEED = 20230202
+NUM_VALIDATION, NUM_TEST = 1000, 2000
+#: Every change of what is written needs a new version: runs on other reviews are no repeats of each other.
+SYNTHETIC = DataIdentity(generator="reviews", generator_version=1, seeded_by="seed, rank, step")
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Of 50,000 reviews 5,000 for validation and 10,000 to test, as in the experiment; of others the same shares.
+#: Of 50,000 reviews 5,000 for validation and 10,000 to test, as in the experiment.
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 SPLIT_SEED = 20230201
-#: Reviews of which less than one would be for validation are no data.
-LEAST_REVIEWS = 10
-#: What stands for bad and good, class 0 and 1: in a folder, and in a column of a CSV file.
+#: With fewer there would be none to validate on.
+MIN_REVIEWS = 10
+#: Names of class 0, bad, and 1, good: folders, and values in a CSV file.
 FOLDERS = ("neg", "pos")
 LABELS = {"negative": 0, "positive": 1, "neg": 0, "pos": 1, "0": 0, "1": 1}
-#: Columns of text and of label: of the IMDB file that Kaggle has, and of the experiment's.
+#: Columns of text and label: of Kaggle's IMDB file, and of the experiment's.
 COLUMNS = (("review", "sentiment"), ("text", "label"))
 
 
@@ -36,15 +54,15 @@ class Reviews:
 
     @property
     def digest(self) -> str:
-        """Of all texts and classes in their order; the names of files are not in it."""
+        """The digest of all texts and classes in their order, without names of files."""
         labelled = zip(self.texts, self.classes, strict=True)
         return digest_of(part for text, label in labelled for part in (text.encode(), bytes([label])))
 
 
 def read_folder(path_text: str) -> Reviews:
-    """The reviews of PATH/train/pos/*.txt and so on, as aclImdb has them, or of PATH/pos and PATH/neg.
+    """Read PATH/train/pos/*.txt and so on, as in aclImdb, or PATH/pos and PATH/neg.
 
-    Raises WorkloadError for a folder that is missing or has not both, or a file that is not UTF-8.
+    Raises WorkloadError for a folder that is missing or lacks one of both, and a file that is not UTF-8.
     """
     path = Path(path_text).expanduser()
     if not path.is_dir():
@@ -69,10 +87,10 @@ def read_folder(path_text: str) -> Reviews:
 
 
 def read_csv(path_text: str) -> Reviews:
-    """The reviews of a CSV file with the columns review and sentiment, or text and label.
+    """Read a CSV file with the columns review and sentiment, or text and label.
 
-    Raises WorkloadError for a file that is missing, empty, not CSV or UTF-8, or without these columns, and
-    for a label that is neither positive nor negative; for reviews all of one class, or all without a text.
+    Raises WorkloadError for a file that is missing, empty, not CSV or UTF-8, or lacks these columns, for an
+    unknown label, and for reviews that are all of one class or all empty.
     """
     path = Path(path_text).expanduser()
     if not path.is_file():
@@ -84,7 +102,7 @@ def read_csv(path_text: str) -> Reviews:
             text_column, label_column = _columns(path, rows.fieldnames or ())
             for row in rows:
                 if None in row:
-                    # Else a text that comes last would be cut off at its first comma.
+                    # A text in the last column would be cut off at its first comma.
                     raise WorkloadError(
                         f"CSV file {path}, line {rows.line_num} has more values than columns",
                         "put texts that hold commas into quotation marks",
@@ -93,7 +111,7 @@ def read_csv(path_text: str) -> Reviews:
                 if label not in LABELS:
                     raise WorkloadError(
                         f"CSV file {path}, line {rows.line_num}: {label_column} is {label[:40]!r}",
-                        f"it is one of {', '.join(LABELS)}",
+                        f"use one of {', '.join(LABELS)}",
                     )
                 texts.append(row[text_column] or "")
                 classes.append(LABELS[label])
@@ -109,11 +127,11 @@ def read_csv(path_text: str) -> Reviews:
             f"CSV file {path} cannot be read: {error.strerror}", "give --data file:PATH.csv or folder:PATH"
         ) from None
     if not texts:
-        raise WorkloadError(f"CSV file {path} holds no review", f"give at least {LEAST_REVIEWS}")
+        raise WorkloadError(f"CSV file {path} holds no review", f"give at least {MIN_REVIEWS}")
     if len(set(classes)) == 1:
-        # Any model would be right about all of them.
+        # Any model would get all of them right.
         raise WorkloadError(
-            f"CSV file {path} has {'good' if classes[0] else 'bad'} reviews alone",
+            f"CSV file {path} has {'good' if classes[0] else 'bad'} reviews only",
             "give reviews of both kinds",
         )
     if not any(text.strip() for text in texts):
@@ -122,15 +140,13 @@ def read_csv(path_text: str) -> Reviews:
 
 
 def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
-    """`train`, `validation` and `test`: 70%, 10% and 20%, shuffled once for all runs and seeds.
+    """Return `train`, `validation` and `test`: 70%, 10% and 20%, shuffled once for all runs and seeds.
 
-    Raises WorkloadError for fewer than LEAST_REVIEWS.
+    Raises WorkloadError for fewer than MIN_REVIEWS.
     """
     number = len(reviews.texts)
-    if number < LEAST_REVIEWS:
-        raise WorkloadError(
-            f"{number} reviews are too few to hold some out", f"give at least {LEAST_REVIEWS}"
-        )
+    if number < MIN_REVIEWS:
+        raise WorkloadError(f"{number} reviews are too few to hold some out", f"give at least {MIN_REVIEWS}")
     order = torch.randperm(number, generator=torch.Generator().manual_seed(SPLIT_SEED)).tolist()
     num_validation, num_test = int(VALIDATION_SHARE * number), int(TEST_SHARE * number)
     num_train = number - num_validation - num_test
@@ -150,10 +166,10 @@ def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
 
 
 def as_sequences(reviews: Reviews, tokenizer: Tokenizer, length: int) -> Sequences:
-    """The reviews as tokens, cut off or padded to `length`.
+    """Return the reviews as tokens, cut off or padded to `length`.
 
-    One without a token keeps its first padding, as if that meant something: attention over nothing at all is
-    no number, for the whole of the model from then on.
+    A review without tokens keeps one of padding: attention over nothing is NaN, and the model's weights would
+    be from then on.
     """
     texts = tokenizer.encode(reviews.texts, longest=length)
     tokens = torch.full((len(texts), length), tokenizer.padding, dtype=torch.int32)
@@ -169,8 +185,7 @@ def as_sequences(reviews: Reviews, tokenizer: Tokenizer, length: int) -> Sequenc
     )
 
 
-def _columns(path: Path, found: Iterable[str]) -> tuple[str, str]:
-    names = list(found)
+def _columns(path: Path, names: Sequence[str]) -> tuple[str, str]:
     for columns in COLUMNS:
         if set(columns) <= set(names):
             return columns
@@ -188,3 +203,50 @@ def _text_of(file: Path) -> str:
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
     raise WorkloadError(f"review {file} {reason}", "repair or remove it")
+
+
+def write_reviews(num_reviews: int, vocabulary: int, length: int, generator: torch.Generator) -> Sequences:
+    """Return reviews of at most `length` tokens below `vocabulary`, half of them good, by a CPU generator."""
+    shape = (num_reviews, length)
+
+    def chance(probability: float, *shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator) < probability
+
+    good = chance(0.5, num_reviews)
+    is_not = chance(NEGATIONS, *shape)
+    after_not = is_not.roll(1, dims=1)
+    praises = (good[:, None] == chance(AGREEING, *shape)) ^ after_not
+    num_opinion = num_opinion_words(vocabulary)
+    opinions = 4 + torch.randint(num_opinion, shape, generator=generator) + num_opinion * praises
+    neutral = torch.randint(4 + 2 * num_opinion, vocabulary, shape, generator=generator)
+    words = torch.where(chance(OPINIONS, *shape) | after_not, opinions, neutral)
+    words[is_not] = NOT
+
+    spread = torch.exp(LENGTH_SIGMA * torch.randn(num_reviews, generator=generator))
+    lengths = (MEDIAN_LENGTH * length * spread).long().clamp(min(MIN_LENGTH, length), length)
+    words[:, 0] = START
+    words[torch.arange(num_reviews), lengths - 1] = END
+    words[torch.arange(length) >= lengths[:, None]] = PADDING
+    classes = (good ^ chance(WRONG_LABELS, num_reviews)).long()
+    return Sequences(tokens=words.int(), lengths=lengths, classes=classes)
+
+
+def num_opinion_words(vocabulary: int) -> int:
+    """Return how many words of praise a vocabulary has; it has as many of blame."""
+    return min(NUM_OPINION_WORDS, (vocabulary - 4) // 4)
+
+
+def synthetic_batches(vocabulary: int, length: int, request: DataRequest) -> Iterator[Batch]:
+    """Yield endless batches of new reviews."""
+    generator = torch.Generator()
+    for step in itertools.count(request.first_step):
+        generator.manual_seed(seed_of("reviews", request.seed, request.rank, step))
+        reviews = write_reviews(request.batch_size, vocabulary, length, generator)
+        yield batch_of(reviews, request.device)
+
+
+def synthetic_splits(vocabulary: int, length: int) -> Splits:
+    """Return reviews to validate on and to test, the same for every seed."""
+    generator = torch.Generator().manual_seed(seed_of("held-out reviews", HELD_OUT_SEED))
+    numbers = {"validation": NUM_VALIDATION, "test": NUM_TEST}
+    return {name: write_reviews(number, vocabulary, length, generator) for name, number in numbers.items()}

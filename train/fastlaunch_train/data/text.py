@@ -5,23 +5,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fastlaunch_train.data.order import NO_LABEL, share, shuffled
+from fastlaunch_train.data.batches import NO_LABEL, share, shuffled
 from fastlaunch_train.records.data_identity import CONTENTS, DataIdentity
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.registry import WorkloadError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Samples of text, on the CPU. tokens: (samples, length), int32.
+    """Samples of text, on the CPU. Without classes and lengths all are full, to predict their tokens."""
 
-    classes: (samples,), int64, and lengths: (samples,), the tokens of each that are no padding. Without them
-    every sequence is full, and its own tokens are what is predicted.
-    """
-
-    tokens: torch.Tensor
-    classes: torch.Tensor | None = None
-    lengths: torch.Tensor | None = None
+    tokens: torch.Tensor  #: (samples, length), int32
+    classes: torch.Tensor | None = None  #: (samples,), int64
+    lengths: torch.Tensor | None = None  #: (samples,), tokens that are no padding
 
     def __post_init__(self) -> None:
         assert self.tokens.dim() == 2
@@ -31,7 +27,7 @@ class Sequences:
         return len(self.tokens)
 
     def part(self, indices: torch.Tensor) -> "Sequences":
-        """The samples of these numbers, in this order."""
+        """Return the samples at `indices`, in this order."""
         return Sequences(
             tokens=self.tokens[indices],
             classes=None if self.classes is None else self.classes[indices],
@@ -44,57 +40,50 @@ Splits = Mapping[str, Sequences]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadText:
-    """Text that was read. digest: of the whole of it, before it was cut into tokens and split.
-
-    tokenizer: what cut it, as `Tokenizer.identity`.
-    """
+class LoadedText:
+    """Text that was read from files."""
 
     splits: Splits
-    digest: str
-    tokenizer: str
+    digest: str  #: of all of it, before it was tokenized and split
+    tokenizer: str  #: `Tokenizer.identity`
 
 
 @dataclass(kw_only=True)
 class TextSource:
-    """Where a workload's text comes from: made up, or read once, when it is first asked for.
-
-    write: endless batches of made-up text. written: made-up text that is held out. made_up: what those are.
-    read: the text of a file or folder, by the words for it on the command line, each a function of the path.
-    """
+    """Where a workload's text comes from: synthetic, or read once, when it is first needed."""
 
     workload: str
-    write: Callable[[DataRequest], Iterator[Batch]]
-    written: Callable[[], Splits]
-    made_up: DataIdentity
-    read: Mapping[str, Callable[[str], ReadText]]
-    _written: Splits | None = None
-    _texts: dict[str, ReadText] = field(default_factory=dict)
+    synthetic_batches: Callable[[DataRequest], Iterator[Batch]]  #: endless
+    synthetic_splits: Callable[[], Splits]  #: held out
+    synthetic_identity: DataIdentity
+    readers: Mapping[str, Callable[[str], LoadedText]]  #: `file` and `folder`, each a function of its path
+    _held_out: Splits | None = None
+    _texts: dict[str, LoadedText] = field(default_factory=dict)
 
     def batches(self, request: DataRequest) -> Iterator[Batch]:
-        """Endless batches to train on."""
-        if request.arm == "synthetic":
-            return self.write(request)
-        return training_batches(self._text(request.arm).splits["train"], request)
+        """Return endless batches to train on."""
+        if request.source == "synthetic":
+            return self.synthetic_batches(request)
+        return training_batches(self._text(request.source).splits["train"], request)
 
     def held_out(self, request: DataRequest, split: str) -> Iterator[Batch]:
-        """This rank's batches of `validation` or `test`; none of what there is not."""
-        if request.arm == "synthetic":
-            self._written = splits = self._written or self.written()
+        """Return this rank's batches of `validation` or `test`; none if there is no such split."""
+        if request.source == "synthetic":
+            self._held_out = splits = self._held_out or self.synthetic_splits()
         else:
-            splits = self._text(request.arm).splits
+            splits = self._text(request.source).splits
         sequences = splits.get(split)
         return iter(()) if sequences is None else scoring_batches(sequences, request)
 
-    def samples_per_epoch(self, arm: str) -> int | None:
-        """Samples to train on; None of made-up text, which has no end."""
-        return None if arm == "synthetic" else len(self._text(arm).splits["train"])
+    def samples_per_epoch(self, source: str) -> int | None:
+        """Return the number of samples to train on; None of synthetic text, which has no end."""
+        return None if source == "synthetic" else len(self._text(source).splits["train"])
 
-    def identity(self, arm: str) -> DataIdentity:
-        """What the text is. The whole of it was read and hashed by every rank: it is in memory anyway."""
-        if arm == "synthetic":
-            return self.made_up
-        text = self._text(arm)
+    def identity(self, source: str) -> DataIdentity:
+        """Return what the text is: its digest, since every rank has all of it in memory anyway."""
+        if source == "synthetic":
+            return self.synthetic_identity
+        text = self._text(source)
         return DataIdentity(
             digest=text.digest,
             covers=CONTENTS,
@@ -102,26 +91,27 @@ class TextSource:
             tokenizer=text.tokenizer,
         )
 
-    def _text(self, arm: str) -> ReadText:
-        if arm not in self._texts:
-            source, _, path = arm.partition(":")
-            if not path or source not in self.read:
-                known = ["synthetic", *(f"{word}:PATH" for word in self.read)]
+    def _text(self, source: str) -> LoadedText:
+        if source not in self._texts:
+            kind, _, path = source.partition(":")
+            if not path or kind not in self.readers:
+                known = ["synthetic", *(f"{word}:PATH" for word in self.readers)]
                 raise WorkloadError(
-                    f"workload {self.workload!r}: unknown data source {arm!r}", f"known: {', '.join(known)}"
+                    f"workload {self.workload!r}: unknown data source {source!r}",
+                    f"known: {', '.join(known)}",
                 )
-            self._texts[arm] = self.read[source](path)
-        return self._texts[arm]
+            self._texts[source] = self.readers[kind](path)
+        return self._texts[source]
 
 
 def training_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:
-    """Endless batches, as `batch_of` makes them and `order.shuffled` deals them."""
+    """Yield endless batches, dealt as `batches.shuffled` says."""
     for keys in shuffled(len(sequences), request):
         yield batch_of(sequences.part(torch.tensor([index for _, index in keys])), request.device)
 
 
 def scoring_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:
-    """This rank's batches of `sequences`, each once over all ranks, as `order.share` deals them."""
+    """Yield this rank's batches of `sequences`, dealt as `batches.share` says."""
     for indices in share(len(sequences), request):
         filled = torch.tensor([0 if index is None else index for index in indices])
         is_filler = torch.tensor([index is None for index in indices])
@@ -131,10 +121,10 @@ def scoring_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batc
 def batch_of(
     sequences: Sequences, device: torch.device, is_filler: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """A batch of all `sequences`, on `device`; what is_filler (samples,) marks has no labels.
+    """Return a batch of all `sequences`, on `device`; those that is_filler (samples,) marks have no labels.
 
-    tokens: (batch, length), int64. labels: the class of each sample, or its tokens; `NO_LABEL` where there
-    is none. With classes also mask: as tokens, 1 where one means something.
+    tokens: (batch, length), int64. labels: each sample's class, or its tokens, or `NO_LABEL`. mask, with
+    classes only: as tokens, 1 where a token means something.
     """
     tokens = sequences.tokens.long()
     labels = tokens if sequences.classes is None else sequences.classes
@@ -149,6 +139,6 @@ def batch_of(
 
 def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
-        # From pageable memory the copy would wait for the steps that are queued.
+        # From pageable memory the copy would wait for the steps in the queue.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

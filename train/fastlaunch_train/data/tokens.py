@@ -10,36 +10,33 @@ from typing import Any, Protocol
 
 import torch
 
+from fastlaunch_train.data.hub import import_transformers, load_from_hub
 from fastlaunch_train.records.data_identity import digest_of
-from fastlaunch_train.workloads import WorkloadError
-from fastlaunch_train.workloads.language_models import of_the_hub, transformers_for
+from fastlaunch_train.workloads.registry import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Texts that a tokenizer is given at a time.
+#: Texts per call of a Hugging Face tokenizer.
 _CHUNK = 1000
-#: What tokenizers of one vocabulary may cut up differently: letter case, accents, spaces, numbers, scripts.
+#: What tokenizers with one vocabulary may treat differently: case, accents, spaces, numbers, scripts.
 _PROBE = "Überall  didn't 3,141.59\tNAÏVE naïve antidisestablishmentarianism 日本語のテキスト 🙂\n¿qué?"
-#: Words of a vocabulary that are looked up too, evenly spread, in upper case and joined to the next as well.
+#: Words of the vocabulary that are probed too, evenly spread, also in upper case and joined to the next.
 _PROBED_WORDS = 1000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
 
 
 class Tokenizer(Protocol):
-    """Turns text into token numbers below `vocabulary`; `padding` is the number of what means nothing.
-
-    identity: the same of tokenizers that turn the same text into the same tokens, in a few words.
-    """
+    """Turn text into token numbers below `vocabulary`."""
 
     vocabulary: int
-    padding: int
+    padding: int  #: the number of padding
 
     @property
     def identity(self) -> str:
-        """Without a name or path."""
+        """The same for tokenizers that turn the same text into the same tokens; no name or path."""
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """The tokens of each text, int32, no more than `longest` of them."""
+        """Return the tokens of each text, int32, at most `longest` of them."""
 
 
 class ByteTokens:
@@ -50,7 +47,7 @@ class ByteTokens:
     identity = "bytes"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """The bytes of each text."""
+        """Return the bytes of each text."""
         return [bytes_as_tokens(text.encode())[:longest] for text in texts]
 
 
@@ -64,14 +61,14 @@ class WordTokens:
 
     def __init__(self, texts: Iterable[str], vocabulary: int) -> None:
         counts = Counter(word for text in texts for word in _words(text))
-        # Ties by the alphabet, so that the order of the texts does not matter.
+        # Ties in alphabetical order, so that the order of the texts does not matter.
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, vocabulary - 4)]
         self._numbers = {word: number for number, word in enumerate(ranked, start=4)}
         self.vocabulary = 4 + len(ranked)
         self.identity = f"words {digest_of(word.encode() for word in ranked)}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """The words of each text between its start and its end."""
+        """Return the words of each text between its start and its end."""
         most = None if longest is None else max(0, longest - 2)
         return [
             torch.tensor(
@@ -87,7 +84,7 @@ class WordTokens:
 
 
 class HubTokens:
-    """A tokenizer of Hugging Face's, with the special tokens that it adds to a text."""
+    """A Hugging Face tokenizer, with the special tokens that it adds to a text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -96,22 +93,22 @@ class HubTokens:
 
     @property
     def identity(self) -> str:
-        """Of the vocabulary, the number of padding, and the tokens of a probing text and of words it knows.
+        """A digest of the vocabulary, the padding, and the tokens of a probe and of known words.
 
-        Not of the files: their wording changes with the release that wrote them. Two tokenizers of one
-        vocabulary that cut only rare words differently may be taken for the same.
+        Not of the files, which differ by the release that wrote them. Two tokenizers with one vocabulary that
+        split only rare words differently may count as the same.
         """
         words = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
         known = [word for word, _ in words[:: -(-len(words) // _PROBED_WORDS) or 1]]
         probed = self.encode(
             [_PROBE, *known, *(word.upper() for word in known), *map("".join, pairwise(known))]
         )
-        told = (f"{number} {word}".encode(errors="surrogatepass") for word, number in words)
+        numbered = (f"{number} {word}".encode(errors="surrogatepass") for word, number in words)
         made = ",".join(str(number) for text in probed for number in (*text.tolist(), -1))
-        return f"hub {digest_of([*told, f'{self.padding} {made}'.encode()])}"
+        return f"hub {digest_of([*numbered, f'{self.padding} {made}'.encode()])}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """The tokens of each text, cut off at `longest`."""
+        """Return the tokens of each text, cut off at `longest`."""
         encoded: list[torch.Tensor] = []
         for first in range(0, len(texts), _CHUNK):
             numbers = self._tokenizer(
@@ -126,32 +123,32 @@ class HubTokens:
 
 
 def load_tokenizer(name: str, workload: str) -> HubTokens:
-    """The tokenizer of a folder or of the Hugging Face hub. Raises WorkloadError if it cannot be had."""
-    load = transformers_for(workload).AutoTokenizer.from_pretrained
-    return HubTokens(of_the_hub(load, name, workload, "tokenizer"))
+    """Load a tokenizer from a folder or the Hugging Face hub. Raises WorkloadError if that fails."""
+    load = import_transformers(workload).AutoTokenizer.from_pretrained
+    return HubTokens(load_from_hub(load, name, workload, "tokenizer"))
 
 
 def tokenizer_of_model(model: str | None, workload: str) -> HubTokens | None:
-    """The tokenizer that lies beside the weights of `model`; None, with a warning, if there is none."""
+    """Return the tokenizer beside the weights of `model`; None, with a warning, if there is none."""
     if model is None:
         return None
     if has_tokenizer(model):
         return load_tokenizer(model, workload)
     log.warning(
         "warning: model %s has no tokenizer and no --tokenizer is given: "
-        "its weights were trained on other tokens than it is given now",
+        "its weights were trained on other tokens",
         model,
     )
     return None
 
 
 def bytes_as_tokens(data: bytes) -> torch.Tensor:
-    """The bytes of `data`, int32."""
+    """Return the bytes of `data`, int32."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).int() if data else torch.empty(0).int()
 
 
 def has_tokenizer(name: str) -> bool:
-    """Whether folder `name` holds a tokenizer of Hugging Face's; True of what is no folder."""
+    """Return whether folder `name` holds a Hugging Face tokenizer; True if it is not a folder."""
     folder = Path(name).expanduser()
     return not folder.is_dir() or any(
         (folder / file).is_file()
@@ -167,15 +164,15 @@ def chosen_tokenizer(
     *,
     otherwise: Callable[[], Tokenizer],
 ) -> Tokenizer:
-    """The tokenizer that was given, else that of the weights to start from, else what `otherwise` makes.
+    """Return the tokenizer given, else the one beside the model's weights, else what `otherwise` makes.
 
-    Raises WorkloadError if it knows more tokens than the model, which knows num_tokens.
+    Raises WorkloadError if it has more tokens than the model, which has num_tokens.
     """
     tokenizer = given or tokenizer_of_model(model, workload) or otherwise()
     if tokenizer.vocabulary > num_tokens:
         raise WorkloadError(
             f"workload {workload!r}: the tokenizer has {tokenizer.vocabulary} tokens, the model {num_tokens}",
-            "give --tokenizer the model's own, or --model the folder of a model that knows as many",
+            "give --tokenizer the model's own, or a --model with as many tokens",
         )
     return tokenizer
 

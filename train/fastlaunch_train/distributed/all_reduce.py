@@ -1,7 +1,7 @@
-"""How fast the ranks add up a large buffer, before the steps: the bus bandwidth of the network between them.
+"""The bandwidth of an all-reduce over all ranks, measured before the steps.
 
-The definition is nccl-tests': 2 (n - 1) / n x bytes / seconds, for n ranks, which is what the slowest link
-carries whatever the number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). GB are 10^9 bytes.
+Bus bandwidth as nccl-tests defines it: 2 (n - 1) / n x bytes / seconds for n ranks, which is what the slowest
+link carries whatever n is (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). GB are 10^9 bytes.
 """
 
 import statistics
@@ -12,28 +12,25 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fastlaunch_train.distributed.fabric import checked_fabric
+from fastlaunch_train.distributed.fabric import check_fabric
 from fastlaunch_train.distributed.parallel import Process, agree, barrier
-from fastlaunch_train.process.launch import Launched
+from fastlaunch_train.process.launch import LaunchSettings
 
-#: Large enough for the full bandwidth of EFA; on a CPU, for a test of the same code.
+#: Large enough for EFA's full bandwidth; on a CPU only tests measure it.
 MESSAGE_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
 NUM_WARMUPS = 3
 NUM_REPEATS = 5
-#: A repeat is of so many all-reduces that the ranks' different starts do not count, in about so long.
+#: All-reduces of a repeat: enough that the ranks' different starts do not matter, in about REPEAT_S.
 MAX_PER_REPEAT = 20
 REPEAT_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """What an all-reduce took, as the median of the repeats, each of the slowest rank.
-
-    message_bytes: that every rank gave.
-    """
+    """The time of one all-reduce: the median of the repeats, each that of the slowest rank."""
 
     seconds: float
-    message_bytes: int
+    message_bytes: int  #: of each rank
     num_ranks: int
     num_repeats: int
 
@@ -43,24 +40,24 @@ class Bandwidth:
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.message_bytes / self.seconds / 1e9
 
     def detail(self, *, fabric: str, num_nodes: int) -> str:
-        """`name=value` words for the record's phase `all-reduce`; the launcher reads them."""
+        """Return `name=value` words for the record's phase `all-reduce`, which the launcher reads."""
         return (
             f"bus_gb_per_s={self.bus_gb_per_s:.6g} seconds={self.seconds:.6g} bytes={self.message_bytes} "
             f"repeats={self.num_repeats} ranks={self.num_ranks} nodes={num_nodes} fabric={fabric}"
         )
 
 
-def all_reduce_between_nodes(process: Process, output: Path, launched: Launched) -> str:
-    """Detail of the phase `all-reduce`: the bandwidth, and the network that it was had on.
+def all_reduce_between_nodes(process: Process, output: Path, launched: LaunchSettings) -> str:
+    """Return the detail of the phase `all-reduce`: the bandwidth and the network that was measured.
 
-    Raises FabricError, on all ranks, where `launched` asks for EFA and a node has something else.
+    Raises FabricError if `launched` requires EFA and a node uses something else.
     """
-    found = checked_fabric(process, output, launched.fabric)
-    return measure(process).detail(fabric=found.name, num_nodes=process.num_nodes)
+    fabric = check_fabric(process, output, launched.fabric)
+    return measure(process).detail(fabric=fabric.name, num_nodes=process.num_nodes)
 
 
 def measure(process: Process, message_bytes: int | None = None) -> Bandwidth:
-    """The bandwidth of an all-reduce over all ranks. For a world of several; all ranks call it together."""
+    """Measure an all-reduce over several ranks, which all call it together."""
     size = message_bytes or MESSAGE_BYTES[process.device.type]
     buffer = torch.zeros(size // 4, dtype=torch.float32, device=process.device)
     warmup_s = [_timed(process, buffer, 1) for _ in range(NUM_WARMUPS)][-1]
@@ -68,7 +65,7 @@ def measure(process: Process, message_bytes: int | None = None) -> Bandwidth:
     repeats_s = [_timed(process, buffer, per_repeat) / per_repeat for _ in range(NUM_REPEATS)]
     del buffer
     if process.device.type == "cuda":
-        # What comes after finds the memory as if this had not been.
+        # Leave no trace in the memory statistics of the training.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
     return Bandwidth(
@@ -80,7 +77,7 @@ def measure(process: Process, message_bytes: int | None = None) -> Bandwidth:
 
 
 def _timed(process: Process, buffer: torch.Tensor, times: int) -> float:
-    """Seconds for so many all-reduces one after the other, on the slowest rank."""
+    """Return the seconds that the slowest rank takes for `times` all-reduces."""
     _synchronise(process)
     barrier(process)
     started = time.perf_counter()

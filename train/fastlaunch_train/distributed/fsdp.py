@@ -1,4 +1,4 @@
-"""Parameters sharded over the ranks by torch's fully_shard (FSDP2), and states gathered from the shards."""
+"""Parameters sharded over the ranks by torch's fully_shard (FSDP2), and states gathered from shards."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,24 +7,24 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastlaunch_train.distributed.parallel import Process, join_group
-from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: Under which a gathered tensor is saved, beside the dimension that each dimension of the mesh shards.
+#: Keys of a gathered tensor: itself, and the dimension that each dimension of the mesh shards.
 _FULL, _SHARDS = "full", "shards"
 
 
 def shard(
     model: nn.Module, blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe, process: Process
 ) -> nn.Module:
-    """`model` with each block and the rest sharded over all ranks, in place.
+    """Shard each block of `model`, and the rest of it, over all ranks, in place; return it.
 
-    In bf16 and fp16 the shards stay in the parameters' dtype and are gathered in the autocast's, which halves
-    what travels and gives the products the same operands as autocast; layer norms, biases and embeddings
-    are rounded too, which autocast alone leaves in fp32. Batch norms are not: their running statistics are
-    fp32. Gradients are reduced in the recipe's wire_dtype.
+    In bf16 and fp16 the shards keep the parameters' dtype and are gathered in autocast's. That halves the
+    traffic and gives products the same operands as autocast, but also rounds layer norms, biases and
+    embeddings, which autocast leaves in fp32. Batch norms, whose running statistics are fp32, stay in fp32.
+    Gradients are reduced in the recipe's wire_dtype.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -35,28 +35,28 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=computed.get(recipe.precision),
         reduce_dtype=reduced,
-        # Autocast casts the inputs of what it computes in bf16, and of nothing else.
+        # Autocast casts the inputs of what it computes in bf16, and nothing else.
         cast_forward_inputs=False,
     )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
-    as_it_is = MixedPrecisionPolicy(reduce_dtype=reduced, cast_forward_inputs=False)
+    uncast = MixedPrecisionPolicy(reduce_dtype=reduced, cast_forward_inputs=False)
     for module in [module for module in model.modules() if isinstance(module, _BatchNorm)]:
-        fully_shard(module, mesh=mesh, mp_policy=as_it_is)
+        fully_shard(module, mesh=mesh, mp_policy=uncast)
     for block in blocks or ():
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
-def gathered(value: Any, *, keep: bool) -> Any:
-    """`value`, a nest of mappings and lists, with its shards gathered on the CPU; every rank has to call it.
+def gather(value: Any, *, keep: bool) -> Any:
+    """Return `value`, nested mappings and lists, with its shards gathered on the CPU; all ranks call it.
 
-    keep: whether this rank wants the result; else its tensors are left out, so that they take no memory.
+    keep: whether this rank keeps the result; without, tensors are None and take no memory.
     """
     if isinstance(value, dict):
-        return {key: gathered(item, keep=keep) for key, item in value.items()}
+        return {key: gather(item, keep=keep) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [gathered(item, keep=keep) for item in value]
+        return [gather(item, keep=keep) for item in value]
     if not _is_sharded(value):
         return value
     full = value.detach().full_tensor()
@@ -66,20 +66,20 @@ def gathered(value: Any, *, keep: bool) -> Any:
     return {_FULL: full.cpu(), _SHARDS: shards}
 
 
-def sharded(value: Any, process: Process) -> Any:
-    """What was `gathered`, sharded as it was; every rank has to call it with the same."""
+def scatter(value: Any, process: Process) -> Any:
+    """Return what `gather` returned, sharded again; all ranks call it with the same value."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    return _sharded(value, init_device_mesh(process.device.type, (process.world_size,)), process.device)
+    return _scatter(value, init_device_mesh(process.device.type, (process.world_size,)), process.device)
 
 
-def _sharded(value: Any, mesh: "DeviceMesh", device: torch.device) -> Any:
+def _scatter(value: Any, mesh: "DeviceMesh", device: torch.device) -> Any:
     if isinstance(value, list):
-        return [_sharded(item, mesh, device) for item in value]
+        return [_scatter(item, mesh, device) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {_FULL, _SHARDS}:
-        return {key: _sharded(item, mesh, device) for key, item in value.items()}
+        return {key: _scatter(item, mesh, device) for key, item in value.items()}
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     placements = [Replicate() if dim is None else Shard(dim) for dim in value[_SHARDS]]
@@ -87,7 +87,7 @@ def _sharded(value: Any, mesh: "DeviceMesh", device: torch.device) -> Any:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have every parameter of `model` be this rank's shard: an evaluation leaves the root's gathered."""
+    """Turn parameters back into shards: an evaluation leaves those of the root gathered."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -95,8 +95,8 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def local(value: torch.Tensor) -> torch.Tensor:
-    """This rank's share of `value`, which may be no shard at all."""
+def local_shard(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of `value`, or `value` if it is not sharded."""
     return value.to_local() if _is_sharded(value) else value  # type: ignore[attr-defined]
 
 

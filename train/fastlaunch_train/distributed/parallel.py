@@ -1,4 +1,4 @@
-"""One process among its peers: who it is, the data-parallel wrapper, and small messages between ranks."""
+"""A rank among its peers: which one it is, the DDP wrapper, and small messages between ranks."""
 
 import datetime
 import os
@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
-#: A peer that is silent for longer is taken for dead. Torch's own NCCL default; it must outlast the
-#: difference between ranks in compile time.
+#: A peer that is silent for longer counts as dead. torch's own default for NCCL; ranks' compile times may
+#: differ by less.
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """This process among its peers. Without torchrun: rank 0 of 1, and no process group."""
+    """This process among its peers. Without torchrun: rank 0 of 1, no process group."""
 
     rank: int
     local_rank: int
@@ -29,13 +29,12 @@ class Process:
 
 
 def start_process() -> Process:
-    """This process, after joining its peers if there are any.
+    """Join this process's peers, if there are any, and return it.
 
-    Rank and world size come from torchrun's environment variables; the device is the GPU of the local rank,
-    or the CPU. On GPUs gradients go through NCCL and messages through gloo, so that a message neither waits
-    for the GPU's queue nor adds to it. A peer that dies is an error here within TIMEOUT: at once in gloo,
-    when its watchdog sees it in NCCL.
-    Raises RecipeError if there are more processes on this machine than GPUs.
+    Rank and world size are torchrun's environment variables; the device is the local rank's GPU, or the CPU.
+    On GPUs gradients go through NCCL and messages through gloo, so that a message does not wait for the GPU.
+    A peer that dies is an error here: at once in gloo, within TIMEOUT in NCCL.
+    Raises RecipeError if this machine has more processes than GPUs.
     """
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -70,7 +69,7 @@ def stop_process() -> None:
 
 
 def join_group(process: Process) -> None:
-    """Returns when there is a process group: in a world of one, sharding needs one too."""
+    """Make sure that there is a process group: sharding needs one in a world of one, too."""
     if dist.is_initialized():
         return
     assert process.world_size == 1
@@ -81,19 +80,19 @@ def join_group(process: Process) -> None:
 def wrap_ddp(
     model: nn.Module, recipe: Recipe, process: Process, *, static_graph: bool | None = None
 ) -> nn.Module:
-    """`model` with its gradients averaged over the ranks; the model itself in a world of one.
+    """Return `model` with gradients averaged over the ranks; the model itself in a world of one.
 
-    Gradients travel in their parameters' dtype, or in bf16 with wire_dtype=bf16: there each rank rounds its
-    own, divides by the world size, and the sum is bf16 too.
-    static_graph: every step uses the same parameters in the same order, which no model here breaks (timm's
-    stochastic depth multiplies by zero, it skips no module). By default so where torch allows it: not with
-    several micro-batches, nor where DDP itself is compiled. A compiled model must be compiled before.
+    Gradients travel in their parameters' dtype, or with wire_dtype=bf16 in bf16: each rank rounds its own and
+    divides by the world size, and the sum is bf16, too.
+    static_graph: every step uses the same parameters in the same order, as all models here do (timm's
+    stochastic depth multiplies by zero and skips no module). The default is True where torch allows it: one
+    micro-batch, and DDP not compiled. Compile the model before.
     """
     if process.world_size == 1:
         return model
     compiles_ddp = recipe.compile_mode != "none" and recipe.compile_scope == "wrapped"
     if recipe.compile_mode != "none":
-        # Else a compiled region would be cut wherever a bucket ends; what is compiled with DDP has to be.
+        # Cuts compiled regions where buckets end, which only DDP compiled with its model needs.
         torch._dynamo.config.optimize_ddp = compiles_ddp
     if static_graph is None:
         static_graph = recipe.grad_accumulation == 1 and not compiles_ddp
@@ -113,14 +112,14 @@ def sum_in_bf16(
     state: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    # Under a name of our own, since DDP takes torch's hook for NCCL alone, and gloo can do it too.
+    # Not torch's hook itself, which DDP refuses without NCCL: gloo can do it, too.
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     return bf16_compress_hook(state, bucket)
 
 
 def agree(process: Process, values: Sequence[float]) -> list[float]:
-    """The largest of each value over the ranks. Values are finite; every rank gives as many."""
+    """Return the maximum over the ranks of each value. All ranks give as many finite values."""
     if process.world_size == 1:
         return [float(value) for value in values]
     message = torch.tensor(values, dtype=torch.float64)
@@ -129,7 +128,7 @@ def agree(process: Process, values: Sequence[float]) -> list[float]:
 
 
 def broadcast(process: Process, values: Sequence[float]) -> list[float]:
-    """Rank 0's values, on every rank; every rank gives as many."""
+    """Return rank 0's values on every rank. All ranks give as many."""
     if process.world_size == 1:
         return [float(value) for value in values]
     message = torch.tensor(values, dtype=torch.float64)
@@ -138,7 +137,7 @@ def broadcast(process: Process, values: Sequence[float]) -> list[float]:
 
 
 def broadcast_object(process: Process, value: Any) -> Any:
-    """Rank 0's `value`, which pickles, on every rank; every rank calls it."""
+    """Return rank 0's `value`, which can be pickled, on every rank. All ranks call it."""
     if process.world_size == 1:
         return value
     message = [value]
@@ -146,7 +145,16 @@ def broadcast_object(process: Process, value: Any) -> Any:
     return message[0]
 
 
+def gather_object(process: Process, value: Any) -> list[Any]:
+    """Return every rank's `value`, in order, on rank 0; this rank's alone elsewhere. Every rank calls it."""
+    if process.world_size == 1:
+        return [value]
+    gathered: list[Any] | None = [None] * process.world_size if process.rank == 0 else None
+    dist.gather_object(value, gathered)
+    return gathered or [value]
+
+
 def barrier(process: Process) -> None:
-    """Returns when every rank has called it. Does not wait for the device."""
-    # Not dist.barrier: with two backends it takes NCCL's.
+    """Return once every rank has called it, without waiting for the device."""
+    # Not dist.barrier, which uses NCCL if there are two backends.
     agree(process, [0.0])

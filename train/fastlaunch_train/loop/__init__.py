@@ -1,0 +1,4 @@
+"""The training loop: fetch, step, record; when a block closes: check, evaluate, save.
+
+May import the rooms from records to checks.
+"""

@@ -1,4 +1,4 @@
-"""Held-out data: what the model scores on them while it trains, and the weights that scored best."""
+"""What the model scores on held-out data while it trains, and the weights that scored best."""
 
 import itertools
 import math
@@ -12,56 +12,61 @@ from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process, agree
 from fastlaunch_train.loop.training import Training
-from fastlaunch_train.models.ort import inside_ort
+from fastlaunch_train.models.model_state import preserve_state
+from fastlaunch_train.models.ort import unwrap_ort
 from fastlaunch_train.process.failures import InterruptedRun
 from fastlaunch_train.records.records import Eval
-from fastlaunch_train.undisturbed import left_as_it_was
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Score, Workload, next_batch
+from fastlaunch_train.workloads.registry import WorkloadError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The weights, in host memory, that scored best on validation, and what they scored."""
+    """The weights that scored best on validation."""
 
     score: Eval
+    #: In host memory.
     weights: dict[str, Any]
 
 
 class Evaluations:
-    """When a model is evaluated, up to which step it was, and its best weights where `keep_best`.
+    """When a model is evaluated, and its best weights so far.
 
-    `validation` comes every `every` steps and after the last; `test` after it all, with the weights of the
-    last step and with the best ones.
+    On `validation` every `every` steps and after the last; then on `test`, if there is one, with the weights
+    of the last step and with the best.
     """
 
     def __init__(self, *, every: int, last_step: int, keep_best: bool) -> None:
         self.every = every
+        #: Whether there is a `test` to keep the best weights for.
         self.keep_best = keep_best
         self.best: Best | None = None
         self._last_step = last_step
+        #: The step after which the model was evaluated last.
         self._evaluated = 0
 
     def due(self, step: int) -> bool:
-        """Whether the model after `step` is to be evaluated, and was not."""
+        """Return whether the model after `step` is to be evaluated and was not yet."""
         return step > self._evaluated and (step % self.every == 0 or step == self._last_step)
 
     def owed(self, last_step: int) -> bool:
-        """Whether there is something to evaluate after the last step is done, and recorded."""
+        """Return whether something is to be evaluated once the last step is done."""
         return self.keep_best or self.due(last_step)
 
-    def validate(self, training: Training, step: int) -> Eval:
-        """What the model after `step` scores on `validation`, recorded. Raises what `evaluate` does."""
-        found = _record(training, "validation", step, then=lambda found: self._keep(training, found))
+    def validate(self, training: Training, step: int) -> None:
+        """Record what the model after `step` scores on `validation`. Raises what `evaluate` does."""
+        _record(training, "validation", step, then=lambda score: self._keep(training, score))
         self._evaluated = step
-        return found
 
-    def _keep(self, training: Training, found: Eval) -> None:
-        if self.keep_best and (self.best is None or is_better(found, self.best.score)):
-            self.best = Best(score=found, weights=training.stepper.weights())
+    def _keep(self, training: Training, score: Eval) -> None:
+        if self.keep_best and (self.best is None or is_better(score, self.best.score)):
+            self.best = Best(score=score, weights=training.stepper.weights())
 
     def test(self, training: Training, step: int) -> None:
-        """Record what the weights after `step` and the best score on `test`. Raises what `evaluate` does."""
+        """Record what the weights after `step` and the best ones score on `test`, if there is one.
+
+        Raises what `evaluate` does.
+        """
         if not self.keep_best:
             return
         _record(training, "test", step)
@@ -72,11 +77,11 @@ class Evaluations:
             stepper.load_weights(best.weights)
             _record(training, "test", best.score.step, weights="best", after=step)
         finally:
-            # Who is asked to stop meanwhile saves a checkpoint, which is of the last step.
+            # A rank that is asked to stop meanwhile saves a checkpoint, which is of the last step.
             stepper.load_weights(current)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: plain values and tensors."""
+        """Return plain values and tensors for a checkpoint."""
         best = self.best
         return {
             "evaluated": self._evaluated,
@@ -88,7 +93,7 @@ class Evaluations:
         best = state["best"]
         if best is not None and self.keep_best:
             self.best = Best(score=Eval(**best["score"]), weights=best["weights"])
-        # Where best weights are wanted and none were kept, the last evaluation has to be done again.
+        # If best weights are to be kept and the checkpoint has none, the last evaluation is done again.
         if self.best is not None or not self.keep_best:
             self._evaluated = state["evaluated"]
 
@@ -96,7 +101,7 @@ class Evaluations:
 def plan_evaluations(
     workload: Workload, request: DataRequest, process: Process, *, every: int, last_step: int
 ) -> Evaluations | None:
-    """The Evaluations of a training of which `every` steps were asked for; None for 0.
+    """Return when to evaluate a training, `every` so many steps; None for 0.
 
     Raises WorkloadError if the workload holds no data out.
     """
@@ -114,32 +119,31 @@ def plan_evaluations(
     return Evaluations(every=every, last_step=last_step, keep_best=keep_best)
 
 
-def is_better(found: Eval, than: Eval) -> bool:
-    """Whether `found` beats `than`: by the metric, higher is better, else by the loss; a draw does not."""
-    if found.loss is None:
+def is_better(score: Eval, than: Eval) -> bool:
+    """Return whether `score` beats `than`, by a higher metric if both have one, else by a lower loss."""
+    if score.loss is None:
         return False
     if than.loss is None:
         return True
-    if found.metric_value is not None and than.metric_value is not None:
-        return found.metric_value > than.metric_value
-    return found.loss < than.loss
+    if score.metric_value is not None and than.metric_value is not None:
+        return score.metric_value > than.metric_value
+    return score.loss < than.loss
 
 
 def evaluate(training: Training, split: str, step: int, weights: str = "current") -> Eval:
-    """What the model as it is scores on `split`, all ranks together; loss None where it is not finite.
+    """Return what the model as it is scores on `split`, all ranks together; the loss is None if not finite.
 
-    step, weights: of the model, for the record. Training goes on after it as if it had not been: model,
-    buffers, FP8 scales and random generators are left as they were. Raises InterruptedRun, within a batch,
-    when a rank was asked to stop.
+    step, weights: of the model, for the record. Model, buffers, FP8 scales and random generators are left as
+    they were. Raises InterruptedRun within a batch when a rank is asked to stop.
     """
-    workload, model, device = training.workload, _model_to_ask(training), training.process.device
+    workload, model, device = training.workload, _unwrapped_model(training), training.process.device
     assert workload.held_out is not None and workload.score is not None
     started = time.perf_counter()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
-    with left_as_it_was(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad():
         model.eval()
         _share_buffers(training, model)
-        for batch, counts in _in_step(training, workload.held_out(training.request, split)):
+        for batch, counts in _lockstep(training, workload.held_out(training.request, split)):
             with training.precision.autocast():
                 score = workload.score(model, batch)
             if counts:
@@ -160,54 +164,54 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
 
 
 def rehearse(training: Training) -> None:
-    """Score one batch of validation and forget it, so that what evaluation compiles is compiled."""
-    workload, model = training.workload, _model_to_ask(training)
+    """Score one batch of validation and forget it, so that evaluation compiles now what it compiles."""
+    workload, model = training.workload, _unwrapped_model(training)
     assert workload.held_out is not None and workload.score is not None
     batches = itertools.islice(workload.held_out(training.request, "validation"), 1)
-    with left_as_it_was(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad():
         model.eval()
-        for batch, _ in _in_step(training, batches):
+        for batch, _ in _lockstep(training, batches):
             with training.precision.autocast():
                 workload.score(model, batch)
 
 
-def _in_step(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each of this rank's batches, and whether it counts: every rank gets as many as the one with most.
+def _lockstep(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each of this rank's batches, and whether it counts: every rank gets as many as the one with most.
 
-    A sharded or wrapped model meets its peers in each forward pass. Raises InterruptedRun when asked to stop.
+    A sharded model meets its peers in each forward pass. Raises InterruptedRun when a rank is asked to stop.
     """
     last: Batch | None = None
     while True:
         batch = next(batches, None)
-        any_left, asked = agree(
+        any_left, stop = agree(
             training.process, [float(batch is not None), float(training.interrupts.requested)]
         )
-        if asked:
+        if stop:
             raise InterruptedRun(training.interrupts.message)
         if not any_left:
             return
         if batch is None and last is None:
-            # Fewer batches than ranks: any other does to keep them company.
+            # Fewer batches than ranks: any batch does to keep them company.
             last = next_batch(training.workload, training.workload.batches(training.request))
         last = last if batch is None else batch
         yield last, batch is not None
 
 
-def _model_to_ask(training: Training) -> nn.Module:
-    """The model without DDP, which would skip what it shares in the training step after an evaluation."""
+def _unwrapped_model(training: Training) -> nn.Module:
+    """Return the model without DDP, which would not share buffers in the step after an evaluation."""
     model = training.stepper.model
     if isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
         model = inner
-    # Exported for evaluation, parameters of equal values, as biases have at first, are one for good (ONNX
-    # Runtime 1.19.2): the graph that trains is ONNX Runtime's, its parameters are the module's.
-    return inside_ort(model) if training.recipe.engine == "ort" else model
+    # When ONNX Runtime 1.19.2 exports for evaluation, it makes parameters of equal values, as biases are at
+    # first, one for good: its graph trains, and the module inside, with the same parameters, evaluates.
+    return unwrap_ort(model) if training.recipe.engine == "ort" else model
 
 
 def _share_buffers(training: Training, model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, as DDP does before a training step: all ask one model.
+    """Give every rank rank 0's buffers, as DDP does before a training step, so that all evaluate one model.
 
-    With shards too, where each rank keeps statistics of its own: checkpoints hold rank 0's.
+    With shards too, where each rank keeps its own statistics: checkpoints hold rank 0's.
     """
     if training.process.world_size > 1:
         for buffer in model.buffers():
@@ -222,27 +226,30 @@ def _record(
     weights: str = "current",
     after: int | None = None,
     then: Callable[[Eval], None] | None = None,
-) -> Eval:
-    """Evaluate, and record it and its phase, in which `then` is done after it."""
-    found: list[Eval] = []
+) -> None:
+    """Evaluate the model of `step`, `after` that step or a later one; record the score and its phase.
+
+    then: done with the score, within the phase.
+    """
+    scores: list[Eval] = []
 
     def work() -> str:
-        found.append(evaluate(training, split, step, weights))
+        score = evaluate(training, split, step, weights)
         if then is not None:
-            then(found[0])
-        return _told(found[0])
+            then(score)
+        scores.append(score)
+        return _describe(score)
 
     training.phase("eval", work, step=step if after is None else after)
-    training.writer.add(found[0])
+    training.writer.add(scores[0])
     training.writer.flush()
-    return found[0]
 
 
-def _told(found: Eval) -> str:
-    loss = "not finite" if found.loss is None else f"{found.loss:.4f}"
-    metric = f", {found.metric} {found.metric_value:.4f}" if found.metric_value is not None else ""
-    best = f" with the weights of step {found.step}" if found.weights == "best" else ""
-    return f"{found.split}{best}: loss {loss}{metric}"
+def _describe(score: Eval) -> str:
+    loss = "not finite" if score.loss is None else f"{score.loss:.4f}"
+    metric = f", {score.metric} {score.metric_value:.4f}" if score.metric_value is not None else ""
+    best = f" with the weights of step {score.step}" if score.weights == "best" else ""
+    return f"{score.split}{best}: loss {loss}{metric}"
 
 
 def _has_data(workload: Workload, request: DataRequest, process: Process, split: str) -> bool:

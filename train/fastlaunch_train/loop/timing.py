@@ -1,19 +1,25 @@
-"""Step times: device events between synchronisations, and the wall clock at them.
+"""Seconds: of steps by device events and the wall clock, and of phases, which are not steps.
 
-A block is about a second of work between two synchronisations of all ranks. Within it nothing waits for the
+A block is about a second of steps between two synchronisations of all ranks. Within it nothing waits for the
 device: events are recorded and losses copied into a device buffer, and both are read when the block closes.
-A block's wall time runs from the end of the block before, so the bookkeeping between blocks is counted too.
+A block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
 """
 
+import contextlib
 import itertools
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-#: Steps after which the first block of a run may be longer than one step, and steps that warm up.
+from fastlaunch_train.records.records import Phase, RecordWriter
+
+log = logging.getLogger("fastlaunch_train")
+
+#: A block ends here, so that the steps that warm up can be cut off.
 WARMUP_STEPS = 10
 BLOCK_S = 1.0
 #: The most steps in a block, which bounds the loss buffer.
@@ -22,18 +28,24 @@ MAX_BLOCK_STEPS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedBlock:
-    """What a block held: per step its time in seconds and its loss, and the wall time of all."""
+    """The steps of a block."""
 
+    #: Of each step.
     step_times_s: list[float]
     data_waits_s: list[float]
     losses: list[float]
+    #: Of all of them, until the slowest rank has come.
     wall_s: float
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.losses)
 
 
 class BlockTimer:
     """Times the steps of one block after another on `device`.
 
-    Call `restart` once, then `step_done` after each step's work was queued, and `close` at a block's end.
+    Call `restart` once, then `step_done` after each step's work is queued, and `close` at a block's end.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -47,14 +59,14 @@ class BlockTimer:
         self._block_started = 0.0
 
     def restart(self, meet: Callable[[], None]) -> None:
-        """Begin a block now: at the start, and after work that is not a step (a checkpoint)."""
+        """Begin a block now: at the start, and after work that is not a step, such as a checkpoint."""
         self._synchronise()
         meet()
         self._block_started = self._clock()
         self._begin()
 
     def step_done(self, loss: torch.Tensor, data_wait_s: float) -> None:
-        """Note that one step's work has been queued. `loss`: scalar, detached."""
+        """Note that a step's work is queued. `loss`: scalar, detached."""
         self._losses[len(self._data_waits)].copy_(loss)
         self._data_waits.append(data_wait_s)
         if self._cuda:
@@ -65,7 +77,7 @@ class BlockTimer:
             self._times.append(self._clock())
 
     def close(self, meet: Callable[[], None]) -> ClosedBlock:
-        """Wait for the device and the other ranks (`meet`) and return the block; the next begins at once."""
+        """Wait for the device and, by `meet`, the other ranks; return the block. The next begins at once."""
         self._synchronise()
         meet()
         now = self._clock()
@@ -101,13 +113,13 @@ class BlockTimer:
 def next_block_steps(
     *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: Sequence[int]
 ) -> int:
-    """Steps in the block that begins at `next_step`: about a second of them, at least one.
+    """Return how many steps the block has that begins at `next_step`: about a second, at least one step.
 
     The first step stands alone and the block after it ends with the warm-up, so that both can be cut off.
     A block ends at `last_step` and at every checkpoint and evaluation: `every` so many steps, 0 for none.
     """
-    wanted = max(1, round(min(BLOCK_S / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
-    end = next_step + wanted - 1
+    num_steps = max(1, round(min(BLOCK_S / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
+    end = next_step + num_steps - 1
     if next_step == first_step:
         end = next_step
     elif next_step < first_step + WARMUP_STEPS:
@@ -115,3 +127,32 @@ def next_block_steps(
     for each in filter(None, every):
         end = min(end, -(-next_step // each) * each)
     return min(end, last_step) - next_step + 1
+
+
+class PhaseClock:
+    """Times what is not a step and adds it to the record as a phase."""
+
+    def __init__(self, writer: RecordWriter, device: torch.device) -> None:
+        self._writer = writer
+        self._device = device
+
+    def __call__(self, name: str, work: Callable[[], str | None], *, step: int = 0) -> float:
+        """Do `work` as the phase `name`; return its seconds. What `work` returns becomes the detail."""
+        started = time.perf_counter()
+        return self._done(name, started, step, work())
+
+    @contextlib.contextmanager
+    def during(self, name: str, detail: str) -> Iterator[None]:
+        """A context that is a phase, recorded unless it ends with an exception."""
+        started = time.perf_counter()
+        yield
+        self._done(name, started, 0, detail)
+
+    def _done(self, name: str, started: float, step: int, detail: str | None) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - started
+        self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
+        self._writer.flush()
+        log.info("%s: %.1f s%s", name, seconds, f" ({detail})" if detail else "")
+        return seconds

@@ -2,49 +2,44 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.phases import PhaseClock
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import RecordWriter
+from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
-
-if TYPE_CHECKING:
-    from fastlaunch_train.checks.compiled_model import AsTrained
-    from fastlaunch_train.loop.evaluation import Evaluations
-    from fastlaunch_train.steppers.stepping import Stepper
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What the loops share.
-
-    stepper: the model, wrapped and compiled as the recipe says, and what makes a step of it. In the loops of
-        other libraries they wrap the model themselves, and make the steps.
-    request: what `batches` were asked for with; held-out data are asked for likewise.
-    as_trained: what looks at the first passes of the model; None where an earlier attempt did.
-    evaluations: when and on what the model is evaluated; None for never.
-    save_checkpoint: of the step that it is given.
-    """
+    """What is trained, on what, how long, and what is recorded of it."""
 
     workload: Workload
     recipe: Recipe
     process: Process
     precision: Precision
-    stepper: "Stepper"
-    batches: Iterator[Batch]
+    #: The model, wrapped and compiled as the recipe says, and what makes a step of it. Another library's
+    #: Trainer takes its model and optimizer, wraps the model itself and makes the steps.
+    stepper: Stepper
+    #: What `batches` were requested with; held-out data are requested likewise.
     request: DataRequest
+    batches: Iterator[Batch]
     first_step: int
     last_step: int
+    #: Steps; 0 for never.
     checkpoint_every: int
+    #: Saves the checkpoint of a step.
     save_checkpoint: Callable[[int], None]
-    evaluations: "Evaluations | None"
     phase: PhaseClock
     writer: RecordWriter
     interrupts: Interrupts
+    #: How many graphs the process has compiled so far.
     num_compiles: Callable[[], int]
+    #: Whether to log a line a block for programs.
     print_metrics: bool = False
-    as_trained: "AsTrained | None" = None
+    #: Looks at the first passes of the model; None if an earlier attempt did.
+    model_check: CompiledModelCheck | None = None

@@ -1,17 +1,24 @@
-"""Which kernel computes a model's attention, found by running it."""
+"""Which kernel computes a model's attention, found by running it; and cuDNN releases that get it wrong."""
 
 import contextlib
+import ctypes
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.undisturbed import left_as_it_was
+from fastlaunch_train.recipes.requirements import dotted
 from fastlaunch_train.workloads.contract import Batch
+
+#: Older cuDNN computes attention wrongly at lengths that are no multiple of 128, such as 197.
+SAFE_CUDNN = (9, 15, 1)
 
 #: What torch's scaled_dot_product_attention can choose, by the name of its operator.
 _KERNELS = {
@@ -29,31 +36,30 @@ def attention_backend(
     precision: Precision,
     loss: Callable[[nn.Module, Batch], torch.Tensor],
 ) -> str:
-    """The attention kernel that runs in a forward pass of `model`, found by running one.
+    """Run a forward pass of `model` and return its attention kernels, joined by `+`.
 
-    `flash`, `cudnn`, `efficient`, `flash_cpu`: of torch's scaled_dot_product_attention. `math`: separate
-    matrix products and softmax. `te:fused`, `te:flash`, `te:unfused`: as Transformer Engine chose,
-    `te:unknown` if it does not tell. `none`: no attention. Several are joined by `+`.
-    The model, its buffers and the random state are left as they were. FP8 needs a batch of a multiple of 16,
-    MXFP8 of 32.
+    `flash`, `cudnn`, `efficient`, `flash_cpu`: torch's scaled_dot_product_attention. `math`: separate matrix
+    products and softmax. `te:fused`, `te:flash`, `te:unfused`: Transformer Engine's choice, `te:unknown` if
+    it does not say. `none`: no attention. The model and the random state are preserved. FP8 needs a batch
+    that is a multiple of 16, MXFP8 of 32.
     """
-    seen = _OperatorNames()
-    of_transformer_engine = has_transformer_engine(model)
-    # Transformer Engine's tensors are not for dispatch modes, and it tells its choice itself.
-    listening = contextlib.nullcontext() if of_transformer_engine else seen
-    # Through the loss: only it knows what of a batch the model takes.
-    with left_as_it_was(model), torch.no_grad(), precision.autocast(), listening:
+    operators = _OperatorNames()
+    is_te = has_transformer_engine(model)
+    # Dispatch modes do not take Transformer Engine's tensors, and it names its choice itself.
+    listening = contextlib.nullcontext() if is_te else operators
+    # Through the loss, which knows what the model takes of a batch.
+    with preserve_state(model), torch.no_grad(), precision.autocast(), listening:
         loss(model, batch)
-    return transformer_engine_backend() if of_transformer_engine else name_kernels(seen.names)
+    return transformer_engine_backend() if is_te else name_kernels(operators.names)
 
 
 def has_transformer_engine(model: nn.Module) -> bool:
-    """Whether any module of `model` is Transformer Engine's."""
+    """Return whether any module of `model` is Transformer Engine's."""
     return any(type(module).__module__.startswith("transformer_engine") for module in model.modules())
 
 
 def name_kernels(operators: Sequence[str]) -> str:
-    """The kernels among the names of `operators` that ran, in alphabetical order."""
+    """Return the kernels among the operators that ran, in alphabetical order."""
     kernels = {_KERNELS[name] for name in operators if name in _KERNELS}
     if not kernels and any(name in _SOFTMAX for name in operators):
         kernels = {"math"}
@@ -63,7 +69,7 @@ def name_kernels(operators: Sequence[str]) -> str:
 def transformer_engine_backend(
     load: Callable[[str], Any] = importlib.import_module,
 ) -> str:
-    """What Transformer Engine chose in the last forward pass."""
+    """Return Transformer Engine's choice in the last forward pass."""
     # In dot_product_attention since release 2.3, in attention before.
     for module in (
         "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",
@@ -82,7 +88,7 @@ def transformer_engine_backend(
 
 
 class _OperatorNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the names of the operators that run inside it."""
+    """Collect the names of the operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,3 +99,63 @@ class _OperatorNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         self.names.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def guard_cudnn_attention() -> tuple[tuple[int, ...] | None, str | None]:
+    """Switch torch's cuDNN attention off if cuDNN is too old; return its version and a warning, if any.
+
+    If several are loaded, as Transformer Engine can load the system's beside torch's own, the oldest counts.
+    """
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return None, None
+    versions = loaded_cudnn_versions(Path("/proc/self/maps"), _cudnn_version_of)
+    if not versions:
+        try:
+            number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            number = None
+            warnings.warn(f"torch cannot tell its cuDNN version: {error}", stacklevel=2)
+        versions = [] if number is None else [decode_cudnn_version(number)]
+    warning = cudnn_warning(versions)
+    if versions and min(versions) < SAFE_CUDNN:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return (min(versions) if versions else None), warning
+
+
+def cudnn_warning(versions: list[tuple[int, ...]]) -> str | None:
+    """Return the warning about loaded cuDNN versions for a reader of the record; None without one."""
+    parts = []
+    if len(versions) > 1:
+        parts.append(f"several cuDNN are loaded: {', '.join(map(dotted, versions))}")
+    if versions and min(versions) < SAFE_CUDNN:
+        parts.append(
+            f"cuDNN {dotted(min(versions))} is older than {dotted(SAFE_CUDNN)} and gets attention wrong at "
+            "lengths that are no multiple of 128: torch's cuDNN attention is off"
+        )
+    return "; ".join(parts) or None
+
+
+def loaded_cudnn_versions(maps: Path, version_of: Callable[[str], int | None]) -> list[tuple[int, ...]]:
+    """Return the cuDNN versions loaded by the process of `maps`, its /proc/PID/maps, oldest first."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/libcudnn.so" in line}
+    numbers = {version_of(path) for path in paths}
+    return sorted(decode_cudnn_version(number) for number in numbers if number is not None)
+
+
+def decode_cudnn_version(number: int) -> tuple[int, ...]:
+    """Return (major, minor, patch) of cudnnGetVersion's number: 91501 is 9.15.1, 8907 is 8.9.7."""
+    major, rest = divmod(number, 10000 if number >= 90000 else 1000)
+    return (major, *divmod(rest, 100))
+
+
+def _cudnn_version_of(path: str) -> int | None:
+    try:
+        library = ctypes.CDLL(path)
+        library.cudnnGetVersion.restype = ctypes.c_size_t
+        return int(library.cudnnGetVersion())
+    except (OSError, AttributeError):
+        return None

@@ -1,24 +1,24 @@
-"""torch.compile as a recipe says, in place, so that names in the state dict stay as they were."""
+"""torch.compile as a recipe says, in place, so that names in the state dict stay."""
 
 import sys
 
 import torch
 from torch import nn
 
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
-#: Graphs that torch compiles of one function before it gives up and runs the rest eagerly, at least.
+#: The least number of graphs of one function after which torch gives up compiling it.
 _MIN_GRAPHS = 8
 
 
 def compile_model(
     model: nn.Module, blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe
 ) -> nn.Module:
-    """`model`, whose forward is compiled whole or block by block when it is first called.
+    """Have `model` compiled at its first call, whole or block by block, and return it.
 
-    Equal blocks share one compiled graph, so block by block takes a fraction of the time to compile. `model`
-    may be a wrapper around another (compile_scope=wrapped).
-    Raises RecipeError if the recipe compiles blocks and the model has none.
+    Equal blocks share one graph, so that block by block takes a fraction of the time. With
+    compile_scope=wrapped `model` is the wrapper around another. Raises RecipeError if the recipe compiles
+    blocks and the model has none.
     """
     assert recipe.compile_mode != "none"
     mode = None if recipe.compile_mode == "default" else recipe.compile_mode
@@ -30,11 +30,11 @@ def compile_model(
             f"recipe {recipe.label} compiles each transformer block, and the model has none",
             "add --set compile_scope=model",
         )
-    # Blocks that differ, as in their drop path rate, take a graph each, training and evaluation one each.
+    # Blocks that differ, as in their drop path rate, need a graph each, for training and for evaluation.
     _allow_graphs(max(_MIN_GRAPHS, 2 * len(blocks)))
     for block in blocks:
         if recipe.parallelism == "fsdp2":
-            # What gathers a block's shards comes before its forward, and is not to be compiled with it.
+            # A block's shards are gathered before its forward, outside of what is compiled.
             block.__dict__["forward"] = torch.compile(
                 block.forward, backend=recipe.compile_backend, mode=mode
             )
@@ -44,14 +44,14 @@ def compile_model(
 
 
 def num_compiles() -> int:
-    """How many graphs torch.compile has compiled in this process so far."""
+    """Return how many graphs this process has compiled so far."""
     if "torch._dynamo" not in sys.modules:
         return 0
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def num_cached() -> int:
-    """How many graphs this process has found compiled in torch's cache on the disk so far."""
+    """Return how many compiled graphs this process has found in torch's disk cache so far."""
     if "torch._dynamo" not in sys.modules:
         return 0
     counters = torch._dynamo.utils.counters

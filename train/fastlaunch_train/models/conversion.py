@@ -1,14 +1,16 @@
-"""A native model made into the one that a recipe trains: other blocks, FP8 products, pointwise functions."""
+"""A native model turned into the one a recipe trains: other blocks, FP8 products, pointwise functions."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 
 from fastlaunch_train.models.te_fp8 import MakeContext, no_fp8
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError
-from fastlaunch_train.recipes.rules import TORCHAO_SCALINGS
+from fastlaunch_train.recipes.recipe import TORCHAO_SCALINGS, Recipe, RecipeError
 from fastlaunch_train.workloads.contract import Workload
+
+#: For FP8 products both dimensions of a weight have to be multiples of this.
+_MULTIPLE = 16
 
 
 def convert_model(
@@ -21,10 +23,9 @@ def convert_model(
 ) -> None:
     """Change `model`, in place, as the recipe's blocks, fp8_scaling, fp8_blocks and pointwise say.
 
-    Its weights, device and mode stay; what `workload.build_model` built computes the same before and after,
-    but for `blocks=te-article`. layer_factory: instead of Transformer Engine's TransformerLayer.
-    outside_fp8: makes the context of a block that is not in fp8_blocks.
-    Raises RecipeError where the workload has nothing to change so.
+    It keeps its weights, device and mode, and computes the same as before, unless blocks=te-article.
+    layer_factory: a test's, for Transformer Engine's TransformerLayer. outside_fp8: makes the context of a
+    block that is not in fp8_blocks. Raises RecipeError if the workload has nothing to change like this.
     """
     if recipe.pointwise != "written":
         if workload.pointwise is None:
@@ -37,7 +38,7 @@ def convert_model(
         return
     if workload.blocks is None:
         raise RecipeError(
-            f"recipe {recipe.label}: workload {workload.name} has no transformer blocks to change",
+            f"recipe {recipe.label}: workload {workload.name} has no transformer blocks to replace",
             "use a recipe with blocks=native and without FP8",
         )
     blocks = workload.blocks(model)
@@ -50,28 +51,73 @@ def convert_model(
 
         replace_blocks(model, blocks, contexts=contexts, layer_factory=layer_factory)
     elif recipe.blocks == "te-article":
-        from fastlaunch_train.article_blocks import replace_with_article_blocks
+        from fastlaunch_train.models.te_blocks import replace_with_article_blocks
 
         replace_with_article_blocks(blocks, contexts=contexts, layer_factory=layer_factory)
     else:
-        from fastlaunch_train.float8 import convert_to_float8
+        pass
 
         on_gpu = next(model.parameters()).device.type == "cuda"
         convert_to_float8([blocks[index] for index in in_fp8], recipe, emulate=not on_gpu)
 
 
 def fp8_blocks(recipe: Recipe, num_blocks: int) -> range:
-    """The blocks, from 0, that compute in FP8 in a recipe that has any such.
+    """Return the blocks, from 0, that compute in FP8.
 
-    Raises RecipeError if the recipe's slice takes none of the model's `num_blocks`.
+    Raises RecipeError if the recipe's slice has none of the model's `num_blocks`.
     """
     if recipe.fp8_blocks == "all":
         return range(num_blocks)
     start, stop = (int(text) if text else None for text in recipe.fp8_blocks.split(":"))
-    chosen = range(num_blocks)[start:stop]
-    if not chosen:
+    selected = range(num_blocks)[start:stop]
+    if not selected:
         raise RecipeError(
             f"recipe {recipe.label}: none of the model's {num_blocks} blocks is in fp8_blocks",
-            "give all, or a slice that takes some, such as 1:-1",
+            "give all, or another slice, such as 1:-1",
         )
-    return chosen
+    return selected
+
+
+def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: bool) -> None:
+    """Replace the Linear layers of `blocks` by torchao's, with the same weights under the same names.
+
+    The rest of the model, such as the patch embedding and the head, stays in bf16. emulate: round to FP8 and
+    multiply in higher precision, where there are no FP8 units. Raises RecipeError if a block has no layer
+    that can be converted.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig.from_recipe_name(recipe.fp8_scaling)
+    if emulate:
+        # from_recipe_name takes no arguments, and dataclasses.replace would check its fields again.
+        object.__setattr__(config, "emulate", True)
+    for block in blocks:
+        chosen = [
+            name
+            for name, module in block.named_modules()
+            if isinstance(module, nn.Linear) and takes_float8(module, recipe.fp8_scaling)
+        ]
+        if not chosen:
+            raise RecipeError(
+                f"recipe {recipe.label}: no Linear layer of the model's {type(block).__name__} has a size "
+                f"for {recipe.fp8_scaling} FP8",
+                "use a recipe without FP8, or with another scaling",
+            )
+        convert_to_float8_training(
+            block, config=config, module_filter_fn=lambda module, name, chosen=chosen: name in chosen
+        )
+        block.train(block.training)
+
+
+def takes_float8(layer: nn.Linear, scaling: str) -> bool:
+    """Return whether a layer has a size for FP8 with `scaling`.
+
+    For `rowwise` these are torchao's bounds, above which it gains, measured on H100 (torchao 0.18,
+    `float8_linear_utils._auto_filter_for_rowwise`). Of a ViT-Huge block, the MLP's first layer is.
+    """
+    outputs, inputs = layer.weight.shape
+    if outputs % _MULTIPLE or inputs % _MULTIPLE:
+        return False
+    if scaling != "rowwise":
+        return True
+    return outputs > 2048 and inputs > 1024 and not (outputs <= 4096 and inputs <= 2048)

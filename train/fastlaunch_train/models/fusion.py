@@ -1,8 +1,7 @@
-"""Proof that pointwise functions were fused: what one forward pass really runs.
+"""Proof that pointwise functions were fused: what a forward pass really runs.
 
-On a GPU these are the kernels that CUDA ran, as torch's profiler saw them. On a CPU they are the operators
-that were called one by one, among them the groups that torch.jit.script fused, and the kernels that
-torch.compile wrote, which the profiler does not see.
+On a GPU: the kernels that torch's profiler saw. On a CPU: the operators called one by one, among them the
+groups that torch.jit.script fused, and the kernels that torch.compile wrote, which the profiler does not see.
 """
 
 import re
@@ -21,8 +20,8 @@ from fastlaunch_train.workloads.contract import Batch, Workload
 _VIEWS = frozenset(
     {"unbind", "select", "slice", "view", "reshape", "flatten", "detach", "as_strided", "alias"}
 )
-#: Kernels that are named; of a large model there are hundreds.
-_NAMED = 12
+#: Kernels to name; a large model has hundreds.
+_NUM_NAMED = 12
 _FUSED = "fused_"
 
 
@@ -35,13 +34,13 @@ def describe_kernels(
     *,
     num_samples: int,
 ) -> str:
-    """What one forward pass on a batch of `num_samples` runs: `1 kernel a tensor: triton_poi_fused_...`.
+    """Profile a forward pass on `num_samples` samples: `1 kernel a tensor: triton_poi_fused_...`.
 
-    Call it once everything is compiled: what is compiled only now is counted too.
+    Call it once everything is compiled; otherwise compiling is counted, too.
     """
     on_gpu = device.type == "cuda"
     with torch.no_grad(), precision.autocast():
-        # CUPTI attaches itself in the first pass that is profiled, and may miss kernels of it.
+        # CUPTI attaches itself in the first profiled pass, and may miss some of its kernels.
         for _ in range(2 if on_gpu else 1):
             with profile(
                 activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -74,22 +73,22 @@ def describe_kernels(
 
 
 def listing(kind: str, sample: str, counts: Mapping[str, int], num_samples: int) -> str:
-    """`2 kernels a tensor: one, other`: how many of the kind each sample takes, and which, most first."""
+    """Return how many of a kind each sample takes, and which: `2 kernels a tensor: one, other`."""
     total = sum(counts.values())
     whole = all(count % num_samples == 0 for count in counts.values())
     share = num_samples if whole else 1
     per = f"a {sample}" if whole else f"for {num_samples} {sample}s"
     number = total // share
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    names = [f"{name} x{count // share}" if count > share else name for name, count in ranked[:_NAMED]]
-    if len(ranked) > _NAMED:
-        names.append(f"{len(ranked) - _NAMED} others")
+    names = [f"{name} x{count // share}" if count > share else name for name, count in ranked[:_NUM_NAMED]]
+    if len(ranked) > _NUM_NAMED:
+        names.append(f"{len(ranked) - _NUM_NAMED} others")
     text = f"{number} {kind}{'' if number == 1 else 's'} {per}"
     return f"{text}: {', '.join(names)}" if names else text
 
 
 def short_name(kernel: str) -> str:
-    """A CUDA kernel's name without its types, with the operation that a template of torch's is made for.
+    """Return a CUDA kernel's name without types, with the operation of one of torch's templates.
 
     `void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<..., MulFunctor<...>>...>` is
     `vectorized_elementwise_kernel(Mul)`.
@@ -99,12 +98,11 @@ def short_name(kernel: str) -> str:
     if base == kernel:
         return base
     operations = re.findall(r"CUDAFunctor\w*?_(\w+)|(\w+?)(?:_kernel_cuda|Functor\b)", kernel)
-    found = [one or other for one, other in operations]
-    return f"{base}({found[-1]})" if found else base
+    return f"{base}({operations[-1][0] or operations[-1][1]})" if operations else base
 
 
 def is_scripted(model: nn.Module) -> bool:
-    """Whether a part of `model`, or a function that one holds, is torch.jit.script's."""
+    """Return whether torch.jit.script made a part of `model`, or a function in one."""
     return any(
         isinstance(module, torch.jit.ScriptModule)
         or any(isinstance(value, torch.jit.ScriptFunction) for value in vars(module).values())
@@ -117,10 +115,9 @@ def _is_operator(name: str) -> bool:
 
 
 def _written_kernels(graphs: int) -> Counter[str]:
-    """The kernels that torch.compile wrote for a CPU, each as often as its graph was called.
+    """Return the kernels that torch.compile wrote for a CPU, each as often as its graph was called.
 
-    Where several graphs were compiled in this process nobody tells which of them was called how often: then
-    each counts once.
+    If this process compiled several graphs it is unknown which was called how often: each counts once.
     """
     modules = _inductor_modules()
     times = graphs if len(modules) == 1 else 1
@@ -135,6 +132,6 @@ def _inductor_modules() -> list[object]:
 
 
 def _why_not_fused() -> str:
-    # Its kernels for CPUs are compiled by LLVM, which torch's own packages are built without.
+    # LLVM compiles its CPU kernels, and torch's own packages are built without it.
     has_llvm = getattr(torch._C, "_llvm_enabled", lambda: True)()
     return "" if has_llvm else ": on a CPU it needs a torch built with LLVM, and this one is not"

@@ -1,27 +1,34 @@
-"""A model's state for a checkpoint, with Transformer Engine's FP8 scales as tensors instead of pickles.
+"""A model's state: for a checkpoint, and preserved while the model runs between training steps.
 
-With delayed scaling each of its modules pickles its scales and their history into an "extra state". A pickle
-out of a file can run any code, so Transformer Engine opens none unless an environment variable allows it, as
-seen in release 2.20.2. Here the pickle is opened when it is saved, by the process that made it, and made anew
-when it is loaded: no pickle of a file is ever opened.
+With delayed scaling Transformer Engine's modules pickle their scales and history into an "extra state". A
+pickle from a file can run any code, so release 2.20.2 opens none unless an environment variable allows it.
+Here the process that made the pickle opens it to save tensors, and loading makes a new one: no pickle from a
+file is ever opened.
 """
 
+import contextlib
 import os
 import pickle
-from collections.abc import Mapping
+import random
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.models.te_fp8 import reset_scales
+from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Allows Transformer Engine to open the pickles that are made here.
+#: What Transformer Engine's delayed scaling remembers between passes, outside of buffers.
+_REMEMBERED = ("scale", "scale_inv", "amax_history")
+
+#: Allows Transformer Engine to open pickles, such as those made here.
 ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """The state dict of `model`, in which every value is a tensor or a mapping of plain values."""
+    """Return the state dict of `model`, with tensors and mappings of plain values only."""
     state: dict[str, Any] = model.state_dict()
     for name in _extra_states(state):
         state[name] = _opened(state[name])
@@ -31,8 +38,8 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 def load_model_state(model: nn.Module, state: dict[str, Any], *, fp8_recipe: Any = None) -> None:
     """Load what `model_state` made into `model`; `state` is changed.
 
-    fp8_recipe: Transformer Engine's recipe object, which is not saved. Raises RecipeError for a state that
-    `model_state` does not make.
+    fp8_recipe: Transformer Engine's recipe object, which is not saved. Raises RecipeError for a state of
+    another kind.
     """
     names = _extra_states(state)
     for name in names:
@@ -53,7 +60,7 @@ def _extra_states(state: Mapping[str, Any]) -> list[str]:
 
 
 def _opened(value: Any) -> Any:
-    # Other extra states, and empty ones of precisions that need none, stay as they are.
+    # Other extra states, and the empty ones of precisions without, stay as they are.
     if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.numel() == 0:
         return value
     extra = pickle.loads(value.cpu().numpy().tobytes())
@@ -64,10 +71,10 @@ def _opened(value: Any) -> Any:
 
 
 def _plain_part(value: Any) -> Any:
-    """`value` without the entries of its mappings that are neither plain data nor tensors.
+    """Return `value` without entries of its mappings that are neither plain data nor tensors.
 
-    Those are recipe objects, one of the module's own and one in a list of its attention's: every forward
-    pass sets them anew, and `torch.load` refuses a file that holds one.
+    These are recipe objects, the module's and one in a list of its attention's, which every forward pass sets
+    anew and `torch.load` refuses.
     """
     return {
         key: _plain_part(part) if isinstance(part, dict) else part
@@ -86,8 +93,56 @@ def _packed(name: str, value: Any, fp8_recipe: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.numel() == 0:
         return value
     if not isinstance(value, dict) or fp8_recipe is None:
-        raise RecipeError(
-            f"the checkpoint's {name} is not one that this version saves", "start without --resume"
-        )
+        raise RecipeError(f"the checkpoint's {name} is of another version", "start without --resume")
     packed = bytearray(pickle.dumps({**value, "recipe": fp8_recipe}))
     return torch.frombuffer(packed, dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore the model's buffers, modes and FP8 scales, and the random state, at the context's end.
+
+    Normalisation layers count batches, dropout draws random numbers, and delayed scaling remembers maxima
+    (release 2.20 does in any forward pass): a trial run must not change the training. FP8 scales that a
+    module did not have become those of one that has not run yet.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    modes = [(module, module.training) for module in model.modules()]
+    scales = {
+        module: {key: value.clone() for key, value in _scales(module).items()} for module in model.modules()
+    }
+    devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    python_state, numpy_random = random.getstate(), sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
+    try:
+        with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy_random:
+            numpy_random.set_state(numpy_state)
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                # A pass may add buffers, or enlarge them.
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+            for module in model.modules():
+                _restore_scales(module, scales.get(module, {}))
+
+
+def _restore_scales(module: nn.Module, kept: dict[tuple[str, str], torch.Tensor]) -> None:
+    if not _scales(module).keys() <= kept.keys():
+        reset_scales(module)
+    for key, value in _scales(module).items():
+        if key in kept:
+            value.copy_(kept[key])
+
+
+def _scales(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """Return delayed scaling's scales and maxima of a module itself, forward and backward."""
+    meta: Any = getattr(module, "fp8_meta", None)
+    passes = ("scaling_fwd", "scaling_bwd") if isinstance(meta, dict) else ()
+    values = {(key, name): getattr(meta.get(key), name, None) for key in passes for name in _REMEMBERED}
+    return {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}

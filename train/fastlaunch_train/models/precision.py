@@ -1,7 +1,8 @@
-"""The arithmetic of a recipe: the matrix-product settings, the autocast and the loss scaler."""
+"""The arithmetic of a recipe: matrix-product settings, autocast, loss scaler, deterministic algorithms."""
 
 import contextlib
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, te_autocast
-from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
 if TYPE_CHECKING:
     # Of torch 2.3 and newer; recipes without FP8 and compilation run with older ones.
     from torch.amp import GradScaler
 
+#: cuBLAS is reproducible only with such a workspace (its documentation, "Results reproducibility"). The other
+#: keeps Transformer Engine from attention whose backward pass adds in any order.
+_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+
 
 def batch_multiple(recipe: Recipe) -> int:
-    """What a batch size should be a multiple of, so that `recipe` can run at it and runs well.
+    """Return what a batch size has to be a multiple of for `recipe` to run, and to run well.
 
-    FP8 products need every dimension to be a multiple of 16, MXFP8 of 32: those of the weight gradients
-    include the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 there, in the
-    backward pass.)
+    Every dimension of FP8 products is a multiple of 16, of MXFP8 of 32. In those of the weight gradients one
+    is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.)
     """
     if recipe.precision != "fp8":
         return 8
@@ -32,17 +36,17 @@ def batch_multiple(recipe: Recipe) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The arithmetic of one run. `scaler` scales the loss of fp16 recipes, and is None for others."""
+    """The arithmetic of a run."""
 
-    autocast: Callable[[], AbstractContextManager[Any]]
-    scaler: "GradScaler | None"
+    autocast: Callable[[], AbstractContextManager[Any]]  #: makes the context of one forward pass
+    scaler: "GradScaler | None"  #: of the loss, in fp16
 
 
 def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
-    """The autocast and loss scaler of `recipe`, after setting fp32 matrix products as it says.
+    """Set fp32 matrix products as `recipe` says, and return its autocast and loss scaler.
 
-    `.autocast()` makes a context for one forward pass. With Transformer Engine's FP8 it is that package's
-    inside torch's bf16 autocast: only its modules compute in FP8, the patch embedding and the head in bf16.
+    With Transformer Engine's FP8 its context is inside torch's bf16 autocast: its modules compute in FP8, the
+    patch embedding and the head in bf16.
     """
     if recipe.precision in ("fp32", "tf32"):
         set_fp32_products(allow_tf32=recipe.precision == "tf32")
@@ -58,10 +62,10 @@ def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
 
 
 def set_fp32_products(*, allow_tf32: bool) -> None:
-    """Have matrix products and convolutions of fp32 tensors computed in fp32, or in TF32.
+    """Compute matrix products and convolutions of fp32 tensors in fp32, or in TF32.
 
-    Through the older of torch's two interfaces: mixing them is an error, and torch's own compiler still
-    reads the older one. Some releases warn about that, which nobody can act on.
+    This uses the older of torch's two interfaces: mixing them is an error, and torch's own compiler still
+    reads the older one. Some releases warn about it, and nobody could act on that.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +75,7 @@ def set_fp32_products(*, allow_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def full_fp32() -> Iterator[None]:
-    """A context in which products of fp32 tensors are computed in fp32, whatever the recipe allows."""
+    """Compute products of fp32 tensors in fp32 inside this context, whatever the recipe allows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -88,5 +92,28 @@ def full_fp32() -> Iterator[None]:
 def _scaler(device: torch.device) -> "GradScaler":
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler(device.type)
-    # Before torch 2.3 there is one for GPUs alone; switched off it does nothing.
+    # Before torch 2.3 there is one for GPUs only; disabled, it does nothing.
     return torch.cuda.amp.GradScaler(enabled=device.type == "cuda")
+
+
+def set_deterministic(recipe: Recipe) -> None:
+    """Have torch compute the same bits every time if `recipe` says so. Call it before the GPU is used."""
+    if not recipe.deterministic:
+        return
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def nondeterministic_error(error: RuntimeError, recipe: Recipe) -> RecipeError | None:
+    """Return the RecipeError for `error` if torch lacks a deterministic algorithm; None if it does not."""
+    text = str(error)
+    if not recipe.deterministic or "deterministic" not in text:
+        return None
+    operator, separator, _ = text.partition(" does not have a deterministic implementation")
+    reason = f"torch has no deterministic algorithm for {operator}" if separator else text.partition(". ")[0]
+    return RecipeError(
+        f"recipe {recipe.label}: {reason}",
+        "leave out deterministic=true, or take another workload",
+    )

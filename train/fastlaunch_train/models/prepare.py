@@ -1,22 +1,25 @@
-"""What a recipe does to a model before it is wrapped for training: dtype of parameters, memory, compiling."""
+"""What a recipe does to a model before it is wrapped: parameters' dtype, recomputation, compiling."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastlaunch_train.activation_checkpointing import checkpoint_blocks
-from fastlaunch_train.deterministic import set_deterministic
 from fastlaunch_train.models.compile import compile_model
-from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.models.precision import set_deterministic
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.workloads.contract import Workload
 
 
 def prepare_model(workload: Workload, recipe: Recipe, model: nn.Module) -> nn.Module:
-    """`model` with parameters in the recipe's dtype, recomputed and compiled as the recipe says, in place.
+    """Return `model` with parameters in the recipe's dtype, recomputed and compiled as it says, in place.
 
-    With engine=ort it is ONNX Runtime's module around it that is returned. What is compiled with its wrapper
-    (compile_scope=wrapped) is not compiled here. Raises RecipeError where the model has no blocks and the
-    recipe needs them.
+    With engine=ort this is ONNX Runtime's module around it. With compile_scope=wrapped nothing is compiled
+    here. Raises RecipeError if the recipe needs blocks and the model has none.
     """
     set_deterministic(recipe)
     blocks = workload.blocks(model) if workload.blocks else None
@@ -34,11 +37,43 @@ def prepare_model(workload: Workload, recipe: Recipe, model: nn.Module) -> nn.Mo
 
 
 def hold_in_bf16(model: nn.Module) -> None:
-    """Make the floating-point parameters of `model` bf16, in place, but for those of batch norms.
+    """Make the floating-point parameters of `model` bf16, in place, except those of batch norms.
 
-    Buffers stay as they are, and a batch norm takes no parameters in bf16 beside fp32 statistics.
+    Buffers stay as they are, and a batch norm does not take bf16 parameters with fp32 statistics.
     """
     for module in model.modules():
         for parameter in () if isinstance(module, _BatchNorm) else module.parameters(recurse=False):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def checkpoint_blocks(blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe) -> None:
+    """Keep only the inputs of each of `blocks` and recompute the rest; names in the state dict stay.
+
+    Transformer Engine's blocks use its own checkpoint, which recomputes with the same FP8 scales. A block
+    that stores something in a call, such as a cache of keys, would do so twice. Raises RecipeError without
+    blocks.
+    """
+    if blocks is None:
+        raise RecipeError(
+            f"recipe {recipe.label} recomputes each transformer block, and the model has none",
+            "add --set activation_checkpointing=none",
+        )
+    again: Callable[..., Any] = torch.utils.checkpoint.checkpoint
+    if recipe.blocks != "native":
+        import transformer_engine.pytorch as te
+
+        again = te.checkpoint
+    for block in blocks:
+        # Through __dict__, since mypy takes a module's attributes for parameters and modules.
+        block.__dict__["forward"] = _recomputed(block.forward, again)
+
+
+def _recomputed(forward: Callable[..., Any], again: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return again(forward, *args, use_reentrant=False, **kwargs)
+
+    return call

@@ -1,4 +1,4 @@
-"""Transformer Engine's block in the place of timm's, computing the same function from the same weights."""
+"""Transformer Engine's blocks instead of timm's: the same function from the same weights, or an article's."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from torch import nn
 
 from fastlaunch_train.models.te_fp8 import MakeContext
 from fastlaunch_train.models.te_speed import prefer_cudnn_norm, unpack_without_copies
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.recipe import RecipeError
 
 #: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
 TE_NAMES: Mapping[str, str] = {
@@ -27,7 +27,7 @@ TE_NAMES: Mapping[str, str] = {
     "mlp.fc2.bias": "layernorm_mlp.fc2_bias",
 }
 
-#: Modules of a timm block with parameters or an effect; any other must be an identity.
+#: Modules of a timm block that may do something; any other has to be an identity.
 _KNOWN_MODULES = frozenset(
     [
         *("norm1", "attn", "attn.qkv", "attn.attn_drop", "attn.proj", "attn.proj_drop", "drop_path1"),
@@ -37,11 +37,11 @@ _KNOWN_MODULES = frozenset(
 
 
 class TransformerEngineBlock(nn.Module):
-    """A timm block's call around Transformer Engine's `layer`.
+    """Transformer Engine's `layer`, called as a timm block is.
 
-    Inside bf16 autocast it takes and returns the residual stream in bf16, where timm's block keeps it in
-    fp32: part of its speed, and of its rounding error, is this. GELU is the tanh approximation, at most
-    4.7e-4 from the exact one. context: of its forward pass, one without FP8 where a recipe leaves it out.
+    In bf16 autocast it keeps the residual stream in bf16 where timm's block keeps it in fp32, which is part
+    of its speed and of its rounding error. GELU is the tanh approximation, within 4.7e-4 of the exact one.
+    context: entered around its forward pass; without FP8 for blocks that a recipe excludes.
     """
 
     def __init__(self, layer: nn.Module, *, context: MakeContext = contextlib.nullcontext) -> None:
@@ -52,7 +52,7 @@ class TransformerEngineBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
     ) -> torch.Tensor:
-        """The block's output, of the shape of x: (batch, tokens, width)."""
+        """Return the block's output for x: (batch, tokens, width), of the same shape."""
         if attn_mask is not None or is_causal:
             raise RecipeError(
                 "the model masks its attention, which the Transformer Engine block does not",
@@ -64,12 +64,12 @@ class TransformerEngineBlock(nn.Module):
 
 
 def te_arguments(block: nn.Module) -> dict[str, Any]:
-    """Arguments with which Transformer Engine's TransformerLayer computes what the timm `block` does.
+    """Return arguments with which Transformer Engine's TransformerLayer computes what the timm `block` does.
 
-    Raises RecipeError, saying which part, if it cannot. Checked against timm 1.0.15 to 1.0.31.
+    Raises RecipeError, naming the part, if it cannot. Checked against timm 1.0.15 to 1.0.31.
     """
     _check_parts(block)
-    part: Any = block  # what is in it, the check above has seen
+    part: Any = block  # its parts were checked above
     attn, mlp, norm = part.attn, part.mlp, part.norm1
     width, hidden = mlp.fc1.in_features, mlp.fc1.out_features
     _require(_dropout(mlp.drop1) == 0, "dropout after the activation")
@@ -98,40 +98,6 @@ def te_arguments(block: nn.Module) -> dict[str, Any]:
     }
 
 
-def te_weights_from_timm(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state of a TransformerLayer, from that of a timm block."""
-    return {TE_NAMES[name]: weight for name, weight in weights.items()}
-
-
-def timm_weights_from_te(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state of a timm block, from that of a TransformerLayer; FP8 scales are left out."""
-    return {name: weights[te_name] for name, te_name in TE_NAMES.items()}
-
-
-def te_state_from_native(
-    weights: Mapping[str, torch.Tensor], block_names: Sequence[str]
-) -> dict[str, torch.Tensor]:
-    """The state of a model with Transformer Engine blocks, from that of the model with timm's.
-
-    block_names: of the blocks in the model, such as `blocks.0`.
-    """
-    names = _whole_model_names(block_names)
-    return {names.get(name, name): weight for name, weight in weights.items()}
-
-
-def native_state_from_te(weights: Mapping[str, Any], block_names: Sequence[str]) -> dict[str, Any]:
-    """The state of the model with timm's blocks, from that with Transformer Engine's; no FP8 scales.
-
-    So weights trained in FP8 are evaluated, published or trained on without Transformer Engine.
-    """
-    names = {te_name: name for name, te_name in _whole_model_names(block_names).items()}
-    return {
-        names.get(name, name): weight
-        for name, weight in weights.items()
-        if name.rpartition(".")[2] != "_extra_state"
-    }
-
-
 def te_block_from_timm(
     block: nn.Module,
     *,
@@ -139,15 +105,15 @@ def te_block_from_timm(
     context: MakeContext = contextlib.nullcontext,
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> TransformerEngineBlock:
-    """A Transformer Engine block with the weights, device and mode of the timm `block`.
+    """Return a Transformer Engine block with the weights, device and mode of the timm `block`.
 
-    layer_number: from 1, as Transformer Engine counts. layer_factory: instead of its TransformerLayer.
+    layer_number: from 1, as Transformer Engine counts. layer_factory: a test's, for its TransformerLayer.
     Raises RecipeError if the block computes something that Transformer Engine's does not.
     """
     arguments = te_arguments(block)
     layer_factory = layer_factory or _transformer_layer
     layer = layer_factory(**arguments, layer_number=layer_number)
-    weights = te_weights_from_timm(block.state_dict())
+    weights = {TE_NAMES[name]: weight for name, weight in block.state_dict().items()}
     parameters = dict(layer.named_parameters())
     assert parameters.keys() == weights.keys(), sorted(parameters.keys() ^ weights.keys())
     with torch.no_grad():
@@ -175,12 +141,6 @@ def replace_blocks(
             context=contexts[index] if contexts else contextlib.nullcontext,
             layer_factory=layer_factory,
         )
-
-
-def _whole_model_names(block_names: Sequence[str]) -> dict[str, str]:
-    return {
-        f"{block}.{old}": f"{block}.layer.{new}" for block in block_names for old, new in TE_NAMES.items()
-    }
 
 
 def _transformer_layer(**arguments: Any) -> nn.Module:
@@ -236,3 +196,46 @@ def _require(holds: bool, part: str) -> None:
             f"a Transformer Engine block cannot stand for this model's: it has {part}",
             "use a recipe with blocks=native",
         )
+
+
+def article_arguments(block: nn.Module) -> dict[str, Any]:
+    """Return the arguments that the article gave TransformerLayer: the sizes of the timm `block` alone.
+
+    Raises RecipeError for a block without the parts that have them.
+    """
+    try:
+        attn: Any = block.get_submodule("attn")
+        fc1: Any = block.get_submodule("mlp.fc1")
+        return {
+            "hidden_size": fc1.in_features,
+            "ffn_hidden_size": fc1.out_features,
+            "num_attention_heads": attn.num_heads,
+            "device": str(fc1.weight.device),
+        }
+    except AttributeError:
+        raise RecipeError(
+            f"the article's blocks replace timm's, not a {type(block).__name__}",
+            "use a recipe with blocks=native",
+        ) from None
+
+
+def replace_with_article_blocks(
+    blocks: nn.ModuleList | nn.Sequential,
+    *,
+    contexts: Sequence[MakeContext] = (),
+    layer_factory: Callable[..., nn.Module] | None = None,
+) -> None:
+    """Replace `blocks` by Transformer Engine's layers with their own defaults, as an article had them.
+
+    NOT equivalent, and here to show what that costs. The layer takes dimension 0 for the sequence and the
+    next for the batch, and attends causally: given (batch, tokens, width) it attends across the images of a
+    batch, so that a class token sees other class tokens and never its own image. Its LayerNorm has another
+    epsilon (1e-5), it drops a tenth of its activations in training, and starts from weights of its own.
+    (An article on FP8 training of November 2023, with Transformer Engine 0.12; releases 2.x do the same.)
+    """
+    arguments = [article_arguments(block) for block in blocks]
+    layer_factory = layer_factory or _transformer_layer
+    for index, block in enumerate(blocks):
+        context = contexts[index] if contexts else contextlib.nullcontext
+        layer = layer_factory(**arguments[index])
+        blocks[index] = TransformerEngineBlock(layer, context=context).train(block.training)

@@ -1,4 +1,4 @@
-"""Transformer Engine's FP8: its recipe object for a recipe of ours, and its autocast, from release 2.0 on."""
+"""Transformer Engine's FP8, from release 2.0 on: its recipe object for a recipe of ours, and its autocast."""
 
 import contextlib
 import functools
@@ -9,27 +9,25 @@ from typing import Any
 
 from torch import nn
 
-from fastlaunch_train.recipes.recipes import Recipe
-from fastlaunch_train.recipes.rules import TE_SCALINGS
+from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
 
-#: Makes the context of one forward pass.
+#: Makes the context of a forward pass.
 MakeContext = Callable[[], AbstractContextManager[Any]]
 
-#: What Transformer Engine calls each scaling, and the release that brought it (its release notes).
+#: Transformer Engine's name of each scaling.
 TE_SCALING_CLASSES = {
     "delayed": "DelayedScaling",
     "current": "Float8CurrentScaling",
     "block": "Float8BlockScaling",
     "mxfp8": "MXFP8BlockScaling",
 }
-TE_RELEASES = {"delayed": (2, 0), "current": (2, 2), "block": (2, 3), "mxfp8": (2, 0)}
 
 
 def fp8_recipe(recipe: Recipe, load: Callable[[str], Any] = importlib.import_module) -> Any:
-    """Transformer Engine's own recipe object for the recipe's FP8 fields; None where FP8 is not its work.
+    """Return Transformer Engine's recipe object for the recipe's FP8 fields; None if it computes no FP8.
 
-    Always explicit, since its default depends on the GPU. `delayed` takes the largest of the last
-    `amax_history` steps' maxima.
+    Everything is explicit, since its defaults depend on the GPU. `delayed` takes the largest of the maxima of
+    the last `amax_history` steps.
     """
     if recipe.fp8_scaling not in TE_SCALINGS:
         return None
@@ -45,9 +43,9 @@ def fp8_recipe(recipe: Recipe, load: Callable[[str], Any] = importlib.import_mod
 def te_autocast(
     te_recipe: Any, *, enabled: bool = True, load: Callable[[str], Any] = importlib.import_module
 ) -> AbstractContextManager[Any]:
-    """Transformer Engine's context in which its modules compute in FP8 as `te_recipe` says, or do not.
+    """Return the context in which Transformer Engine's modules compute in FP8 as `te_recipe` says, or do not.
 
-    Contexts nest: the inner one counts.
+    Of nested contexts the inner one counts.
     """
     te = load("transformer_engine.pytorch")
     # `autocast` since Transformer Engine 2.9, `fp8_autocast` before.
@@ -60,12 +58,12 @@ def te_autocast(
 
 
 def no_fp8() -> AbstractContextManager[Any]:
-    """A context in which Transformer Engine's modules compute in bf16, whatever surrounds it."""
+    """Return a context in which Transformer Engine's modules compute in bf16, whatever is around it."""
     return te_autocast(None, enabled=False)
 
 
 def nested(*contexts: MakeContext) -> MakeContext:
-    """Makes one context of several, entered in order."""
+    """Return makes one context of several, entered in order."""
     return functools.partial(_nested, contexts)
 
 
@@ -78,9 +76,9 @@ def _nested(contexts: tuple[MakeContext, ...]) -> Iterator[None]:
 
 
 def reset_scales(model: nn.Module) -> None:
-    """Make the scales of delayed scaling in `model` those of modules that have computed nothing yet."""
+    """Reset the scales of delayed scaling in `model` to those of modules that have not run yet."""
     for module in model.modules():
         state = getattr(module, "fp8_meta", {}).get("scaling_fwd")
-        # The other scalings keep nothing between passes.
+        # Other scalings remember nothing between passes.
         if hasattr(state, "amax_history"):
             module.reset_fp8_meta_tensors()  # type: ignore[operator]

@@ -6,6 +6,8 @@ which passes on what any of them says. Whoever is silent for `SILENCE_S`, or who
 The words are JSON, one a line; an empty object says only that its host is there.
 """
 
+from __future__ import annotations
+
 import json
 import socket
 import threading
@@ -108,7 +110,7 @@ class Hosts:
         if self._server is None:
             self._server = socket.create_server(("", self._port), backlog=len(self._names))
             self._server.settimeout(0.5)
-        with suppress(TimeoutError):
+        with suppress(socket.timeout):
             connection, _ = self._server.accept()
             self._greet(connection)
         if len(self._connections) < len(self._names) - 1:
@@ -139,7 +141,7 @@ class Hosts:
                 connection.settimeout(0.5)
                 self._connections[0] = connection
             return bool(_line(self._connections[0]))
-        except TimeoutError:
+        except socket.timeout:
             return False
         except OSError:
             self._connections.pop(0, None)

@@ -1,118 +1,293 @@
-"""What a host says of itself and its runs: boot.json, ended.json, status.json, SageMaker's failure file."""
+"""What a node and the launcher agree on: objects and their names, last words, exit codes, the list of runs.
+
+The launcher imports this module and nothing else of the agent. Below an attempt's output lie
+
+    boot.json                              of node 0; node-<k>/boot.json of the others
+    runs-<sha256>.json                     what the nodes are to do
+    node-<k>/log.txt.<offset>              what the agent prints
+    node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and what NCCL says
+    node-<k>/<run id>/ended.json           SageMaker: the run needs no other go
+    node-<k>/status.json                   the last word
+    abort                                  why all nodes are to stop, in a line
+    skip/<run id>                          this run is settled: do not begin it
+    rank0                                  several nodes on EC2: where rank 0 is
+    ready/<n>/<address>                    a node is about to begin run number n (`0`: is up; `end`: is done)
+    abort-<n>                              run number n failed on some node
+
+Files that grow are there as immutable segments, named after the byte at which they start.
+"""
+
+from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from fastlaunch_train.node.request import Request
+SCHEMA = 1
 
-# Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
-_UTC = timezone.utc  # noqa: UP017
-#: As much as SageMaker keeps of it.
-FAILURE_CHARS = 1024
+#: What became of a run, or of all of them.
+COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
+NOT_STARTED = "not-started"
+#: The machine, or what was asked of it, can carry out none of the runs.
+CONFIGURATION = "configuration"
+#: Why a node was interrupted: the launcher asked it to stop, another node stopped, EC2 takes it, its time is
+#: nearly up, its capacity block's is.
+STOP, PEER, SPOT, WATCHDOG, BLOCK = "stop", "peer", "spot", "watchdog", "block"
+
+#: The training's own word for a network that is not the one asked for.
+FABRIC_CODE = 78
+#: Of docker, or of a shell that finds nothing to run: the next run would fare no better.
+CONTAINER_CODES = (125, 126, 127)
+
+ABORT, RANK_0 = "abort", "rank0"
+LOG = "log.txt"
+_ID = r"[A-Za-z0-9][A-Za-z0-9-]*"
+_RECORD = r"rank-\d{5}-attempt-(?P<attempt>\d{1,6})\.jsonl"
+_OUTPUT = rf"{_RECORD}|traceback-rank-\d{{5}}-attempt-\d+\.txt|nccl-node-\d+\.txt"
+RUN_ID = re.compile(_ID)
+RECORD = re.compile(_RECORD)
+#: What of a run's output is uploaded, besides its checkpoints.
+OUTPUT = re.compile(_OUTPUT)
+CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
+SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
+
+#: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
+_ECHO = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|"
+    r"TCPStore|remote process|process group|rendezvous|by a peer|SIGABRT|Fatal Python error: Aborted",
+    re.IGNORECASE,
+)
+#: Words of training's check of the network, which name NCCL and are nobody's echo.
+_NO_ECHO = re.compile(r"has to use EFA|did not connect the nodes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """What became of a run on this host, as in status.json; times in seconds since the first boot."""
+def is_echo(message: str) -> bool:
+    """Return whether a rank that ended with this message failed because one elsewhere did."""
+    return _ECHO.search(message) is not None and _NO_ECHO.search(message) is None
+
+
+# Names of objects
+
+
+def boot_name(node: int) -> str:
+    """Return where a node says that it has booted."""
+    return "boot.json" if node == 0 else f"node-{node}/boot.json"
+
+
+def status_name(node: int) -> str:
+    """Return where a node says its last word."""
+    return f"node-{node}/status.json"
+
+
+def segment_name(file: str, offset: int) -> str:
+    """Return the name of what `file` has grown by from the byte `offset` on."""
+    return f"{file}.{offset:012d}"
+
+
+def ready_name(step: str, address: str = "") -> str:
+    """Return where a node says that it has come to `step`; without an address, what all such names share."""
+    return f"ready/{step}/{address}"
+
+
+def run_abort_name(number: int) -> str:
+    """Return where a node says that run `number`, from 1, has failed on it."""
+    return f"{ABORT}-{number}"
+
+
+def skip_name(run_id: str) -> str:
+    """Return where the launcher says that a run is settled."""
+    return f"skip/{run_id}"
+
+
+def agent_name(sha256: str) -> str:
+    """Return the name of the agent with these bytes."""
+    return f"agent-{sha256}.pyz"
+
+
+def run_list_name(sha256: str) -> str:
+    """Return the name of the list of runs with these bytes."""
+    return f"runs-{sha256}.json"
+
+
+# What the nodes are to do
+
+
+class BadRunList(ValueError):
+    """A list of runs that cannot be carried out. The message is one line."""
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """One run to do."""
 
     run_id: str
-    state: str = "not-started"
+    #: Of the training entrypoint, without --output and --resume.
+    arguments: tuple[str, ...]
+    #: For this run's container, on top of the program's.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeProgram:
+    """What the nodes of an attempt do: the runs, one after another, together. The rest is EC2's alone."""
+
+    token: str
+    #: From 1; the least attempt number of records.
+    attempt: int
+    runs: tuple[NodeRun, ...]
+    #: For every container.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_nodes: int = 1
+    region: str = ""
+    #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.
+    output: str = ""
+    #: Under which every run's checkpoints lie, as `<run id>/checkpoints/step-*.pt`.
+    runs_uri: str = ""
+    #: The code bundle; None if the image holds the code.
+    code_uri: str | None = None
+    code_sha256: str | None = None
+    #: By digest.
+    image: str = ""
+    #: Of the image's registry, if that is ECR.
+    image_region: str = ""
+    #: After which the machine turns itself off, whatever happens.
+    max_minutes: int = 0
+    #: 0 for a machine without.
+    num_gpus: int = 0
+    has_instance_store: bool = False
+    has_nvswitch: bool = False
+    is_spot: bool = False
+    #: Training over several nodes ends without it.
+    needs_efa: bool = False
+    #: ISO 8601, UTC: the end of the capacity block that the machine runs in.
+    block_ends_at: str | None = None
+
+    def to_json(self) -> str:
+        """Return the text that `program_from_json` reads; the same program makes the same text."""
+        usual = asdict(NodeProgram(token="", attempt=0, runs=()))
+        data = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        return json.dumps({"schema": SCHEMA, **data}, sort_keys=True, separators=(",", ":"))
+
+
+def program_from_json(text: str) -> NodeProgram:
+    """Return the program that `NodeProgram.to_json` wrote. Raises BadRunList."""
+    try:
+        data = json.loads(text)
+        if data.pop("schema") != SCHEMA:
+            raise BadRunList("the list of runs is of another version of fastlaunch")
+        runs = tuple(NodeRun(**{**run, "arguments": tuple(run["arguments"])}) for run in data.pop("runs"))
+        program = NodeProgram(runs=runs, **data)
+    except BadRunList:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRunList(f"the list of runs cannot be read: {error}") from None
+    names = [program.token, *(run.run_id for run in runs)]
+    if not runs or len(set(names[1:])) < len(runs):
+        raise BadRunList("the list of runs names none, or one twice")
+    if not all(RUN_ID.fullmatch(name) for name in names):
+        raise BadRunList("the list of runs names one that is no run id")
+    return program
+
+
+def stop_lead_s(max_minutes: int) -> int:
+    """Return how many seconds before the machine turns itself off training is asked to stop.
+
+    Six minutes: 100 s for the container to end, the rest to send what it leaves; a quarter of a time limit
+    under 24 minutes.
+    """
+    return min(360, max_minutes * 60 // 4)
+
+
+# What a node says
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who speaks. instance_id, zone: None on SageMaker, which does not tell; host: None on EC2."""
+
+    token: str
+    node: int
+    instance_id: str | None
+    instance_type: str | None
+    zone: str | None
+    host: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that boot.json and status.json begin with."""
+        data = {"schema": SCHEMA, **asdict(self)}
+        return {name: value for name, value in data.items() if name != "host" or value is not None}
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What became of a run on this node; times in seconds since boot."""
+
+    run_id: str
+    state: str = NOT_STARTED
     exit_code: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
-    """What became of all: completed, interrupted, failed or configuration. reason: None if completed."""
+    """What became of all runs. name: COMPLETED, INTERRUPTED, FAILED or CONFIGURATION."""
 
     name: str
+    #: None if completed.
     reason: str | None = None
 
 
-def now() -> str:
-    """The time, as the objects of a node have it: `2026-11-21T15:30:04Z`."""
-    return datetime.now(_UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def status(
+    identity: Identity,
+    outcome: Outcome,
+    runs: Sequence[RunEnd],
+    *,
+    uptime_s: float,
+    boot_s: float | None = None,
+    pull_s: float | None = None,
+    billed_until: str | None = None,
+) -> dict[str, Any]:
+    """Return status.json, the last word.
 
-
-def boot_name(request: Request) -> str:
-    """Where the host's boot.json is on the shelf."""
-    folder = request.token if request.rank == 0 else node_folder(request)
-    return f"{folder}/boot.json"
-
-
-def node_folder(request: Request, rank: int | None = None) -> str:
-    """The folder of a host's own on the shelf, this one's if not told otherwise."""
-    return f"{request.token}/node-{request.rank if rank is None else rank}"
-
-
-def boot(request: Request, began_at: str) -> dict[str, Any]:
-    """boot.json. There is no instance that anybody could ask for; `host` is SageMaker's name.
-
-    Each container of a job says it anew, so that the last word of one before it is known to be old. began_at:
-    when the first one booted.
+    boot_s, pull_s: when the machine's own program began, and when code and image were there; seconds since
+    boot. billed_until: when EC2 takes a spot machine; now, if not given.
     """
-    return {**_who(request), "lifecycle": None, "booted_at": now(), "began_at": began_at}
-
-
-def status(request: Request, outcome: Outcome, runs: Sequence[RunEnd], uptime_s: float) -> dict[str, Any]:
-    """status.json, the last word."""
     return {
-        **_who(request),
+        **identity.to_json(),
         "outcome": outcome.name,
         "reason": outcome.reason,
-        "boot_s": None,
-        "pull_s": None,
+        "boot_s": boot_s,
+        "pull_s": pull_s,
         "uptime_s": uptime_s,
-        "billed_until": now(),
-        "runs": [vars(run) for run in runs],
+        "billed_until": billed_until or now(),
+        "runs": [asdict(run) for run in runs],
     }
 
 
-def uptime_s(began_at: str) -> float:
-    """Seconds since the first container of this job booted here, those between two of them included."""
-    started = datetime.strptime(began_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=_UTC)
-    return round((datetime.now(_UTC) - started).total_seconds(), 2)
+def outcome_of(
+    ends: Sequence[RunEnd],
+    *,
+    skipped: Sequence[str] = (),
+    stop: str | None = None,
+    problem: str | None = None,
+) -> Outcome:
+    """Return what the ends of all runs come to. stop, problem: why no more runs were done, if so."""
+    if all(end.state == COMPLETED or end.run_id in skipped for end in ends):
+        return Outcome(COMPLETED)
+    if stop:
+        return Outcome(INTERRUPTED, stop)
+    if problem:
+        return Outcome(CONFIGURATION, problem)
+    failed = [end for end in ends if end.state == FAILED]
+    if failed:
+        return Outcome(FAILED, f"run {failed[0].run_id}: exit code {failed[0].exit_code}")
+    return Outcome(INTERRUPTED, PEER)
 
 
-def read(path: Path) -> Mapping[str, Any] | None:
-    """A JSON object of a container before this one; None if there is none, or it is damaged."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def ended_before(root: Path, request: Request, run_id: str) -> RunEnd | None:
-    """How a run ended in a container of this job before this one; None if it is to be done (again).
-
-    All hosts have to say that it has: what they find is the same, so that they decide the same.
-    """
-    said = [
-        read(root / node_folder(request, rank) / run_id / "ended.json") for rank in range(request.num_nodes)
-    ]
-    own = said[request.rank]
-    return RunEnd(**own) if own is not None and None not in said else None
-
-
-def write_failure(path: Path, text: str) -> None:
-    """Write what SageMaker shows as the job's FailureReason, cause first, cut to what it keeps."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text[:FAILURE_CHARS])
-
-
-def _who(request: Request) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "token": request.token,
-        "node": request.rank,
-        "instance_id": None,
-        "host": request.hosts[request.rank],
-        "instance_type": request.instance or None,
-        "zone": None,
-    }
+def now() -> str:
+    """Return the time as the objects of a node have it: `2026-11-21T15:30:04Z`."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,34 +1,71 @@
-"""One host's part in a training job: the runs in order, in step with the other hosts, and the last word.
+"""A host of a SageMaker training job: training as a process of the container's, files for SageMaker to copy.
+
+What is wanted of the runs is left below /opt/ml/checkpoints, which SageMaker copies to S3 while the job
+runs. After a spot interruption it brings all of it back and starts the agent again: nothing is truncated,
+logs go on at the next byte, records get the next attempt number, completed runs are not done again, and the
+others go on from their newest checkpoint.
 
 Where a run fails the next one is done all the same, on all hosts: each says how the run ended for it, and
 none begins the next before all have. A host whose peer failed ends its own part of the run `PEER_GRACE_S`
 later if it has not ended by itself. If a host is gone, or finds that it can run nothing more, all end.
 """
 
-import errno
-import math
+from __future__ import annotations
+
+import json
 import os
 import shutil
-import subprocess
-import threading
+import sys
 import time
-import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from fastlaunch_train.node import protocol as words
-from fastlaunch_train.node.causes import cause_of
+from fastlaunch_train.node.agent import Agent, Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
 from fastlaunch_train.node.hosts import Hosts
-from fastlaunch_train.node.protocol import Outcome, RunEnd
-from fastlaunch_train.node.request import AskedRun, Request
+from fastlaunch_train.node.protocol import (
+    COMPLETED,
+    CONFIGURATION,
+    FAILED,
+    INTERRUPTED,
+    LOG,
+    NOT_STARTED,
+    PEER,
+    RECORD,
+    SEGMENT,
+    STOP,
+    BadRunList,
+    Identity,
+    NodeProgram,
+    NodeRun,
+    Outcome,
+    RunEnd,
+    boot_name,
+    now,
+    outcome_of,
+    program_from_json,
+    status,
+    status_name,
+)
 from fastlaunch_train.node.shelf import Shelf
-from fastlaunch_train.node.training import Training
-from fastlaunch_train.node.uploads import LOG, Shipping, checkpoints, last_attempt, remove_older
-from fastlaunch_train.node.verdicts import Verdict, Word, verdict
+from fastlaunch_train.node.training import ProcessTraining, Training, adopt_orphans
+from fastlaunch_train.node.uploads import Uploads, checkpoints
+from fastlaunch_train.node.verdicts import Verdict, Word, cause_of, verdict
 
 #: Time to tell why by itself, for a training whose peer has failed.
 PEER_GRACE_S = 8.0
+#: As many as training itself keeps: the newest may not have been copied yet when the machine is taken.
+KEPT_CHECKPOINTS = 2
+#: As much as SageMaker keeps of what a job says of its failure.
+FAILURE_CHARS = 1024
+#: Longer than every legal limit of a training's end: SageMaker kills a container 120 s after its SIGTERM.
+_DEFAULT_STOP_GRACE_S = 60.0
+#: How often what is new is left for SageMaker to copy.
+_DEFAULT_SHIP_EVERY_S = 20.0
 #: More than training's own limit, which is counted between its steps, and than torchrun's, which is 5 s more.
 _STOP_MARGIN_S = 10.0
 #: Until SIGTERM comes here too, where another host has it: a container that ends before fails the job.
@@ -36,224 +73,225 @@ _SIGNAL_LIMIT_S = 60.0
 #: For the others' words, after SIGTERM.
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.2
-_MIN_FREE_BYTES = 1_000_000_000
-#: The training's own word for a network that is not the one asked for.
-_FABRIC_CODE = 78
-#: Of a shell, or run_train.sh, that finds nothing to run: the next run would fare no better.
-_CONTAINER_CODES = (126, 127)
-_EXIT_CODES = {"completed": 0, "failed": 1, "configuration": 2, "interrupted": 143}
+_EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, INTERRUPTED: 143}
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-class Job:
-    """A job on this host. entrypoint: run_train.sh. stopped: set by SIGTERM, by which SageMaker stops a job
-    or takes a machine; SIGKILL comes 120 s later.
+@dataclass(frozen=True)
+class Request:
+    """What SageMaker tells a container. hosts: names of all, in order of rank; rank: this one's."""
+
+    hosts: tuple[str, ...]
+    rank: int
+    #: Type of the machine as EC2 names it; "" if that is not known.
+    instance: str
+    #: The folder that SageMaker copies to S3.
+    checkpoints: Path
+    #: That training has to end after SIGTERM.
+    stop_grace_s: float
+    ship_every_s: float
+
+
+class SageMaker(Machine):
+    """The host that this program runs on.
+
+    entrypoint: run_train.sh. stop: asked to by SIGTERM, by which SageMaker stops a job or takes a machine;
+    SIGKILL comes 120 s later. Raises OSError where the folder that is copied cannot be written.
     """
 
     def __init__(
         self,
+        program: NodeProgram,
         request: Request,
         *,
         entrypoint: Path,
         opt_ml: Path,
         scratch: Path,
         environment: Mapping[str, str],
-        stopped: threading.Event,
+        stop: Stop,
+        clock: Clock,
     ) -> None:
+        self._program = program
         self._request = request
         self._entrypoint = entrypoint
         self._environment = environment
         self._failure = opt_ml / "output" / "failure"
         self._shelf = Shelf(request.checkpoints, opt_ml, scratch)
-        self._folder = words.node_folder(request)
-        self._shipping = Shipping(self._shelf, self._folder, every_s=request.ship_every_s, say=self.say)
-        self._hosts = Hosts(request.hosts, request.rank, token=request.token)
-        self._stopped = stopped
-        self._ends = [RunEnd(run_id=run.run_id) for run in request.runs]
-        self._num_gpus = _num_gpus()
-        #: Why nothing more can be done here, and what the failure file says, cause first.
-        self._problem = ""
+        self._work = self._shelf.work
+        self._log = Log(now, self._work / LOG)
+        self._stop = stop
+        self._identity = Identity(
+            token=program.token,
+            node=request.rank,
+            instance_id=None,
+            instance_type=request.instance or None,
+            zone=None,
+            host=request.hosts[request.rank],
+        )
+        self._folder = f"{program.token}/node-{request.rank}"
+        self._uploads = Uploads(
+            self._shelf,
+            self._folder,
+            work=self._work,
+            log=self._work / LOG,
+            every_s=request.ship_every_s,
+            say=self.say,
+            clock=clock,
+            checkpoints=self._take_checkpoints,
+        )
+        self._hosts = Hosts(request.hosts, request.rank, token=program.token)
+        self._num_gpus = count_gpus()
+        #: What the failure file says, cause first.
         self._causes: list[str] = []
-        self._began_at = words.now()
+        self._began_at = now()
+        self._attempt = program.attempt
 
     def say(self, text: str) -> None:
-        """Tell it in this host's log, and in SageMaker's."""
-        line = f"fastlaunch {words.now()}: {text}\n"
-        # A full disk, or a log that nobody takes, is no reason to end.
-        with suppress(OSError):
-            os.write(1, line.encode())
-        with suppress(OSError), (self._shelf.work / LOG).open("a") as file:
-            file.write(line)
+        self._log(text)
 
-    def work(self) -> int:
-        """Do the job; returns the container's exit code, 0 only if every run completed."""
-        try:
-            self._begin()
-            if self._hosts.join(self._stopped.is_set):
-                for number, run in enumerate(self._request.runs):
-                    if not self._goes_on():
-                        break
-                    self._ends[number] = self._do(number, run)
-            outcome = self._outcome()
-        except Exception as error:
-            # What was recorded is shipped all the same.
-            self.say(traceback.format_exc())
-            self._causes.insert(0, f"{type(error).__name__}: {error}")
-            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            outcome = (
-                Outcome(name="configuration", reason="disk full")
-                if is_full
-                else Outcome(name="failed", reason=f"the job's program ended unexpectedly: {error}")
-            )
-        return self._finish(outcome)
+    def uptime_s(self) -> float:
+        """Return seconds since the first container of this job booted here, those between two included."""
+        started = datetime.strptime(self._began_at, _TIME).replace(tzinfo=timezone.utc)
+        return round((datetime.now(timezone.utc) - started).total_seconds(), 2)
 
-    def _begin(self) -> None:
-        request = self._request
-        before = words.read(self._shelf.root / words.boot_name(request))
+    def prepare(self) -> bool:
+        root, request, name = (
+            self._shelf.root,
+            self._request,
+            f"{self._program.token}/{boot_name(self._rank)}",
+        )
+        before = _read(root / name)
         if before is not None:
             self._began_at = str(before["began_at"])
-        self._shelf.put_json(words.boot_name(request), words.boot(request, self._began_at))
-        (self._shelf.root / self._folder / "status.json").unlink(missing_ok=True)
+        # Each container of a job says it anew, so that the last word of one before it is known to be old.
+        booted = {"lifecycle": None, "booted_at": now(), "began_at": self._began_at}
+        self._shelf.put_json(name, {**self._identity.to_json(), **booted})
+        (root / self._program.token / status_name(self._rank)).unlink(missing_ok=True)
         self.say(
-            f"job {request.token}, {request.hosts[request.rank]} of {request.num_nodes} host(s), "
-            f"{request.instance or 'unknown instance'}, {len(request.runs)} run(s)"
+            f"job {self._program.token}, {request.hosts[self._rank]} of {len(request.hosts)} host(s), "
+            f"{request.instance or 'unknown instance'}, {len(self._program.runs)} run(s)"
             + (f", goes on since {self._began_at}" if before else "")
         )
-        for run in request.runs:
+        for run in self._program.runs:
             # In S3 every checkpoint stays, and all of them were brought here.
-            remove_older(self._shelf.root, run.run_id, 1)
-        self._shipping.start()
+            remove_older(root, run.run_id, 1)
+        self._uploads.start()
+        return self._hosts.join(lambda: self._stop.reason is not None)
 
-    def _goes_on(self) -> bool:
-        return not (self._stopped.is_set() or self._problem or self._hosts.lost or self._has_peer_ended())
+    @property
+    def _rank(self) -> int:
+        return self._request.rank
 
-    def _has_peer_ended(self) -> bool:
-        """Whether another host has said that it does no more runs."""
-        return any(word.ends for at in range(len(self._ends)) for word in self._heard(at).values())
+    # Runs
 
-    def _do(self, number: int, run: AskedRun) -> RunEnd:
-        before = words.ended_before(self._shelf.root, self._request, run.run_id)
-        if before is not None:
-            self.say(f"run {run.run_id}: {before.state} before")
-            return before
+    def goes_on(self) -> bool:
+        # A host that has said of a run that it does no more has said it of the last.
+        has_peer_ended = any(word.ends for number in self._numbers() for word in self._heard(number).values())
+        return not (self._stop.event.is_set() or self._hosts.lost or has_peer_ended)
+
+    def settled(self, run: NodeRun) -> RunEnd | None:
+        """Return how the run ended in a container of this job before this one.
+
+        All hosts have to say that it has: what they find is the same, so that they decide the same.
+        """
+        nodes = range(len(self._request.hosts))
+        folder = self._shelf.root / self._program.token
+        said = [_read(folder / f"node-{node}" / run.run_id / "ended.json") for node in nodes]
+        own = said[self._rank]
+        return RunEnd(**own) if own is not None and None not in said else None
+
+    def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
-        started_s = words.uptime_s(self._began_at)
-        attempt = max(self._request.attempt, 1 + last_attempt(self._shelf.root, run.run_id))
-        code, is_made_to = self._train(number, run, attempt)
-        cause = self._cause(run, code, attempt) if code else ""
-        is_stopped = self._stopped.is_set()
-        word = Word(
-            code=code,
-            cause=cause,
-            is_stopped=is_stopped,
-            is_made_to=is_made_to,
-            ends=bool(is_stopped or self._problem),
-        )
-        self._hosts.say(number, vars(word))
-        said = self._await_words(number)
-        told = verdict(self._request.rank, said, is_one_lost=len(said) < self._request.num_nodes)
-        end = RunEnd(
-            run_id=run.run_id,
-            state=told.state,
-            exit_code=code,
-            started_s=started_s,
-            ended_s=words.uptime_s(self._began_at),
-        )
-        self.say(f"run {run.run_id}: {told.state}, exit code {code}{': ' if cause else ''}{cause}")
-        self._shipping.now()
-        self._note(end, told, said)
-        return end
-
-    def _train(self, number: int, run: AskedRun, attempt: int) -> tuple[int, bool]:
-        """Exit code of the run's training, and whether it was ended here since a peer's had failed."""
-        folder = self._shipping.run_folder(run.run_id)
-        output = folder / "output"
+        root, output, log = self._shelf.root, self._output(run), self._work / "log" / run.run_id
+        self._attempt = max(self._program.attempt, 1 + last_attempt(root, run.run_id))
         output.mkdir(parents=True)
-        left = checkpoints(self._shelf.root / run.run_id / "checkpoints")[-1:]
+        log.mkdir(parents=True)
+        left = checkpoints(root / run.run_id / "checkpoints")[-1:]
         for path in left:
             self.say(f"run {run.run_id}: going on from {path.name}")
             _link_or_copy(path, output / "checkpoints" / path.name)
-        training = Training(
-            [
-                "/bin/bash",
-                str(self._entrypoint),
-                *run.arguments,
-                "--output",
-                str(output),
-                *["--resume"][: len(left)],
-            ],
-            log=folder / LOG,
+        command = ["/bin/bash", str(self._entrypoint), *run.arguments, "--output", str(output)]
+        return ProcessTraining(
+            [*command, *["--resume"][: len(left)]],
+            log=log / LOG,
             environment={
                 **self._environment,
+                **self._program.environment,
+                **run.environment,
                 "FASTLAUNCH_RUN_ID": run.run_id,
-                "FASTLAUNCH_ATTEMPT": str(attempt),
+                "FASTLAUNCH_ATTEMPT": str(self._attempt),
                 "FASTLAUNCH_INSTANCE": self._request.instance,
                 # A rehearsal is on no instance, and nobody is paid for it.
                 "FASTLAUNCH_SERVICE": "sagemaker" if self._request.instance else "",
             },
         )
-        try:
-            return self._attend(training, number)
-        finally:
-            training.close()
 
-    def _attend(self, training: Training, number: int) -> tuple[int, bool]:
-        is_asked = is_made_to = False
-        end = math.inf
-        while (code := training.exit_code()) is None:
-            if self._stopped.is_set() and not is_asked:
-                is_asked = True
-                end = min(end, time.monotonic() + self._request.stop_grace_s + _STOP_MARGIN_S)
-                self.say("asked to stop")
-                training.ask()
-            wait_s = self._peers_wait_s(number)
-            end = min(end, time.monotonic() + wait_s) if end == math.inf else end
-            if time.monotonic() >= end:
-                is_made_to = not is_asked
-                self.say("the training has not ended by itself: killed")
-                training.kill()
-            time.sleep(_LOOK_S)
-        return code, is_made_to
-
-    def _peers_wait_s(self, number: int) -> float:
-        """How long the training may go on after what is heard of the other hosts."""
+    def ending(self, number: int) -> Ending | None:
+        grace_s = self._request.stop_grace_s
+        if self._stop.reason:
+            return Ending(kill_after_s=grace_s + _STOP_MARGIN_S, grace_s=grace_s)
         if self._hosts.lost:
-            return PEER_GRACE_S
+            return Ending(kill_after_s=PEER_GRACE_S)
         heard = self._heard(number).values()
         if any(word.is_stopped for word in heard):
-            return self._request.stop_grace_s + _STOP_MARGIN_S
-        return PEER_GRACE_S if any(word.code for word in heard) else math.inf
+            # SageMaker asks this host as well.
+            return Ending(kill_after_s=grace_s + _STOP_MARGIN_S)
+        return Ending(kill_after_s=PEER_GRACE_S) if any(word.code for word in heard) else None
+
+    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool, started_s: float) -> RunEnd:
+        cause = self._cause(run, code) if code else ""
+        word = Word(
+            code=code,
+            cause=cause,
+            is_stopped=self._stop.reason is not None,
+            is_made_to=is_killed,
+            ends=self._stop.event.is_set(),
+        )
+        self._hosts.say(number, asdict(word))
+        said = self._await_words(number)
+        told = verdict(self._rank, said, is_one_lost=len(said) < len(self._request.hosts))
+        end = RunEnd(run.run_id, told.state, code, started_s, self.uptime_s())
+        self.say(f"run {run.run_id}: {told.state}, exit code {code}{': ' if cause else ''}{cause}")
+        self._uploads.now()
+        self._note(end, told, said)
+        shutil.rmtree(self._output(run) / "checkpoints", ignore_errors=True)
+        return end
+
+    def leave(self) -> None:
+        pass
+
+    def outcome(self, ends: Sequence[RunEnd]) -> Outcome:
+        return outcome_of(ends, stop=self._stop.reason, problem=self._stop.problem)
+
+    def _output(self, run: NodeRun) -> Path:
+        return self._work / "out" / run.run_id
+
+    def _numbers(self) -> range:
+        return range(1, len(self._program.runs) + 1)
 
     def _heard(self, number: int) -> dict[int, Word]:
-        """What the hosts have said of a run, this one included."""
+        """Return what the hosts have said of a run, this one included."""
         return {rank: Word(**said) for rank, said in self._hosts.words(number).items()}
 
     def _await_words(self, number: int) -> dict[int, Word]:
-        """What all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
-        end = math.inf
-        while len(said := self._heard(number)) < self._request.num_nodes and not self._hosts.lost:
-            if self._stopped.is_set():
-                end = min(end, time.monotonic() + _LAST_WORDS_S)
-            if time.monotonic() >= end:
+        """Return what all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
+        end: float | None = None
+        while len(said := self._heard(number)) < len(self._request.hosts) and not self._hosts.lost:
+            if self._stop.reason and end is None:
+                end = time.monotonic() + _LAST_WORDS_S
+            if end is not None and time.monotonic() >= end:
                 break
             time.sleep(_LOOK_S)
         return said
 
-    def _cause(self, run: AskedRun, code: int, attempt: int) -> str:
-        """Why the run failed; notes what would keep every other run from being done, too."""
-        if self._stopped.is_set():
+    def _cause(self, run: NodeRun, code: int) -> str:
+        """Return why the run failed; note what would keep every other run from being done, too."""
+        if self._stop.reason:
             return ""
-        if code == _FABRIC_CODE:
-            self._problem = "fabric"
-        elif code in _CONTAINER_CODES:
-            self._problem = f"container: exit code {code}"
-        elif shutil.disk_usage(self._shelf.work).free < _MIN_FREE_BYTES:
-            self._problem = "disk full"
-        elif _num_gpus() < self._num_gpus:
-            self._problem = "driver"
-        if self._problem:
-            self.say(f"failed: configuration {self._problem}")
-        folder = self._shipping.run_folder(run.run_id)
-        return cause_of(folder / "output", folder / LOG, attempt)
+        problem = problem_after(code, work=self._work, num_gpus=self._num_gpus, has_fabric=True)
+        if problem and self._stop.fail(problem):
+            self.say(f"failed: configuration {problem}")
+        return cause_of(self._output(run), self._work / "log" / run.run_id / LOG, self._attempt)
 
     def _note(self, end: RunEnd, told: Verdict, said: Mapping[int, Word]) -> None:
         """Note why it failed and, for a container after this one, that it has ended; make room."""
@@ -263,65 +301,150 @@ class Job:
             self._causes.append(f"{cause} (run {end.run_id} on {host}, exit code {word.code})")
         if told.is_final:
             with suppress(OSError):
-                self._shelf.put_json(f"{self._folder}/{end.run_id}/ended.json", vars(end))
+                self._shelf.put_json(f"{self._folder}/{end.run_id}/ended.json", asdict(end))
             remove_older(self._shelf.root, end.run_id, 1)
-        shutil.rmtree(self._shipping.run_folder(end.run_id) / "output" / "checkpoints", ignore_errors=True)
 
-    def _outcome(self) -> Outcome:
-        failed = [end for end in self._ends if end.state == "failed"]
-        if all(end.state == "completed" for end in self._ends):
-            return Outcome(name="completed")
-        if self._stopped.is_set():
-            return Outcome(name="interrupted", reason="stop")
-        if self._problem:
-            return Outcome(name="configuration", reason=self._problem)
-        if failed:
-            return Outcome(name="failed", reason=f"run {failed[0].run_id}: exit code {failed[0].exit_code}")
-        return Outcome(name="interrupted", reason="peer")
+    def _take_checkpoints(self) -> None:
+        for folder in sorted((self._work / "out").glob("*/checkpoints")):
+            run_id, here = folder.parent.name, checkpoints(folder)
+            there = checkpoints(self._shelf.root / run_id / "checkpoints")
+            # The one that training goes on from is there already, and must stay here until it is read.
+            if not here or (there and here[-1].name <= there[-1].name):
+                continue
+            # Training may remove it meanwhile, as older than the newest two.
+            with suppress(FileNotFoundError):
+                self._shelf.move(here[-1], f"{run_id}/checkpoints/{here[-1].name}")
+                self.say(f"run {run_id}: {here[-1].name}")
+                for path in here[:-1]:
+                    path.unlink(missing_ok=True)
+                remove_older(self._shelf.root, run_id, KEPT_CHECKPOINTS)
 
-    def _finish(self, outcome: Outcome) -> int:
-        """Ship all, say the last word, and leave; the exit code."""
-        self._shipping.stop()
+    # The end
+
+    def finish(self, outcome: Outcome, ends: Sequence[RunEnd]) -> int:
+        self._uploads.stop(60)
         is_stopped_elsewhere = any(
-            word.is_stopped for at in range(len(self._ends)) for word in self._heard(at).values()
+            word.is_stopped for number in self._numbers() for word in self._heard(number).values()
         )
-        if outcome.reason == "peer" and is_stopped_elsewhere and self._stopped.wait(_SIGNAL_LIMIT_S):
-            outcome = Outcome(name="interrupted", reason="stop")
+        if outcome.reason == PEER and is_stopped_elsewhere and self._stop.event.wait(_SIGNAL_LIMIT_S):
+            outcome = Outcome(INTERRUPTED, STOP)
         self.say(f"{outcome.name} {outcome.reason or ''}".rstrip())
         self._shelf.release_reserve()
         for _ in range(5):
-            if self._shipping.now():
+            if self._uploads.last():
                 break
             time.sleep(1)
-        uptime_s = words.uptime_s(self._began_at)
+        word = status(self._identity, outcome, ends, uptime_s=self.uptime_s())
         with suppress(OSError):
-            self._shelf.put_json(
-                f"{self._folder}/status.json", words.status(self._request, outcome, self._ends, uptime_s)
-            )
-        if outcome.name != "completed" and outcome.reason != "stop":
+            self._shelf.put_json(f"{self._program.token}/{status_name(self._rank)}", word)
+        if outcome.name != COMPLETED and outcome.reason != STOP:
             lost = [self._hosts.lost] if self._hosts.lost else []
-            said = [*self._causes, *lost, outcome.reason or ""]
             with suppress(OSError):
-                words.write_failure(self._failure, "\n".join(said) + "\n")
-        self._hosts.close(is_done=all(end.state != "not-started" for end in self._ends))
-        return _EXIT_CODES[outcome.name] if outcome.reason != "peer" else 1
+                write_failure(self._failure, "\n".join([*self._causes, *lost, outcome.reason or ""]) + "\n")
+        self._hosts.close(is_done=all(end.state != NOT_STARTED for end in ends))
+        return _EXIT_CODES[outcome.name] if outcome.reason != PEER else 1
 
 
-def _num_gpus() -> int:
-    """GPUs that the driver shows; 0 where there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    with suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
-        ).stdout
-        return sum(line.startswith("GPU") for line in told.splitlines())
-    return 0
+def main(arguments: Sequence[str], clock: Clock) -> int:
+    """Do the job's runs on this host. arguments: run_train.sh, and the list of runs.
+
+    Returns the container's exit code: 0 every run completed, 1 one failed, 2 a configuration, 143 stopped.
+    """
+    stop = Stop()
+    # At once: to process 1 of a container a signal would be lost.
+    stop_on_signals(stop, STOP, clock)
+    entrypoint, run_list = map(Path, arguments)
+    root = Path(os.environ.get("FASTLAUNCH_SYSTEM_ROOT") or "/")
+    opt_ml = root / "opt" / "ml"
+    adopt_orphans()
+    try:
+        request = read_request(opt_ml, os.environ)
+        program = program_from_json(run_list.read_text())
+        machine = SageMaker(
+            program,
+            request,
+            entrypoint=entrypoint,
+            opt_ml=opt_ml,
+            scratch=root / "tmp",
+            environment=os.environ,
+            stop=stop,
+            clock=clock,
+        )
+    except (BadRunList, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        write_failure(opt_ml / "output" / "failure", f"the job cannot be begun: {error}\n")
+        return _EXIT_CODES[CONFIGURATION]
+    return Agent(program.runs, machine).work()
+
+
+def read_request(opt_ml: Path, environment: Mapping[str, str]) -> Request:
+    """Return the request, by SageMaker's files below `opt_ml` and the environment. Raises BadRunList."""
+    file = opt_ml / "input" / "config" / "resourceconfig.json"
+    try:
+        resources = json.loads(file.read_bytes())
+        hosts = sorted(resources["hosts"])
+        rank = hosts.index(resources["current_host"])
+        told = str(resources.get("current_instance_type") or "")
+    except FileNotFoundError:
+        raise BadRunList(f"{file.name} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadRunList(f"{file.name} does not say which of which hosts this is") from None
+    folder = environment.get("FASTLAUNCH_CHECKPOINT_FOLDER")
+    return Request(
+        # As run_train.sh orders them.
+        hosts=tuple(hosts),
+        rank=rank,
+        instance=environment.get(
+            "FASTLAUNCH_INSTANCE", told[len("ml.") :] if told.startswith("ml.") else told
+        ),
+        checkpoints=Path(folder) if folder else opt_ml / "checkpoints",
+        stop_grace_s=_number(environment, "FASTLAUNCH_STOP_GRACE_S", _DEFAULT_STOP_GRACE_S),
+        ship_every_s=_number(environment, "FASTLAUNCH_SHIP_EVERY_S", _DEFAULT_SHIP_EVERY_S),
+    )
+
+
+def write_failure(path: Path, text: str) -> None:
+    """Write what SageMaker shows as the job's FailureReason, cause first, cut to what it keeps."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text[:FAILURE_CHARS])
+
+
+def remove_older(root: Path, run_id: str, num_kept: int) -> None:
+    """Remove all but the run's newest checkpoints from this disk; in S3 they stay."""
+    for path in checkpoints(root / run_id / "checkpoints")[:-num_kept]:
+        path.unlink(missing_ok=True)
+
+
+def last_attempt(root: Path, run_id: str) -> int:
+    """Return the highest attempt number of the run's records, of whatever job and host; 0 without one."""
+    segments = (SEGMENT.fullmatch(path.name) for path in root.glob(f"*/node-*/{run_id}/rank-*"))
+    records = (RECORD.fullmatch(segment["name"]) for segment in segments if segment)
+    return max((int(record["attempt"]) for record in records if record), default=0)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object of a container before this one; None if there is none, or it is damaged."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise BadRunList(f"{name} is {text!r}, not a number above 0")
+    return value
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        target.hardlink_to(source)
+        os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)

@@ -4,6 +4,8 @@ A file is written elsewhere on the same file system and renamed. Where the folde
 is no elsewhere, and a hidden folder in it has to do: nobody reads what SageMaker copies of that.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -14,13 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fastlaunch_train.node.protocol import SEGMENT
+
 #: Kept free, for what is to be said at the end of a disk that is full.
 RESERVE_BYTES = 32 * 2**20
 _HIDDEN = ".fastlaunch"
 
 
 class Shelf:
-    """root: the folder that is copied. work: where to write otherwise, empty at first."""
+    """A store of `uploads`. root: the folder that is copied. work: for all else, empty at first."""
 
     def __init__(self, root: Path, opt_ml: Path, scratch: Path) -> None:
         self.root = root
@@ -72,6 +76,16 @@ class Shelf:
             staged.unlink(missing_ok=True)
             raise
         file.unlink(missing_ok=True)
+
+    def flush(self) -> bool:
+        """Return True: SageMaker copies what is there."""
+        return True
+
+    def end_of(self, name: str) -> int:
+        """Return the byte after the last segment of a file that lies here in segments; 0 if there is none."""
+        path = self.root / name
+        found = [(SEGMENT.fullmatch(one.name), one) for one in path.parent.glob(f"{path.name}.*")]
+        return max((int(match["offset"]) + one.stat().st_size for match, one in found if match), default=0)
 
     def release_reserve(self) -> None:
         """Give back what was kept free."""

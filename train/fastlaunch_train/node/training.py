@@ -1,4 +1,6 @@
-"""One run's processes: started through run_train.sh, heard while they run, and gone when they have ended."""
+"""One run's processes: started, asked to end, ended."""
+
+from __future__ import annotations
 
 import ctypes
 import os
@@ -7,52 +9,113 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fastlaunch_train.node.commands import Commands, end_group
+
 _PR_SET_CHILD_SUBREAPER = 36
+_DOCKER_LIMIT_S = 30.0
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of its descendants that lose theirs, as process 1 of a container is."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+class Training(ABC):
+    """A run under way."""
+
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """Return it as a shell tells it, 137 for a killed one; None while the run goes on."""
+
+    @abstractmethod
+    def ask(self, grace_s: float) -> None:
+        """Ask it to save a checkpoint and end, in so many seconds."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See, after its end, that nothing of it is left and all that it printed is in its log."""
 
 
-class Training:
-    """Runs `command`; what it prints goes to this process's stdout, as it comes, and to the file `log`."""
+class ContainerTraining(Training):
+    """Training in a container of docker's, named NAME, which prints into the file `log`."""
+
+    NAME = "fastlaunch"
+
+    def __init__(self, options: Sequence[str], image: str, command: Sequence[str], *, log: Path) -> None:
+        self._commands = Commands()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["docker", "run", "--rm", "--name", self.NAME, *options, image, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._asking: threading.Thread | None = None
+
+    def exit_code(self) -> int | None:
+        return _as_shell(self._process.poll())
+
+    def ask(self, grace_s: float) -> None:
+        # It waits for the container's end, and this for nothing. Where there is none yet it asks again.
+        self._asking = threading.Thread(target=self._stop, args=(grace_s,), daemon=True)
+        self._asking.start()
+
+    def kill(self) -> None:
+        self._commands.run("docker", "kill", self.NAME, limit_s=_DOCKER_LIMIT_S, is_quiet=True)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+            return
+        # Docker itself hangs. Its container may go on, until the machine is off.
+        end_group(self._process, 1)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        if self._asking is not None:
+            self._asking.join(_DOCKER_LIMIT_S)
+
+    def _stop(self, grace_s: float) -> None:
+        for _ in range(20):
+            stop = ["docker", "stop", "-t", f"{grace_s:.0f}", self.NAME]
+            done = self._commands.run(*stop, limit_s=grace_s + _DOCKER_LIMIT_S, is_quiet=True)
+            if done.is_ok or done.code == 124 or self._process.poll() is not None:
+                return
+            time.sleep(1)
+
+
+class ProcessTraining(Training):
+    """Training as this program's own child, whose output goes to stdout and to the file `log`."""
 
     def __init__(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
         self._log = log.open("ab")
-        # A session of its own: a signal to this process's group is not for it.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environment),
+            # A session of its own: a signal to this process's group is not for it.
             start_new_session=True,
         )
         self._pump = threading.Thread(target=self._pass_on, name="output", daemon=True)
         self._pump.start()
 
     def exit_code(self) -> int | None:
-        """As a shell tells it, 137 for a killed one; None while it runs."""
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        return _as_shell(self._process.poll())
 
-    def ask(self) -> None:
-        """Ask it to save a checkpoint and end."""
+    def ask(self, grace_s: float) -> None:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
         kill_descendants()
 
     def close(self) -> None:
-        """After its end: nothing of it is left, and all that it printed is in its log."""
         kill_descendants()
         self._process.wait()
         # What was adopted and has ended is waited for by nobody else.
@@ -74,6 +137,12 @@ class Training:
                 self._log.flush()
 
 
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants that lose theirs, as process 1 of a container is."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def kill_descendants() -> None:
     """Kill every process that this one started, or that those started."""
     for _ in range(100):
@@ -86,6 +155,10 @@ def kill_descendants() -> None:
         time.sleep(0.05)
 
 
+def _as_shell(code: int | None) -> int | None:
+    return 128 - code if code is not None and code < 0 else code
+
+
 def _descendants(pid: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
     for child in children.get(pid, ()):
         yield child
@@ -93,7 +166,7 @@ def _descendants(pid: int, children: Mapping[int, Sequence[int]]) -> Iterator[in
 
 
 def _children() -> dict[int, list[int]]:
-    """Ids of the processes that have not ended, by their parent's."""
+    """Return the ids of the processes that have not ended, by their parent's."""
     found: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

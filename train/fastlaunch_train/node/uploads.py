@@ -1,115 +1,163 @@
-"""Leaves what runs write where SageMaker copies it to S3: segments of what grows, finished checkpoints."""
+"""What leaves the machine while runs go on: what files have grown by, as segments, every few seconds.
 
-import re
+Every run has the folders `out/<run id>`, which is its output, and `log/<run id>`, both below the machine's
+work folder. A segment is named after the byte at which it starts, and never changes.
+"""
+
+from __future__ import annotations
+
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
-from fastlaunch_train.node.segments import Segments, joined
-from fastlaunch_train.node.shelf import Shelf
+from fastlaunch_train.node.commands import Clock
+from fastlaunch_train.node.protocol import CHECKPOINT, LOG, OUTPUT, segment_name
 
-#: What of a run's output is wanted, besides its checkpoints.
-_WANTED = re.compile(
-    r"rank-\d{5}-attempt-\d+\.jsonl|traceback-rank-\d{5}-attempt-\d+\.txt|nccl-node-\d+\.txt"
-)
-_RECORD = re.compile(r"rank-\d{5}-attempt-(?P<n>\d{1,6})\.jsonl")
-_CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
-LOG = "log.txt"
-#: As many as training itself keeps: the newest may not have been copied yet when the machine is taken.
-KEPT_CHECKPOINTS = 2
+_MAX_BYTES = 64 * 2**20
+#: How often all is sent once more at the end, of files that grow meanwhile.
+_MAX_LAST_ROUNDS = 20
 
 
-class Shipping:
-    """Ships every `every_s` seconds between `start` and `stop`, and whenever `now` is called.
+class Store(Protocol):
+    """Where segments go. `put` takes one in, whole, or raises OSError; `flush` sends what it has taken."""
 
-    folder: the host's own, such as `<token>/node-0`. This program's log is `work`/log.txt; a run's log and
-    output are in `run_folder`.
+    def put(self, name: str, data: bytes) -> None: ...
+    def flush(self) -> bool: ...
+    def end_of(self, name: str) -> int:
+        """Return the byte after the last segment that lies there of a file; 0 if there is none."""
+
+
+class Segments:
+    """Cuts what files have grown by since the last time.
+
+    A file that segments are there of already, left by a container before this one, goes on after their end.
     """
 
-    def __init__(self, shelf: Shelf, folder: str, *, every_s: float, say: Callable[[str], None]) -> None:
-        self._shelf = shelf
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: Where a file's own first byte stands among the segments, and how many of its bytes are cut.
+        self._starts: dict[str, int] = {}
+        self._cut: dict[str, int] = {}
+
+    def cut(self, file: Path, name: str) -> bool:
+        """Put what `file` has grown by as a segment of `name`; return whether there may be more of it.
+
+        Raises OSError where the store refuses it, or the file cannot be read.
+        """
+        at = self._cut.get(name, 0)
+        with file.open("rb") as source:
+            source.seek(at)
+            data = source.read(_MAX_BYTES)
+        if not data:
+            return False
+        if name not in self._starts:
+            self._starts[name] = self._store.end_of(name)
+        self._store.put(segment_name(name, self._starts[name] + at), data)
+        self._cut[name] = at + len(data)
+        return True
+
+
+class Uploads:
+    """Uploads every `every_s` seconds between `start` and `stop`, and whenever `now` is called.
+
+    folder: the node's own in the store, such as `node-0`. log: what the agent prints. checkpoints: takes
+    those that are complete; None where that is done elsewhere.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        *,
+        work: Path,
+        log: Path,
+        every_s: float,
+        say: Callable[[str], None],
+        clock: Clock,
+        checkpoints: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
         self._folder = folder
-        self._segments = Segments(shelf)
+        self._work = work
+        self._log = log
+        self._segments = Segments(store)
         self._every_s = every_s
         self._say = say
+        self._clock = clock
+        self._checkpoints = checkpoints
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._over = threading.Event()
         self._problem = ""
-        self._thread = threading.Thread(target=self._go_on, name="shipping", daemon=True)
-
-    def run_folder(self, run_id: str) -> Path:
-        """Where the run's log lies, and its output in the folder `output`."""
-        return self._shelf.work / "runs" / run_id
+        self._thread = threading.Thread(target=self._go_on, name="uploads", daemon=True)
 
     def start(self) -> None:
+        """Begin to upload."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ship no more by itself; what is under way is ended first."""
-        self._ended.set()
-        self._thread.join()
+    def stop(self, wait_s: float) -> None:
+        """Upload no more by itself; what is under way is waited for, so long at most."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
 
     def now(self) -> bool:
-        """Ship what is there; whether the disk took all of it. What it refused is tried again next time."""
+        """Upload what is there; return whether all of it arrived. What did not is tried again next time."""
+        return self._round()[0]
+
+    def last(self) -> bool:
+        """Upload until nothing is left, or it grows faster than it is sent; return whether all arrived."""
+        for _ in range(_MAX_LAST_ROUNDS):
+            has_arrived, num_cut = self._round()
+            if not has_arrived:
+                return False
+            if not num_cut:
+                break
+        return True
+
+    def _go_on(self) -> None:
+        while not self._clock.wait(self._over, self._every_s):
+            self.now()
+
+    def _round(self) -> tuple[bool, int]:
+        """Return whether all that was there arrived, and how many segments were cut."""
         with self._lock:
-            problems = [problem for problem in map(self._try, self._steps()) if problem]
-        problem = problems[0] if problems else ""
+            # Until the last round's are there nothing is added: memory is all that holds them.
+            if not self._store.flush():
+                return self._told("the store does not take it"), 0
+            problem, num_cut = "", 0
+            for file, name in self._files():
+                try:
+                    num_cut += self._segments.cut(file, f"{self._folder}/{name}")
+                except FileNotFoundError:
+                    pass  # not written yet
+                except OSError as error:
+                    problem = problem or error.strerror or str(error)
+            try:
+                if self._checkpoints is not None:
+                    self._checkpoints()
+            except OSError as error:
+                problem = problem or error.strerror or str(error)
+            if not self._store.flush():
+                problem = problem or "the store does not take it"
+            return self._told(problem), num_cut
+
+    def _files(self) -> Iterator[tuple[Path, str]]:
+        yield self._log, LOG
+        for folder in sorted(self._work.glob("log/*")):
+            yield folder / LOG, f"{folder.name}/{LOG}"
+        for path in sorted(self._work.glob("out/*/*")):
+            if OUTPUT.fullmatch(path.name):
+                yield path, f"{path.parent.name}/{path.name}"
+
+    def _told(self, problem: str) -> bool:
+        """Say what is new about the problem; return whether there is none."""
         if problem and problem != self._problem:
-            self._say(f"not shipped, will try again: {problem}")
+            self._say(f"not sent, will try again: {problem}")
         self._problem = problem
         return not problem
 
-    def _go_on(self) -> None:
-        while not self._ended.wait(self._every_s):
-            self.now()
-
-    def _steps(self) -> list[Callable[[], None]]:
-        steps: list[Callable[[], None]] = [self._cut(self._shelf.work / LOG, LOG)]
-        for folder in sorted(self._shelf.work.glob("runs/*")):
-            steps.append(self._cut(folder / LOG, f"{folder.name}/{LOG}"))
-            for path in sorted((folder / "output").glob("*")):
-                if _WANTED.fullmatch(path.name):
-                    steps.append(self._cut(path, f"{folder.name}/{path.name}"))
-            steps.append(lambda folder=folder: self._take_checkpoints(folder))  # type: ignore[misc]
-        return steps
-
-    def _cut(self, file: Path, name: str) -> Callable[[], None]:
-        return lambda: self._segments.cut(file, f"{self._folder}/{name}")
-
-    def _try(self, step: Callable[[], None]) -> str:
-        try:
-            step()
-        except FileNotFoundError:
-            pass  # not written yet, or removed by training as older than the newest two
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
-
-    def _take_checkpoints(self, folder: Path) -> None:
-        here = checkpoints(folder / "output" / "checkpoints")
-        there = checkpoints(self._shelf.root / folder.name / "checkpoints")
-        # The one that training goes on from is there already, and must stay here until it is read.
-        if not here or (there and here[-1].name <= there[-1].name):
-            return
-        self._shelf.move(here[-1], f"{folder.name}/checkpoints/{here[-1].name}")
-        self._say(f"run {folder.name}: {here[-1].name}")
-        for path in here[:-1]:
-            path.unlink(missing_ok=True)
-        remove_older(self._shelf.root, folder.name, KEPT_CHECKPOINTS)
-
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first. SageMaker's own marks beside them are none."""
-    return sorted(path for path in folder.glob("step-*") if _CHECKPOINT.fullmatch(path.name))
-
-
-def remove_older(root: Path, run_id: str, num_kept: int) -> None:
-    """Remove all but the run's newest checkpoints from this disk; in S3 they stay."""
-    for path in checkpoints(root / run_id / "checkpoints")[:-num_kept]:
-        path.unlink(missing_ok=True)
-
-
-def last_attempt(root: Path, run_id: str) -> int:
-    """The highest attempt number of the run's records, of whatever job and host; 0 if there are none."""
-    names = (joined(path) for path in root.glob(f"*/node-*/{run_id}/rank-*"))
-    return max((int(match["n"]) for name in names if name and (match := _RECORD.fullmatch(name))), default=0)
+    """Return the complete checkpoints of a folder, oldest first. SageMaker's marks beside them are none."""
+    return sorted(path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name))

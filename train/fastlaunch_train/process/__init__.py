@@ -1,0 +1,4 @@
+"""A rank as a process: failures and exit codes, interrupts, launch environment, threads.
+
+May import records and recipes.
+"""

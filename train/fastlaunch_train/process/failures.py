@@ -1,38 +1,40 @@
-"""What ended a run, as the status in its record and the exit code of the process."""
+"""How a run ended: the status in its record and the exit code of the process."""
 
 import errno
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from fastlaunch_train.exit_codes import EXIT_CODES, EXIT_CONFIGURATION, EXIT_DISK_FULL
+#: Exit codes by the record's status.
+EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss": 33, "failed": 1}
+EXIT_BAD_REQUEST = 2
+EXIT_DISK_FULL = 28
+#: These machines cannot do it, and a second attempt would change nothing; EX_CONFIG of sysexits.h.
+EXIT_CONFIGURATION = 78
 
 _OUT_OF_MEMORY = (
     *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
-
+#: torch.save reports a failed write in its own words.
 _UNWRITTEN = ("PytorchStreamWriter failed writing", "enforce fail at inline_container")
-
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class NanLossError(RuntimeError):
-    """The loss, or what a step left of weights and optimizer, was not finite."""
+    """The loss, or what a step did to the weights or the optimizer, was not finite."""
 
 
 class UnsavedError(OSError):
-    """A checkpoint could not be written; what was there before still is."""
+    """A checkpoint could not be written; earlier ones are intact."""
 
 
 class InterruptedRun(Exception):
-    """The run was asked to stop, and has stopped between two steps."""
+    """The run was asked to stop, and stopped between two steps."""
 
 
 class FabricError(RuntimeError):
-    """The ranks do not talk to each other over the network that they have to use. hint: what to check."""
+    """The ranks do not use the network that they have to use; `hint` says what to check."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -42,15 +44,15 @@ class FabricError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """status: one of the record's. message: one line. exit_code: of the process."""
+    """What an error means for the record and the process."""
 
-    status: str
-    message: str
+    status: str  #: the record's
+    message: str  #: one line
     exit_code: int
 
 
 def classify(error: BaseException) -> Failure:
-    """The Failure that `error` stands for; anything not known is `failed`."""
+    """Return what `error` means; an unknown one is `failed`."""
     message = f"{type(error).__name__}: {_first_line(error)}"
     status = "failed"
     code = EXIT_CODES["failed"]
@@ -70,18 +72,19 @@ def classify(error: BaseException) -> Failure:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that the device or the host has no memory left."""
+    """Return whether `error` says that the device or the host is out of memory."""
+    import torch  # here, because torchrun reads the exit codes before it imports torch
+
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
-    # The CPU allocator, and libraries that allocate by themselves, raise a plain RuntimeError.
+    # The CPU allocator, and libraries with their own, raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def unsaved(error: OSError | RuntimeError, path: Path) -> UnsavedError | None:
-    """What `error`, which ended the writing of `path`, is as an UnsavedError; None if the disk is not it.
+    """Return `error`, which ended the writing of `path`, as an UnsavedError; None if it is not the disk's.
 
-    torch.save ends with an error of its own, that its file has another length than it should, where the
-    system's was raised before.
+    torch.save raises an error of its own, about the length of its file, after the system's.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -92,10 +95,9 @@ def unsaved(error: OSError | RuntimeError, path: Path) -> UnsavedError | None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error` says that the disk is full or may not be written."""
+    """Return whether `error` says that the disk is full or read-only."""
     if isinstance(error, OSError):
         return isinstance(error, UnsavedError) or error.errno in _DISK_FULL
-    # torch.save reports a failed write by its own writer's words.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _UNWRITTEN)
 
 

@@ -1,4 +1,4 @@
-"""How many of the host's cores each part of a training takes."""
+"""How many of the host's cores each part of a training uses."""
 
 import multiprocessing
 import os
@@ -6,35 +6,34 @@ from collections.abc import Mapping
 
 import torch
 
-#: As many loaded the images of a rank in the FP8 experiment of November 2023.
-MOST_WORKERS = 12
+#: As in the FP8 experiment of November 2023.
+MAX_WORKERS = 12
 
 
-def leave_cores_alone(device: torch.device, environ: Mapping[str, str] = os.environ) -> None:
-    """Have operators on the CPU run on one core in this process, where `device` is a GPU and nobody chose.
+def limit_cpu_threads(device: torch.device, environ: Mapping[str, str] = os.environ) -> None:
+    """Run this process's CPU operators on one core if `device` is a GPU, unless OMP_NUM_THREADS is set.
 
-    What is left to the CPU between two steps is small: the next batch. On all cores some of its operators
-    wake a thread on each: beside an H200, to write and look up 4,096 tokens took 5 to 15 ms of a step of 30
-    on 64 cores, and takes 0.5 on one (2026-11-22). One is torchrun's own choice for several ranks;
-    OMP_NUM_THREADS overrides it.
+    The CPU has little to do between two steps, the next batch, and on all cores some operators wake a thread
+    on each: beside an H200, making and looking up 4,096 tokens took 5 to 15 ms of a 30 ms step on 64 cores,
+    and 0.5 ms on one (2026-11-22). torchrun itself sets one core for several ranks.
     """
     if device.type == "cuda" and "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)
 
 
-def usual_num_workers(environ: Mapping[str, str] = os.environ) -> int:
-    """Processes that load images for this rank where nobody said how many: one for each core of its share.
+def default_num_workers(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes load images for this rank by default: a core each, up to MAX_WORKERS.
 
-    At least one, and MOST_WORKERS at most. LOCAL_WORLD_SIZE is torchrun's, of the ranks on this machine.
+    The ranks on this machine, torchrun's LOCAL_WORLD_SIZE, share its cores.
     """
     ranks = max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
-    return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks))
+    return min(MAX_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def num_data_workers() -> int:
-    """Processes that load data for this rank now: once its first batch was fetched, those of the training.
+    """Count the processes that load data for this rank now. Call it after the first batch was fetched.
 
-    They are counted, as a workload of one's own need not take as many as it was asked to.
+    Counted, because a user's workload may start fewer than it was asked for.
     """
-    # torch's loaders start daemons; a pool of other work is none.
+    # torch's loaders start daemons, pools for other work do not.
     return sum(child.daemon for child in multiprocessing.active_children())

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT: a flag that the loop reads between steps, and a way out when it cannot read it.
+"""SIGTERM and SIGINT: a flag that the loop reads between steps, and a way out when it cannot.
 
 Python runs signal handlers in the main thread only, and not while that thread waits inside a collective, a
 device synchronisation or a compiler. So a second thread hears of the signal through the wakeup descriptor
-and, if the loop has not ended in time, ends the process itself, before those who asked lose their patience.
+and ends the process itself if the loop has not ended in time.
 """
 
 import os
@@ -16,15 +16,15 @@ from types import FrameType
 
 from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S
 
-#: How often the second thread looks whether a checkpoint is being written.
-_LOOK_S = 0.25
+#: How often the second thread checks whether a checkpoint is being written.
+_CHECK_S = 0.25
 
 
 class Interrupts:
     """Whether the process was asked to stop, and by which signal.
 
-    on_stuck is called from another thread if `done` has not been called `grace_s` seconds after a signal,
-    those spent in `saving` not counted; it must end the process.
+    If `done` has not been called `grace_s` seconds after a signal, without those spent in `saving`, another
+    thread calls `on_stuck` and ends the process.
     """
 
     def __init__(self, *, grace_s: float = DEFAULT_STOP_GRACE_S) -> None:
@@ -35,7 +35,7 @@ class Interrupts:
         self.on_stuck: Callable[[str], object] | None = None
 
     def install(self) -> None:
-        """Catch SIGTERM and SIGINT from now on. Call it in the main thread."""
+        """Catch SIGTERM and SIGINT from now on; call it in the main thread."""
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
@@ -50,12 +50,12 @@ class Interrupts:
 
     @property
     def message(self) -> str:
-        """Why the run ends, for the record."""
+        """Why the run ends, as its record says it."""
         return f"stopped by {signal.Signals(self._signal).name}" if self._signal else "stopped by a peer"
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A checkpoint is being written, or a peer's waited for: this takes long, and is not stuck."""
+        """Enter a context in which a checkpoint, ours or a peer's, is written: slow, and not stuck."""
         self._saving = True
         try:
             yield
@@ -63,7 +63,7 @@ class Interrupts:
             self._saving = False
 
     def done(self) -> None:
-        """The loop has ended: nothing needs to be forced any more."""
+        """Say that the loop has ended, so that nothing needs to be forced."""
         self._done.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -71,18 +71,17 @@ class Interrupts:
 
     def _watch(self, receiver: socket.socket) -> None:
         watched = {int(signal.SIGTERM), int(signal.SIGINT)}
-        while True:
+        caught: list[int] = []
+        while not caught:
             numbers = receiver.recv(64)
             if not numbers:
                 return
             caught = [number for number in numbers if number in watched]
-            if caught:
-                break
         self._signal = self._signal or caught[0]
         left_s = self._grace_s
         while left_s > 0:
             before = time.monotonic()
-            if self._done.wait(min(left_s, _LOOK_S)):
+            if self._done.wait(min(left_s, _CHECK_S)):
                 return
             if not self._saving:
                 left_s -= time.monotonic() - before

@@ -1,52 +1,46 @@
-"""What whoever starts the training says about its circumstances, through environment variables. No torch."""
+"""What the process that starts a training tells it through environment variables. No torch."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Seconds to end in where nobody says otherwise; under the 30 after which plain torchrun kills its workers.
+#: Seconds to end in by default; plain torchrun kills its workers after 30.
 DEFAULT_STOP_GRACE_S = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launched:
-    """Circumstances of this process.
+class LaunchSettings:
+    """How this process was started."""
 
-    attempt: least number of this attempt, from 1; attempts on new machines find no records of those before.
-    stop_grace_s: seconds that a rank may take to end after it was asked to.
-    fabric: of several nodes: `efa` where nothing else will do, `any` for whatever there is.
-    print_metrics: whether rank 0 prints a line for programs about once a second.
-    """
-
+    #: The least number of this attempt, from 1: on a new machine it finds no records of those before it.
     attempt: int = 1
-    stop_grace_s: float = DEFAULT_STOP_GRACE_S
-    fabric: str = "any"
-    print_metrics: bool = False
+    stop_grace_s: float = DEFAULT_STOP_GRACE_S  #: how long a rank may take to end after a signal
+    fabric: str = "any"  #: between nodes; `efa`: nothing else will do
+    print_metrics: bool = False  #: whether rank 0 prints a line for programs about once a second
 
 
-def read_launched(environment: Mapping[str, str]) -> Launched:
-    """The circumstances by FASTLAUNCH_ATTEMPT, FASTLAUNCH_STOP_GRACE_S, FASTLAUNCH_FABRIC (`efa` or `any`)
-    and FASTLAUNCH_PRINT_METRICS (1); empty is as if not set.
+def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
+    """Read FASTLAUNCH_ATTEMPT, _STOP_GRACE_S, _FABRIC (`efa` or `any`) and _PRINT_METRICS (1).
 
-    Raises RecipeError for a value that means nothing.
+    An empty variable counts as unset. Raises RecipeError for a value that means nothing.
     """
     attempt = environment.get("FASTLAUNCH_ATTEMPT") or "1"
     grace = environment.get("FASTLAUNCH_STOP_GRACE_S") or str(DEFAULT_STOP_GRACE_S)
-    return Launched(
+    return LaunchSettings(
         attempt=_attempt(attempt),
         stop_grace_s=_seconds(grace),
-        fabric=_one_of("FASTLAUNCH_FABRIC", environment, ("any", "efa")),
-        print_metrics=_one_of("FASTLAUNCH_PRINT_METRICS", environment, ("0", "1")) == "1",
+        fabric=_word("FASTLAUNCH_FABRIC", environment, ("any", "efa")),
+        print_metrics=_word("FASTLAUNCH_PRINT_METRICS", environment, ("0", "1")) == "1",
     )
 
 
-def _one_of(name: str, environment: Mapping[str, str], words: tuple[str, ...]) -> str:
-    """What the variable says; the first of `words` if that is nothing."""
+def _word(name: str, environment: Mapping[str, str], words: tuple[str, ...]) -> str:
+    """Return what the variable says; the first of `words` if it is unset."""
     text = environment.get(name) or words[0]
     if text not in words:
-        raise RecipeError(f"{name} is {text!r}, not {' or '.join(words)}", "unset it, or give one of them")
+        raise RecipeError(f"{name} is {text!r}, not {' or '.join(words)}", "unset it, or take one of these")
     return text
 
 

@@ -1,13 +1,13 @@
-"""`python -m fastlaunch_train.process.torchrun ARGUMENTS...`: torchrun, except in how it stops.
+"""`python -m fastlaunch_train.process.torchrun ARGUMENTS...`: torchrun that stops more patiently.
 
-Asked to stop by SIGTERM or SIGINT, torchrun asks its ranks and kills them 30 s later, in the midst of a
-checkpoint if need be. Here every such signal is passed on to the ranks, which end by themselves; they are
-killed only if one still runs FASTLAUNCH_STOP_GRACE_S and a little more after the first. Arguments and all
-else are torchrun's, and so is the exit code, 1 if a rank fails, except that 78 (the machines cannot do what
-was asked for) and 130 (asked to stop, on this node or another) are the ranks' own.
+On SIGTERM or SIGINT torchrun kills its ranks after 30 s, in the middle of a checkpoint if need be. Here every
+such signal is passed on to the ranks, which end by themselves; they are killed only if one still runs
+FASTLAUNCH_STOP_GRACE_S and a little more after the first signal. Arguments and all else are torchrun's. The
+exit code is too, 1 if a rank fails, except that the ranks' 78 (the machines cannot do it) and 130 (asked to
+stop, on this node or another) are passed on.
 
-It rests on two public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start` and `pids`
-(torch 1.9 to 2.13). Where they are missing torchrun's own behaviour stays, and a warning says so.
+This uses two public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start` and `pids`
+(torch 1.9 to 2.13). Where they are missing torchrun behaves as ever, and a warning says so.
 """
 
 import os
@@ -18,17 +18,17 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from fastlaunch_train.exit_codes import EXIT_CODES, EXIT_CONFIGURATION
-from fastlaunch_train.process.launch import Launched, read_launched
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.process.failures import EXIT_CODES, EXIT_CONFIGURATION
+from fastlaunch_train.process.launch import LaunchSettings, read_launch_settings
+from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Seconds more than a rank's own limit: of 90, so that the ranks are gone before `docker stop -t 100` kills.
+#: Added to a rank's own limit, which is 90 s under `docker stop -t 100`: the ranks must end before that.
 MARGIN_S = 5.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 class Ranks(Protocol):
-    """The ranks that the agent has started: what of torch's PContext is used."""
+    """The part of torch's PContext that is used: the ranks that the agent has started."""
 
     def pids(self) -> Mapping[int, int]:
         """Process ids by local rank."""
@@ -36,57 +36,57 @@ class Ranks(Protocol):
 
 
 class SignalRelay:
-    """Passes signals on to the ranks, and kills those that outlive the first one by `limit_s` seconds.
+    """Pass signals on to the ranks, and kill those that outlive the first signal by `limit_s` seconds.
 
-    Before there are ranks, and after they have ended, a signal ends this process.
+    Without ranks, before and after, a signal ends this process.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._ranks: Ranks | None = None
         self._starting = False
-        self._asked: int | None = None
+        self._signal: int | None = None
         self._is_limited = False
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT from now on. Call it in the main thread."""
+        """Catch SIGTERM and SIGINT from now on; call it in the main thread."""
         for number in _PASSED_ON:
             signal.signal(number, self.handle)
 
     def starting(self) -> None:
-        """Ranks are about to be started: a signal has to wait until their ids are known."""
-        if self._asked is not None:  # torchrun's restart of ranks that were asked to end
-            _leave(self._asked)
+        """Hold signals back while ranks are started, until their ids are known."""
+        if self._signal is not None:  # torchrun's restart of ranks that were asked to end
+            _leave(self._signal)
         self._starting = True
 
     def started(self, ranks: Ranks) -> None:
-        """These are the ranks from now on."""
+        """Pass signals on to these ranks from now on."""
         self._ranks, self._starting = ranks, False
-        if self._asked is not None:
-            self._ask(self._asked)
+        if self._signal is not None:
+            self._forward(self._signal)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handler of a signal."""
-        self._asked = self._asked or number
+        """Handle a signal."""
+        self._signal = self._signal or number
         if not self._starting:
-            self._ask(number)
+            self._forward(number)
 
-    def _ask(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         # The ranks alone, not their process groups: they need their data workers until the last step.
-        heard = [_sent(number, pid) for pid in self._pids()]
-        if not any(heard):
+        reached = [_send(number, pid) for pid in self._pids()]
+        if not any(reached):
             _leave(number)
         if not self._is_limited:
             self._is_limited = True
             # Not a thread: a signal handler must take no lock.
             signal.signal(signal.SIGALRM, self._kill)
             signal.setitimer(signal.ITIMER_REAL, self._limit_s)
-            _tell(f"{signal.Signals(number).name}: the ranks have {self._limit_s:g} s to end")
+            _report(f"{signal.Signals(number).name}: the ranks have {self._limit_s:g} s to end")
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
         for pid in self._pids():
-            if _sent(0, pid):
-                _tell(f"the rank with process id {pid} has not ended: killed")
+            if _send(0, pid):
+                _report(f"the rank with process id {pid} has not ended: killed")
                 with suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
 
@@ -95,32 +95,32 @@ class SignalRelay:
 
 
 def attach(relay: SignalRelay, api: Any) -> str | None:
-    """Tell `relay` of all ranks started through the module `api`; what it lacks for that, None if nothing."""
+    """Have `relay` follow all ranks started through the module `api`; return what that lacks, if anything."""
     context = getattr(api, "PContext", None)
     missing = [name for name in ("start", "pids") if not callable(getattr(context, name, None))]
     if context is None or missing:
         return "there is no " + (f"PContext.{missing[0]}" if context else "PContext")
     start = context.start
 
-    def start_and_tell(ranks: Any) -> None:
+    def start_and_follow(ranks: Any) -> None:
         relay.starting()
         start(ranks)
         relay.listen()  # torch has just taken the signals for itself
         relay.started(ranks)
 
-    context.start = start_and_tell
-    # What torch takes them with until then: a signal in between would leave ranks behind.
+    context.start = start_and_follow
+    # torch's own handler until then: a signal in between would leave ranks behind.
     if hasattr(api, "_terminate_process_handler"):
         api._terminate_process_handler = relay.handle
     return None
 
 
 def main(arguments: list[str]) -> None:
-    """Run torchrun with `arguments`; ends as it does, or with 2 if the environment means nothing."""
+    """Run torchrun with `arguments` and end as it does, or with 2 for a senseless environment."""
     try:
-        launched = read_launched(os.environ)
+        launched = read_launch_settings(os.environ)
     except RecipeError as error:
-        _tell(f"error: {error.message}\n  {error.hint}")
+        _report(f"error: {error.message}\n  {error.hint}")
         raise SystemExit(2) from None
     relay = SignalRelay(launched.stop_grace_s + MARGIN_S)
     # Before torch is imported, which takes a second: to process 1 of a container a signal would be lost.
@@ -136,16 +136,16 @@ def main(arguments: list[str]) -> None:
     try:
         run.main(arguments)
     except ChildFailedError as error:
-        code = own_code([failure.exitcode for failure in error.failures.values()])
+        code = exit_code_of([failure.exitcode for failure in error.failures.values()])
         if code is None:
             raise
         raise SystemExit(code) from None
 
 
-def own_code(codes: Sequence[int]) -> int | None:
-    """The exit code that says more than that a rank failed, by the exit codes of all; None if none does.
+def exit_code_of(codes: Sequence[int]) -> int | None:
+    """Return the exit code of a rank that says more than `failed`; None if none does.
 
-    Negative: killed by that signal, as the ranks are that torchrun ends after the first.
+    A negative code is a signal: torchrun kills the other ranks after the first has failed.
     """
     if EXIT_CONFIGURATION in codes:
         return EXIT_CONFIGURATION
@@ -153,14 +153,14 @@ def own_code(codes: Sequence[int]) -> int | None:
     return interrupted if interrupted in codes and all(c == interrupted or c < 0 for c in codes) else None
 
 
-def _fall_back(launched: Launched, problem: str) -> None:
+def _fall_back(launched: LaunchSettings, problem: str) -> None:
     import torch
 
-    # Newer releases take their patience from here.
+    # Newer releases read how long to wait from here.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(round(launched.stop_grace_s + MARGIN_S)))
-    _tell(
-        f"warning: torch {torch.__version__}: {problem}, so that torchrun stops in its own way: it may kill "
-        "its ranks 30 s after a signal, in the midst of a checkpoint"
+    _report(
+        f"warning: torch {torch.__version__}: {problem}, so torchrun stops in its own way and may kill its "
+        "ranks 30 s after a signal, in the middle of a checkpoint"
     )
 
 
@@ -168,7 +168,7 @@ def _leave(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _sent(number: int, pid: int) -> bool:
+def _send(number: int, pid: int) -> bool:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -176,8 +176,8 @@ def _sent(number: int, pid: int) -> bool:
     return True
 
 
-def _tell(text: str) -> None:
-    # A signal can come in the midst of a print, which may not be entered twice.
+def _report(text: str) -> None:
+    # A signal can interrupt a print, which may not be entered twice.
     os.write(2, f"{text}\n".encode())
 
 

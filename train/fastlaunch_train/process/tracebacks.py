@@ -1,7 +1,7 @@
-"""The full traceback of a rank that failed, in a file of its own beside its record.
+"""The full traceback of a failed rank, in a file of its own beside its record.
 
-A log holds the last words of all ranks in each other's midst, and may be cut. A crash in native code leaves
-no exception: Python's fault handler writes where every thread stood.
+A log mixes the last lines of all ranks, and may be cut. A crash in native code raises no exception: Python's
+fault handler writes where every thread was.
 """
 
 import faulthandler
@@ -13,12 +13,12 @@ from typing import TextIO
 
 
 def traceback_path(directory: Path, *, rank: int, attempt: int) -> Path:
-    """Where rank `rank` of attempt `attempt` (from 1) leaves its traceback, if it fails."""
+    """Return where a rank that fails writes its traceback; attempts count from 1."""
     return directory / f"traceback-rank-{rank:05d}-attempt-{attempt}.txt"
 
 
 def leave_traceback(directory: Path, attempt: int, error: BaseException) -> None:
-    """Write the traceback of a rank that failed before it had a record. By torchrun's variable RANK."""
+    """Write the traceback of a rank, torchrun's RANK, that failed before it had a record."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         file = TracebackFile(
@@ -29,18 +29,18 @@ def leave_traceback(directory: Path, attempt: int, error: BaseException) -> None
 
 
 class TracebackFile:
-    """Takes what ends a rank. There is no file left of one that ended well."""
+    """Write what ends a rank; a rank that ends well leaves no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: TextIO | None = None
-        # A disk that takes no file takes no record either, which is told elsewhere.
+        # A disk that takes no file takes no record either, and that is reported.
         with suppress(OSError):
             self._file = path.open("w", encoding="utf-8", errors="replace")
             faulthandler.enable(file=self._file, all_threads=True)
 
     def write(self, error: BaseException) -> None:
-        """Write the error's traceback, with those of its causes."""
+        """Write the error's traceback and its causes'."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
@@ -48,7 +48,7 @@ class TracebackFile:
                 os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file, and remove it if it is empty. The fault handler writes to stderr from here on."""
+        """Close the file, remove it if it is empty, and have the fault handler write to stderr."""
         if self._file is None:
             return
         faulthandler.enable(all_threads=True)

@@ -1,129 +1,24 @@
-"""How to train, as data: a `Recipe` is complete and reproducible from its name and its overrides.
-
-No torch here: the launcher imports this module to list, check and label recipes.
-"""
+"""The recipes by name, and overrides. A recipe is reproducible from its name and its overrides. No torch."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from fastlaunch_train.recipes.rules import AMAX_HISTORY, CHOICES, ZERO_STAGES, Problem, recipe_problem
-
-# The launcher reads these here.
-from fastlaunch_train.recipes.rules import forward_only_problem as forward_only_problem
-from fastlaunch_train.recipes.rules import optimizer_problem as optimizer_problem
-from fastlaunch_train.recipes.rules import steps_problem as steps_problem
-
-#: Counts changes to the meaning of a recipe's fields; it is written to every record. 2: `blocks=native` was
-#: called `timm`, and the fields from `fp8_format` to `loop` that 1 had not. 3: `overlap_comm`; before it
-#: zero1 and zero2 did not overlap, and DeepSpeed's buckets had 500 million gradients.
-RECIPE_SCHEMA = 3
+from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError, refuse
+from fastlaunch_train.recipes.rules import recipe_problem
 
 
-class RecipeError(ValueError):
-    """A recipe that does not exist or contradicts itself; `hint` says what would do."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-def refuse(problem: Problem | None, of: str) -> None:
-    """Raises RecipeError for what a rule found wrong, if it did. of: what is refused, in words."""
-    if problem is not None:
-        message, hint = problem
-        raise RecipeError(f"{of}: {message}", hint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """One way to train a model; which model, on which data, is the workload's business.
-
-    precision: of matrix products. `fp32` keeps full fp32, `tf32` allows TF32, `bf16` and `fp16` autocast
-        (fp16 with loss scaling), `fp8` is bf16 autocast with products of the blocks in FP8.
-    blocks: `native` as the model was built, `te` with its transformer blocks replaced by Transformer Engine's
-        that compute the same, `te-article` by Transformer Engine's with its own defaults, as an article of
-        November 2023 had them: they attend across the batch, and train another model.
-    fp8_scaling: how FP8 scale factors are found; `none` unless precision is `fp8`. `tensorwise` and `rowwise`
-        are torchao's, in native blocks; the others are Transformer Engine's.
-    fp8_format: `hybrid` is E4M3 forward and E5M2 for gradients. fp8_blocks: which of the model's blocks
-        compute in FP8: `all`, or a Python slice such as `1:-1`. amax_history: steps whose largest value gives
-        the scale, of delayed scaling.
-    pointwise: how the model computes pointwise functions that it writes out in several operations: as
-        `written`, `scripted` by torch.jit.script, or by torch's own single operator (`library`).
-    engine: what runs the model: `torch`, or `ort` for ONNX Runtime's ORTModule.
-    compile_scope: `block` compiles each transformer block, `model` the whole model, `wrapped` the model with
-        its data-parallel wrapper.
-    parallelism: `ddp`, `fsdp2` (torch's fully_shard), `zero1` to `zero3` (DeepSpeed).
-    ddp_bucket_mb: size of DDP's gradient buckets. 160 MB holds two ViT-Huge blocks' fp32 gradients.
-    overlap_comm: whether DeepSpeed exchanges gradients while it computes others, as DDP and FSDP2 always do.
-    wire_dtype: of gradients on their way between ranks.
-    grad_accumulation: micro-batches per optimizer step; the batch of a rank is split into as many.
-    activation_checkpointing: `block` keeps a block's input alone and computes the rest again in backward.
-    optimizer, learning_rate: `workload` and None take the workload's own.
-    optimizer_impl: `auto` leaves the choice to torch. set_to_none: gradients are freed, not zeroed.
-    parameter_dtype: `bf16` holds and updates weights in bf16, `bf16-master` computes with bf16 weights and
-        updates fp32 masters.
-    deterministic: torch's deterministic algorithms.
-    loop: who calls the steps: `ours`, or the Trainer of `lightning` or of `transformers`.
-    """
-
-    name: str
-    description: str
-    precision: str = "bf16"
-    blocks: str = "native"
-    fp8_scaling: str = "none"
-    fp8_format: str = "hybrid"
-    fp8_blocks: str = "all"
-    amax_history: int = AMAX_HISTORY
-    pointwise: str = "written"
-    engine: str = "torch"
-    compile_mode: str = "none"
-    compile_backend: str = "inductor"
-    compile_scope: str = "block"
-    parallelism: str = "ddp"
-    ddp_bucket_mb: int = 160
-    overlap_comm: bool = True
-    wire_dtype: str = "fp32"
-    grad_accumulation: int = 1
-    activation_checkpointing: str = "none"
-    optimizer: str = "workload"
-    optimizer_impl: str = "auto"
-    set_to_none: bool = True
-    parameter_dtype: str = "fp32"
-    deterministic: bool = False
-    loop: str = "ours"
-    learning_rate: float | None = None
-    overrides: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        refuse(recipe_problem(self), f"recipe {self.name}")
-
-    @classmethod
-    def from_record(cls, data: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `to_record` wrote, in this version or in one before it."""
-        values = {key: value for key, value in data.items() if key not in ("label", "schema")}
-        if data.get("schema", 1) < 2 and values.get("blocks") == "timm":
-            values["blocks"] = "native"
-        if data.get("schema", 1) < 3:
-            values["overlap_comm"] = data.get("parallelism") not in ("zero1", "zero2")
-        values["overrides"] = tuple(dict(values["overrides"]).items())
-        return cls(**values)
-
-    @property
-    def label(self) -> str:
-        """Name and overrides, as tables show them and as runs are pooled: `bf16 optimizer_impl=fused`."""
-        return " ".join([self.name, *(f"{field}={value}" for field, value in self.overrides)])
-
-    def to_record(self) -> dict[str, Any]:
-        """Every resolved field, as the record header holds it."""
-        resolved = asdict(self)
-        resolved["overrides"] = dict(self.overrides)
-        resolved["label"] = self.label
-        resolved["schema"] = RECIPE_SCHEMA
-        return resolved
+def _te_fp8(name: str, scaling: str, description: str, fp8_format: str = "hybrid") -> Recipe:
+    return Recipe(
+        name=name,
+        description=f"Transformer Engine blocks in {description}",
+        precision="fp8",
+        fp8_scaling=scaling,
+        fp8_format=fp8_format,
+        blocks="te",
+        optimizer_impl="fused",
+    )
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -134,9 +29,7 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(name="bf16", description="bf16 autocast, eager: the reference of the published experiments"),
         Recipe(name="fp16", description="fp16 autocast with dynamic loss scaling", precision="fp16"),
         Recipe(
-            name="compile",
-            description="bf16 autocast, torch.compile of each block",
-            compile_mode="default",
+            name="compile", description="bf16 autocast, torch.compile of each block", compile_mode="default"
         ),
         Recipe(
             name="compile-model",
@@ -163,41 +56,15 @@ RECIPES: Mapping[str, Recipe] = {
             blocks="te",
             optimizer_impl="fused",
         ),
-        Recipe(
-            name="te-fp8",
-            description="Transformer Engine blocks in FP8, delayed scaling (Ada, Hopper, Blackwell)",
-            precision="fp8",
-            fp8_scaling="delayed",
-            blocks="te",
-            optimizer_impl="fused",
+        _te_fp8("te-fp8", "delayed", "FP8, delayed scaling (Ada, Hopper, Blackwell)"),
+        _te_fp8("te-fp8-current", "current", "FP8, scaled by each tensor's own maximum"),
+        _te_fp8(
+            "te-fp8-block",
+            "block",
+            "FP8, a scale for each 128 values (Hopper; emulated on Blackwell)",
+            "e4m3",
         ),
-        Recipe(
-            name="te-fp8-current",
-            description="Transformer Engine blocks in FP8, scaled by each tensor's own maximum",
-            precision="fp8",
-            fp8_scaling="current",
-            blocks="te",
-            optimizer_impl="fused",
-        ),
-        Recipe(
-            name="te-fp8-block",
-            description="Transformer Engine blocks in FP8, a scale for each 128 values (Hopper; emulated on "
-            "Blackwell)",
-            precision="fp8",
-            fp8_scaling="block",
-            fp8_format="e4m3",
-            blocks="te",
-            optimizer_impl="fused",
-        ),
-        Recipe(
-            name="te-mxfp8",
-            description="Transformer Engine blocks in MXFP8, a scale for each 32 values (Blackwell)",
-            precision="fp8",
-            fp8_scaling="mxfp8",
-            fp8_format="e4m3",
-            blocks="te",
-            optimizer_impl="fused",
-        ),
+        _te_fp8("te-mxfp8", "mxfp8", "MXFP8, a scale for each 32 values (Blackwell)", "e4m3"),
         Recipe(
             name="te-article",
             description="NOT equivalent: Transformer Engine's defaults, which attend across the batch",
@@ -277,16 +144,12 @@ RECIPES: Mapping[str, Recipe] = {
 OVERRIDABLE = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "description", "overrides"))
 
 
-def choices_of(field: str) -> tuple[str, ...]:
-    """The values that a recipe's field may have; empty where it is a number or free text."""
-    return CHOICES.get(field, ())
-
-
 def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe `name` with `field=value` overrides applied in order.
+    """Return the recipe `name` with `field=value` overrides, applied in order.
 
-    An override that changes nothing is dropped, so that equal recipes carry equal labels; the rest are
-    sorted. Raises RecipeError for an unknown recipe, field or value, naming the nearest ones.
+    Overrides that change nothing are dropped and the rest sorted, so that equal recipes have equal labels.
+    Raises RecipeError for an unknown recipe, field or value, naming the nearest, and for a recipe that breaks
+    a rule.
     """
     if name not in RECIPES:
         raise RecipeError(f"unknown recipe {name!r}", _suggest(name, RECIPES))
@@ -303,9 +166,11 @@ def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
             raise RecipeError(f"a recipe has no field {field!r}", _suggest(field, OVERRIDABLE))
         values[field] = _parse(field, text.strip())
     changed = {field: value for field, value in sorted(values.items()) if value != getattr(base, field)}
-    return replace(
+    recipe = replace(
         base, **changed, overrides=tuple((field, _text(value)) for field, value in changed.items())
     )
+    refuse(recipe_problem(recipe), f"recipe {recipe.name}")
+    return recipe
 
 
 def _parse(field: str, text: str) -> str | int | float | bool | None:

@@ -1,41 +1,12 @@
-"""Which recipes a machine can run: what each needs of hardware and software, and which runs instead."""
+"""What each recipe needs of hardware and software: one table, for this machine and for one to be rented."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fastlaunch_train.models.te_fp8 import TE_RELEASES
-from fastlaunch_train.recipes.recipes import Recipe
-from fastlaunch_train.recipes.rules import TE_SCALINGS, TORCHAO_SCALINGS, ZERO_STAGES
-
-#: FP8 matrix units: Ada (8.9), Hopper, Blackwell. TF32, and Transformer Engine: Ampere (8.0).
-FP8_CAPABILITY = (8, 9)
-TF32_CAPABILITY = (8, 0)
-#: What triton, which inductor writes its GPU kernels in, supports.
-TRITON_CAPABILITY = (7, 0)
-#: What inductor compiles bf16 for. On less it warns, and runs eagerly what it was to compile (torch 2.13, in
-#: `_inductor.compile_fx._check_triton_bf16_support`).
-COMPILED_BF16_CAPABILITY = (8, 0)
-#: Of products scaled in blocks of 128 values, and by rows: Hopper. (Transformer Engine's support matrix.)
-SCALED_CAPABILITY = (9, 0)
-BLOCK_SCALING_CUDA = (12, 9)
-#: Blackwell computes products scaled in blocks of 128 by way of MXFP8, since this release.
-BLOCKS_ON_BLACKWELL, BLOCKS_ON_BLACKWELL_RELEASE = (10, 0), (2, 9)
-#: Blackwell of data centers; that of workstations, from 12.0 on, lacks some of the products.
-MXFP8_CAPABILITY = (10, 0)
-NO_MXFP8_CAPABILITY = (12, 0)
+from fastlaunch_train.recipes.recipe import TE_SCALINGS, TORCHAO_SCALINGS, ZERO_STAGES, Recipe
 
 Version = tuple[int, ...]
-
-#: The oldest torch with `Module.compile`, with `fully_shard` where it is imported from here, with fp16
-#: autocast and loss scaling on a CPU, and with fused SGD and AdamW on every device.
-COMPILE_TORCH = (2, 2)
-FSDP2_TORCH = (2, 6)
-#: On a CPU 2.6 fails in the first pass (its streams record no events), and 2.9 is the next that was tried.
-FSDP2_CPU_TORCH = (2, 9)
-CPU_FP16_TORCH = (2, 3)
-FUSED_TORCH = (2, 4)
-#: The oldest torchao whose float8 configurations go by name.
-TORCHAO_RELEASE = (0, 9)
 
 #: Which extra of this package installs what.
 EXTRAS = {
@@ -45,161 +16,262 @@ EXTRAS = {
     "lightning": "lightning",
     "transformers": "train",
     "accelerate": "train",
+    "torch_ort": "ort",
 }
+#: First compute capability with units for bf16.
+BF16_CAPABILITY = (8, 0)
+#: The oldest torchao whose float8 configurations go by name.
+TORCHAO_RELEASE = (0, 9)
+
+_GENERATIONS: Mapping[Version, str] = {
+    (7, 0): "Volta",
+    (8, 0): "Ampere",
+    (8, 9): "Ada",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell",
+}
+_TE_BLOCKS = ("te", "te-article")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What decides which recipes run here.
-
-    compute_capability: of the GPU; None without one. cuda: that torch was built with. The rest are functions
-    because finding out takes time: version_of a distribution, None if it is not installed; the problems say
-    why a thing cannot be used, and are None if it can; scaling_problem is Transformer Engine's own word on
-    one of its FP8 scalings.
-    """
-
-    device_type: str
-    compute_capability: tuple[int, int] | None
-    cuda: Version | None
-    version_of: Callable[[str], Version | None]
-    transformer_engine_problem: Callable[[], str | None]
-    scaling_problem: Callable[[str], str | None]
-    ort_problem: Callable[[], str | None]
-    inductor_problem: Callable[[], str | None]
-    compile_backends: Callable[[], list[str]]
-
-
-def missing_part(recipe: Recipe, machine: Machine) -> str | None:
-    """What `recipe` needs and `machine` has not; None if it can run."""
-    for needs in (_gpu, _release, _transformer_engine, _torchao, _compile, _engine, _parallelism, _loop):
-        for missing in needs(recipe, machine):
-            return missing
+def _nothing(_: str) -> str | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What decides which recipes run on a machine. A version of () is unknown and taken to suffice."""
+
+    #: Of the GPU; None without one.
+    compute_capability: Version | None
+    #: The GPU in words.
+    gpu: str = "this GPU"
+    #: That torch was built with; None without.
+    cuda: Version | None = ()
+    #: Of an installed package, by the name it is imported by; None if it is not installed.
+    version_of: Callable[[str], Version | None] = lambda _: ()
+    #: Why a package cannot be used; None if it can. This and what follows may take time to find out.
+    package_problem: Callable[[str], str | None] = _nothing
+    #: Why Transformer Engine refuses one of its FP8 scalings on this GPU; None if it does not.
+    scaling_problem: Callable[[str], str | None] = _nothing
+    #: Why torch.compile cannot use a backend; None if it can.
+    compile_problem: Callable[[str], str | None] = _nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """What recipes with certain values of their fields need of a machine."""
+
+    #: Field -> its values that need it. All fields have to match.
+    fields: Mapping[str, tuple[str, ...]]
+
+    def is_of(self, recipe: Recipe) -> bool:
+        """Whether the recipe needs it."""
+        return all(getattr(recipe, field) in values for field, values in self.fields.items())
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        """Return what the machine lacks, in words; None if nothing."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuRequirement(Requirement):
+    """A GPU of a compute capability."""
+
+    what: str
+    least: Version
+    #: First compute capability that no longer does it.
+    below: Version = ()
+    #: Whether it works without a GPU too.
+    runs_on_cpu: bool = False
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        capability = machine.compute_capability
+        if capability is None:
+            return None if self.runs_on_cpu else f"{self.what} needs an NVIDIA GPU, and there is none"
+        if not capability:
+            return None
+        if capability < self.least:
+            return (
+                f"{self.what} needs compute capability {dotted(self.least)} ({_GENERATIONS[self.least]}), "
+                f"and {machine.gpu} has {dotted(capability)}"
+            )
+        if self.below and capability >= self.below:
+            return (
+                f"{self.what} lacks some of its products from compute capability {dotted(self.below)} on, "
+                f"and {machine.gpu} has {dotted(capability)}"
+            )
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaRequirement(Requirement):
+    """A torch that was built with a release of CUDA."""
+
+    what: str
+    least: Version
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        if not machine.cuda or machine.cuda >= self.least:
+            return None
+        return f"{self.what} needs CUDA {dotted(self.least)}, and torch has {dotted(machine.cuda)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageRequirement(Requirement):
+    """A package, in a release or a later one."""
+
+    package: str
+    least: Version = ()
+    what: str = ""
+    #: Only without a GPU.
+    only_on_cpu: bool = False
+    #: Only from this compute capability on.
+    from_capability: Version = ()
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        capability = machine.compute_capability
+        if (self.only_on_cpu and capability is not None) or (capability or ()) < self.from_capability:
+            return None
+        if problem := machine.package_problem(self.package):
+            return problem
+        version = machine.version_of(self.package)
+        if version is not None and (not version or version >= self.least):
+            return None
+        what = self.what or " and ".join(f"{field} {getattr(recipe, field)}" for field in self.fields)
+        extra = f" (pip install 'fastlaunch[{EXTRAS[self.package]}]')" if self.package in EXTRAS else ""
+        if version is None:
+            return f"{what} needs {self.package}, which is not installed{extra}"
+        return f"{what} needs {self.package} {dotted(self.least)}, and {dotted(version)} is installed{extra}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRequirement(Requirement):
+    """Transformer Engine's own consent to a scaling of FP8."""
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        problem = machine.scaling_problem(recipe.fp8_scaling)
+        return problem and f"Transformer Engine refuses fp8_scaling {recipe.fp8_scaling}: {problem}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerRequirement(Requirement):
+    """A backend of torch.compile that works."""
+
+    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+        return machine.compile_problem(recipe.compile_backend)
+
+
+_COMPILED = {"compile_mode": ("default", "reduce-overhead", "max-autotune")}
+_INDUCTOR = {**_COMPILED, "compile_backend": ("inductor",)}
+#: In the order in which they are looked at: the GPU first, then releases, then what takes time to find out.
+REQUIREMENTS: tuple[Requirement, ...] = (
+    # Matrix units. torchao's products are emulated on a CPU: nothing to time, but to see what they compute.
+    # Data centers' Blackwell has MXFP8; that of workstations, from 12.0 on, lacks some of the products.
+    GpuRequirement(fields={"fp8_scaling": ("mxfp8",)}, what="MXFP8", least=(10, 0), below=(12, 0)),
+    # Products scaled by blocks of 128 values, and by rows: Transformer Engine's support matrix.
+    GpuRequirement(fields={"fp8_scaling": ("block",)}, what="FP8 block scaling", least=(9, 0)),
+    GpuRequirement(
+        fields={"fp8_scaling": ("rowwise",)}, what="FP8 scaled by rows", least=(9, 0), runs_on_cpu=True
+    ),
+    GpuRequirement(fields={"fp8_scaling": ("delayed", "current")}, what="FP8", least=(8, 9)),
+    GpuRequirement(fields={"fp8_scaling": ("tensorwise",)}, what="FP8", least=(8, 9), runs_on_cpu=True),
+    GpuRequirement(fields={"blocks": _TE_BLOCKS}, what="Transformer Engine", least=(8, 0)),
+    GpuRequirement(fields={"precision": ("tf32",)}, what="TF32", least=(8, 0)),
+    # triton, which inductor writes its kernels in, supports 7.0 and up. Below 8.0 inductor warns, and runs
+    # eagerly what it was to compile in bf16 (torch 2.13, _inductor.compile_fx._check_triton_bf16_support).
+    GpuRequirement(fields=_INDUCTOR, what="torch.compile", least=(7, 0), runs_on_cpu=True),
+    GpuRequirement(
+        fields={**_INDUCTOR, "precision": ("bf16", "fp8")},
+        what="torch.compile of bf16",
+        least=BF16_CAPABILITY,
+        runs_on_cpu=True,
+    ),
+    CudaRequirement(fields={"fp8_scaling": ("block",)}, what="FP8 block scaling", least=(12, 9)),
+    # torch, which is old where ORTModule is: Module.compile; fp16 autocast and loss scaling on a CPU; fused
+    # SGD and AdamW on every device; fully_shard where we import it from. On a CPU fully_shard fails in 2.6
+    # (its streams record no events); 2.9 is the next that was tried.
+    PackageRequirement(
+        fields={"precision": ("fp16",)},
+        package="torch",
+        least=(2, 3),
+        what="fp16 on a CPU",
+        only_on_cpu=True,
+    ),
+    PackageRequirement(fields={"optimizer_impl": ("fused",)}, package="torch", least=(2, 4)),
+    PackageRequirement(fields=_COMPILED, package="torch", least=(2, 2), what="torch.compile"),
+    PackageRequirement(fields={"parallelism": ("fsdp2",)}, package="torch", least=(2, 6), what="fully_shard"),
+    PackageRequirement(
+        fields={"parallelism": ("fsdp2",)},
+        package="torch",
+        least=(2, 9),
+        what="fully_shard on a CPU",
+        only_on_cpu=True,
+    ),
+    # Transformer Engine's releases, by its release notes.
+    PackageRequirement(fields={"blocks": _TE_BLOCKS}, package="transformer_engine", least=(2, 0)),
+    PackageRequirement(fields={"fp8_scaling": ("current",)}, package="transformer_engine", least=(2, 2)),
+    PackageRequirement(fields={"fp8_scaling": ("block",)}, package="transformer_engine", least=(2, 3)),
+    # Blackwell computes products scaled by blocks of 128 by way of MXFP8, since this release.
+    PackageRequirement(
+        fields={"fp8_scaling": ("block",)},
+        package="transformer_engine",
+        least=(2, 9),
+        what="fp8_scaling block on Blackwell",
+        from_capability=(10, 0),
+    ),
+    ScalingRequirement(fields={"fp8_scaling": TE_SCALINGS}),
+    PackageRequirement(fields={"fp8_scaling": TORCHAO_SCALINGS}, package="torchao", least=TORCHAO_RELEASE),
+    CompilerRequirement(fields=_COMPILED),
+    PackageRequirement(fields={"engine": ("ort",)}, package="torch_ort"),
+    PackageRequirement(fields={"parallelism": ZERO_STAGES}, package="deepspeed"),
+    PackageRequirement(fields={"loop": ("lightning",)}, package="lightning"),
+    PackageRequirement(fields={"loop": ("transformers",)}, package="transformers"),
+    PackageRequirement(fields={"loop": ("transformers",)}, package="accelerate"),
+)
+
+
+def missing_part(recipe: Recipe, machine: Capabilities) -> str | None:
+    """Return what `recipe` needs and `machine` lacks, in words; None if the recipe can run."""
+    return next(filter(None, (one.missing(recipe, machine) for one in requirements_of(recipe))), None)
+
+
+def can_stand_in(recipe: Recipe, machine: Capabilities) -> bool:
+    """Return whether `recipe` runs on `machine` and is worth proposing: FP8 on a CPU is only emulated."""
+    if recipe.precision == "fp8" and machine.compute_capability is None:
+        return False
+    return missing_part(recipe, machine) is None
+
+
+def requirements_of(recipe: Recipe) -> Iterator[Requirement]:
+    """Yield the rows of the table that hold for `recipe`, in order."""
+    return (row for row in REQUIREMENTS if row.is_of(recipe))
+
+
+def needed_packages(recipe: Recipe) -> tuple[str, ...]:
+    """Return what `recipe` needs beside torch, by the names that are imported."""
+    packages = (row.package for row in requirements_of(recipe) if isinstance(row, PackageRequirement))
+    return tuple(dict.fromkeys(package for package in packages if package != "torch"))
+
+
+def bf16_emulation(recipe: Recipe, machine: Capabilities) -> str | None:
+    """Return a warning where `recipe` computes in bf16 and the GPU has no units for it; else None."""
+    # torch says nothing of it: its is_bf16_supported() counts emulation in.
+    capability = machine.compute_capability
+    if recipe.precision != "bf16" or not capability or capability >= BF16_CAPABILITY:
+        return None
+    return (
+        f"recipe {recipe.label}: {machine.gpu} emulates bf16 with compute capability {dotted(capability)}. "
+        f"GPUs compute in bf16 from {dotted(BF16_CAPABILITY)} on, so the figures say nothing about them. The "
+        "nearest recipe that this GPU has units for is fp16"
+    )
+
+
 def dotted(version: Version) -> str:
-    """`9.15.1` of (9, 15, 1)."""
+    """Return `9.15.1` for (9, 15, 1)."""
     return ".".join(map(str, version))
 
 
-def _gpu(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    """What the recipe's products and blocks need of the GPU."""
-    if recipe.fp8_scaling == "mxfp8":
-        yield from _capability("MXFP8", MXFP8_CAPABILITY, machine, "Blackwell")
-        if machine.compute_capability is not None and machine.compute_capability >= NO_MXFP8_CAPABILITY:
-            yield f"MXFP8 has not all its products on compute capability {dotted(NO_MXFP8_CAPABILITY)} and up"
-    elif recipe.fp8_scaling == "block":
-        yield from _capability("FP8 block scaling", SCALED_CAPABILITY, machine, "Hopper")
-        if machine.cuda is not None and machine.cuda < BLOCK_SCALING_CUDA:
-            yield (
-                f"FP8 block scaling needs a torch built with CUDA {dotted(BLOCK_SCALING_CUDA)}, "
-                f"and this one has {dotted(machine.cuda)}"
-            )
-    elif recipe.fp8_scaling in TE_SCALINGS:
-        yield from _capability("FP8", FP8_CAPABILITY, machine, "Ada")
-    elif recipe.fp8_scaling == "rowwise" and machine.compute_capability is not None:
-        # On a CPU torchao's products are emulated: nothing to time, but what they compute can be seen.
-        yield from _capability("FP8 scaled by rows", SCALED_CAPABILITY, machine, "Hopper")
-    elif recipe.fp8_scaling == "tensorwise" and machine.compute_capability is not None:
-        yield from _capability("FP8", FP8_CAPABILITY, machine, "Ada")
-    elif recipe.blocks != "native":
-        yield from _capability("Transformer Engine", TF32_CAPABILITY, machine, "Ampere")
-    if recipe.precision == "tf32":
-        yield from _capability("TF32", TF32_CAPABILITY, machine, "Ampere")
-
-
-def _release(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    """What plain recipes need of torch, which may be old where ORTModule is."""
-    if recipe.precision == "fp16" and machine.compute_capability is None:
-        yield from _torch("fp16 on a CPU", CPU_FP16_TORCH, machine)
-    if recipe.optimizer_impl == "fused":
-        yield from _torch("optimizer_impl fused", FUSED_TORCH, machine)
-
-
-def _capability(what: str, needed: tuple[int, int], machine: Machine, name: str) -> Iterator[str]:
-    found = machine.compute_capability
-    if found is None:
-        yield f"{what} needs an NVIDIA GPU, and there is none here"
-    elif found < needed:
-        yield f"{what} needs compute capability {dotted(needed)} ({name}), and this GPU has {dotted(found)}"
-
-
-def _transformer_engine(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    if recipe.blocks == "native":
-        return
-    problem = machine.transformer_engine_problem()
-    if problem is not None:
-        yield problem
-    if recipe.fp8_scaling not in TE_SCALINGS:
-        return
-    needed, found = TE_RELEASES[recipe.fp8_scaling], machine.version_of("transformer_engine")
-    there = ""
-    if recipe.fp8_scaling == "block" and (machine.compute_capability or ()) >= BLOCKS_ON_BLACKWELL:
-        needed, there = BLOCKS_ON_BLACKWELL_RELEASE, " on Blackwell"
-    if found is not None and found < needed:
-        yield (
-            f"fp8_scaling {recipe.fp8_scaling}{there} needs Transformer Engine {dotted(needed)}, "
-            f"and {dotted(found)} is installed"
-        )
-    problem = machine.scaling_problem(recipe.fp8_scaling)
-    if problem is not None:
-        yield f"Transformer Engine refuses fp8_scaling {recipe.fp8_scaling}: {problem}"
-
-
-def _torchao(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    if recipe.fp8_scaling in TORCHAO_SCALINGS:
-        yield from _package(f"fp8_scaling {recipe.fp8_scaling}", "torchao", machine, TORCHAO_RELEASE)
-
-
-def _compile(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    if recipe.compile_mode == "none":
-        return
-    yield from _torch("torch.compile", COMPILE_TORCH, machine)
-    if recipe.compile_backend == "inductor":
-        if machine.compute_capability is not None:
-            yield from _capability("torch.compile", TRITON_CAPABILITY, machine, "Volta")
-            if recipe.precision in ("bf16", "fp8"):
-                yield from _capability("torch.compile of bf16", COMPILED_BF16_CAPABILITY, machine, "Ampere")
-        problem = machine.inductor_problem()
-        if problem is not None:
-            yield problem
-        return
-    known = machine.compile_backends()
-    if recipe.compile_backend not in known:
-        yield f"torch.compile has no backend {recipe.compile_backend!r} here (known: {', '.join(known)})"
-
-
-def _engine(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    problem = machine.ort_problem() if recipe.engine == "ort" else None
-    if problem is not None:
-        yield problem
-
-
-def _parallelism(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    if recipe.parallelism == "fsdp2":
-        yield from _torch("fully_shard", FSDP2_TORCH, machine)
-        if machine.compute_capability is None:
-            yield from _torch("fully_shard on a CPU", FSDP2_CPU_TORCH, machine)
-    if recipe.parallelism in ZERO_STAGES:
-        yield from _package(f"parallelism {recipe.parallelism}", "deepspeed", machine)
-
-
-def _loop(recipe: Recipe, machine: Machine) -> Iterator[str]:
-    packages = {"ours": (), "lightning": ("lightning",), "transformers": ("transformers", "accelerate")}
-    for package in packages[recipe.loop]:
-        yield from _package(f"loop {recipe.loop}", package, machine)
-
-
-def _package(what: str, package: str, machine: Machine, needed: Version = ()) -> Iterator[str]:
-    found = machine.version_of(package)
-    how = f"the extra `{EXTRAS[package]}` installs it"
-    if found is None:
-        yield f"{what} needs {package}, which is not installed ({how})"
-    elif found < needed:
-        yield f"{what} needs {package} {dotted(needed)}, and {dotted(found)} is installed ({how})"
-
-
-def _torch(what: str, needed: Version, machine: Machine) -> Iterator[str]:
-    found = machine.version_of("torch")
-    if found is not None and found < needed:
-        yield f"{what} needs torch {dotted(needed)}, and {dotted(found)} is installed"
+def parse_version(text: str) -> Version:
+    """Return (2, 11, 0) for `2.11.0+cu130`; what is no number ends it."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,79 +1,39 @@
-"""Which recipes contradict themselves: choices that do not exist, exclude each other, or have no effect.
+"""What makes a recipe contradict itself: choices that do not exist, exclude each other, or have no effect.
 
-An option without effect is refused too: by its label it would set apart runs that did the same.
+A choice without effect is refused because its label would keep apart runs that did the same.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from fastlaunch_train.recipes.recipes import Recipe
+from fastlaunch_train.recipes.recipe import (
+    AMAX_HISTORY,
+    CHOICES,
+    TE_SCALINGS,
+    TORCHAO_SCALINGS,
+    ZERO_STAGES,
+    Problem,
+    Recipe,
+)
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-BLOCKS = ("native", "te", "te-article")
-#: By whose blocks compute in FP8: Transformer Engine's, or the model's own through torchao.
-TE_SCALINGS = ("delayed", "current", "block", "mxfp8")
-TORCHAO_SCALINGS = ("tensorwise", "rowwise")
-FP8_SCALINGS = ("none", *TE_SCALINGS, *TORCHAO_SCALINGS)
-FP8_FORMATS = ("hybrid", "e4m3")
-POINTWISE = ("written", "scripted", "library")
-ENGINES = ("torch", "ort")
-COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune")
-COMPILE_SCOPES = ("block", "model", "wrapped")
-ZERO_STAGES = ("zero1", "zero2", "zero3")
-PARALLELISMS = ("ddp", "fsdp2", *ZERO_STAGES)
-WIRE_DTYPES = ("fp32", "bf16")
-ACTIVATION_CHECKPOINTING = ("none", "block")
-OPTIMIZERS = ("workload", "sgd", "adamw", "adafactor")
-OPTIMIZER_IMPLS = ("auto", "for-loop", "foreach", "fused")
-PARAMETER_DTYPES = ("fp32", "bf16", "bf16-master")
-LOOPS = ("ours", "lightning", "transformers")
-
-#: Transformer Engine's documented default, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
-AMAX_HISTORY = 1024
-
-#: Of the fields that are one of several words.
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "precision": PRECISIONS,
-    "blocks": BLOCKS,
-    "fp8_scaling": FP8_SCALINGS,
-    "fp8_format": FP8_FORMATS,
-    "pointwise": POINTWISE,
-    "engine": ENGINES,
-    "compile_mode": COMPILE_MODES,
-    "compile_scope": COMPILE_SCOPES,
-    "parallelism": PARALLELISMS,
-    "wire_dtype": WIRE_DTYPES,
-    "activation_checkpointing": ACTIVATION_CHECKPOINTING,
-    "optimizer": OPTIMIZERS,
-    "optimizer_impl": OPTIMIZER_IMPLS,
-    "parameter_dtype": PARAMETER_DTYPES,
-    "loop": LOOPS,
-}
-
-#: Fields that say how a step trains. parameter_dtype is what the model computes with, too.
-_OF_TRAINING = (
+#: Fields that say how a step trains, and nothing of what the model computes.
+_TRAINING_FIELDS = (
     *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
     *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
 )
-
-#: What is wrong, and what would do.
-Problem = tuple[str, str]
-
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
-def recipe_problem(recipe: "Recipe") -> Problem | None:
-    """The first thing that is wrong with `recipe`, and what would do; None if nothing is."""
+def recipe_problem(recipe: Recipe) -> Problem | None:
+    """Return the first thing that is wrong with `recipe`; None if nothing is."""
     for rules in (_choices, _numbers, _fp8, _blocks, _compile, _parallelism, _engine, _parameters):
         for problem in rules(recipe):
             return problem
     return None
 
 
-def optimizer_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
-    """What `recipe` asks in vain of `optimizer`, its own or the workload's, and what would do; or None."""
+def optimizer_problem(recipe: Recipe, optimizer: str) -> Problem | None:
+    """Return what `recipe` wants that `optimizer`, its own or the workload's, cannot do; None if nothing."""
     if recipe.optimizer_impl != "fused":
         return None
     if optimizer == "adafactor":
@@ -87,13 +47,13 @@ def optimizer_problem(recipe: "Recipe", optimizer: str) -> Problem | None:
     return None
 
 
-def steps_problem(recipe: "Recipe") -> Problem | None:
-    """What `recipe` asks in vain of those who make its steps, and what would do; None if nothing."""
+def steps_problem(recipe: Recipe) -> Problem | None:
+    """Return what `recipe` wants that the library making its steps cannot do; None if nothing."""
     if recipe.parallelism in ZERO_STAGES and not recipe.set_to_none:
-        return "DeepSpeed frees gradients by itself", "leave out set_to_none"
+        return "DeepSpeed frees gradients itself", "leave out set_to_none"
     if recipe.loop != "ours" and recipe.precision == "fp8":
         return (
-            f"with loop={recipe.loop} precision is fp32, tf32, bf16 or fp16 here",
+            f"loop={recipe.loop} trains in fp32, tf32, bf16 or fp16 only",
             "add --set loop=ours, or --set precision=bf16 --set fp8_scaling=none",
         )
     if recipe.loop == "transformers" and not recipe.set_to_none:
@@ -104,32 +64,36 @@ def steps_problem(recipe: "Recipe") -> Problem | None:
     return None
 
 
-def forward_only_problem(recipe: "Recipe") -> Problem | None:
-    """What `recipe` asks in vain of a workload that trains nothing, and what would do; None if nothing.
+def forward_only_problem(recipe: Recipe) -> Problem | None:
+    """Return what `recipe` wants of training, for a workload that trains nothing; None if nothing.
 
-    The recipes with other blocks name an implementation of the optimizer by themselves, which does no harm.
+    An `optimizer_impl` that the named recipe itself sets, as those with other blocks do, does no harm.
     """
     overrides = dict(recipe.overrides)
-    for field in _OF_TRAINING:
+    for field in _TRAINING_FIELDS:
         if getattr(recipe, field) == getattr(type(recipe), field):
             continue
         if field in overrides:
-            told = f"{field}={overrides[field]}"
-            return f"it trains nothing, and {told} says how to train", f"leave out {field}"
+            return (
+                f"it trains nothing, and {field}={overrides[field]} says how to train",
+                f"leave out {field}",
+            )
         if field != "optimizer_impl":
-            told = f"{field} {getattr(recipe, field)}"
-            return f"it trains nothing, and {told} is of training", "give bf16, or one that compiles"
+            return (
+                f"it trains nothing, and {field} {getattr(recipe, field)} says how to train",
+                "give bf16, or a recipe that compiles",
+            )
     return None
 
 
-def _choices(recipe: "Recipe") -> Iterator[Problem]:
+def _choices(recipe: Recipe) -> Iterator[Problem]:
     for field, allowed in CHOICES.items():
         value = getattr(recipe, field)
         if value not in allowed:
-            yield f"{field} is {value!r}", f"it is one of {', '.join(allowed)}"
+            yield f"{field} is {value!r}", f"give one of {', '.join(allowed)}"
 
 
-def _numbers(recipe: "Recipe") -> Iterator[Problem]:
+def _numbers(recipe: Recipe) -> Iterator[Problem]:
     for field, least, most in (
         ("ddp_bucket_mb", 1, 4096),
         ("amax_history", 1, 65536),
@@ -142,7 +106,7 @@ def _numbers(recipe: "Recipe") -> Iterator[Problem]:
         yield f"learning_rate is {recipe.learning_rate}", "give a number > 0"
 
 
-def _fp8(recipe: "Recipe") -> Iterator[Problem]:
+def _fp8(recipe: Recipe) -> Iterator[Problem]:
     if (recipe.precision == "fp8") != (recipe.fp8_scaling != "none"):
         yield (
             f"precision is {recipe.precision!r} with fp8_scaling {recipe.fp8_scaling!r}",
@@ -150,7 +114,7 @@ def _fp8(recipe: "Recipe") -> Iterator[Problem]:
         )
     if recipe.precision != "fp8":
         if (recipe.fp8_format, recipe.fp8_blocks) != ("hybrid", "all"):
-            yield "nothing computes in FP8, yet it has a format or blocks", "add --set precision=fp8"
+            yield "it has an FP8 format or FP8 blocks, and computes nothing in FP8", "add --set precision=fp8"
     elif recipe.blocks == "native" and recipe.fp8_scaling in TE_SCALINGS:
         yield (
             f"fp8_scaling {recipe.fp8_scaling} is Transformer Engine's",
@@ -159,16 +123,16 @@ def _fp8(recipe: "Recipe") -> Iterator[Problem]:
     elif recipe.blocks != "native" and recipe.fp8_scaling in TORCHAO_SCALINGS:
         yield f"fp8_scaling {recipe.fp8_scaling} is torchao's", "add --set blocks=native"
     elif recipe.fp8_scaling in TORCHAO_SCALINGS and recipe.fp8_format != "hybrid":
-        yield "torchao's FP8 has no other format than hybrid", "leave out fp8_format"
+        yield "torchao has no FP8 format but hybrid", "leave out fp8_format"
     if recipe.fp8_scaling != "delayed" and recipe.amax_history != AMAX_HISTORY:
-        yield "amax_history is of delayed scaling", "add --set fp8_scaling=delayed, or leave it out"
+        yield "only delayed scaling has an amax_history", "add --set fp8_scaling=delayed, or leave it out"
     if recipe.fp8_blocks != "all" and not _SLICE.fullmatch(recipe.fp8_blocks):
         yield f"fp8_blocks is {recipe.fp8_blocks!r}", "give all, or a slice of the blocks such as 1:-1"
     if recipe.fp8_blocks in (":", "0:"):
         yield f"fp8_blocks is {recipe.fp8_blocks!r}, which is all of them", "give all"
 
 
-def _blocks(recipe: "Recipe") -> Iterator[Problem]:
+def _blocks(recipe: Recipe) -> Iterator[Problem]:
     if recipe.blocks == "native":
         return
     if recipe.precision not in ("bf16", "fp8"):
@@ -180,15 +144,15 @@ def _blocks(recipe: "Recipe") -> Iterator[Problem]:
         yield "Transformer Engine's modules break torch.compile's graph", "use compile_mode=none with them"
 
 
-def _compile(recipe: "Recipe") -> Iterator[Problem]:
-    # No spaces: labels are read back word by word.
+def _compile(recipe: Recipe) -> Iterator[Problem]:
+    # No spaces: labels are split at them.
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", recipe.compile_backend):
-        yield f"compile_backend is {recipe.compile_backend!r}", "give the name of one, such as inductor"
+        yield f"compile_backend is {recipe.compile_backend!r}", "give the name of a backend, such as inductor"
     if recipe.compile_mode == "none":
         if (recipe.compile_backend, recipe.compile_scope) != ("inductor", "block"):
             yield (
-                f"nothing is compiled, yet compile_backend is {recipe.compile_backend!r} "
-                f"and compile_scope {recipe.compile_scope!r}",
+                f"nothing is compiled, and compile_backend is {recipe.compile_backend!r}, "
+                f"compile_scope {recipe.compile_scope!r}",
                 "add --set compile_mode=default, or use compile_backend=inductor and compile_scope=block",
             )
         return
@@ -204,53 +168,56 @@ def _compile(recipe: "Recipe") -> Iterator[Problem]:
         )
 
 
-def _parallelism(recipe: "Recipe") -> Iterator[Problem]:
+def _parallelism(recipe: Recipe) -> Iterator[Problem]:
     if recipe.parallelism != "ddp" and recipe.ddp_bucket_mb != 160:
-        yield "ddp_bucket_mb is of DDP", "add --set parallelism=ddp, or leave it out"
+        yield "only DDP has ddp_bucket_mb", "add --set parallelism=ddp, or leave it out"
     if recipe.parallelism not in ZERO_STAGES and not recipe.overlap_comm:
-        yield "overlap_comm is of DeepSpeed, DDP and FSDP2 overlap", "use parallelism=zero1, or leave it out"
+        yield (
+            "overlap_comm is DeepSpeed's; DDP and FSDP2 overlap",
+            "use parallelism=zero1, or leave it out",
+        )
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":
-        yield "Transformer Engine's blocks are trained with DDP here", "add --set parallelism=ddp"
+        yield "Transformer Engine's blocks train with DDP only", "add --set parallelism=ddp"
     if recipe.parallelism in ZERO_STAGES:
         if recipe.compile_mode in ("reduce-overhead", "max-autotune"):
             yield (
-                f"compile_mode {recipe.compile_mode} needs gradients that stay where they are",
+                f"compile_mode {recipe.compile_mode} needs gradients that stay in place",
                 "use compile_mode=default with DeepSpeed",
             )
         if recipe.parameter_dtype == "bf16":
             yield "DeepSpeed keeps fp32 masters of bf16 parameters", "add --set parameter_dtype=bf16-master"
 
 
-def _engine(recipe: "Recipe") -> Iterator[Problem]:
+def _engine(recipe: Recipe) -> Iterator[Problem]:
     if recipe.engine == "ort":
         if recipe.compile_mode != "none" or recipe.pointwise == "scripted":
             yield "ORTModule runs the model; torch compiles none of it", "use compile_mode=none"
         if recipe.blocks != "native" or recipe.precision == "fp8":
             yield "ORTModule runs a model's own blocks", "add --set blocks=native precision=fp16"
         if recipe.parallelism == "fsdp2" or recipe.loop != "ours":
-            yield "ORTModule trains with DDP or DeepSpeed in our own loop", "leave out parallelism and loop"
+            yield "ORTModule trains with DDP or DeepSpeed, in our own loop", "leave out parallelism and loop"
         if recipe.activation_checkpointing != "none":
-            yield "ORTModule plans its memory by itself", "leave out activation_checkpointing"
+            yield "ORTModule plans its memory itself", "leave out activation_checkpointing"
     if recipe.loop != "ours":
         if recipe.parallelism != "ddp":
             yield (
-                f"with loop={recipe.loop} ranks are joined by DDP here",
+                f"loop={recipe.loop} trains with DDP only",
                 "add --set parallelism=ddp, or --set loop=ours",
             )
         if recipe.compile_scope == "wrapped" and recipe.compile_mode != "none":
             yield f"loop={recipe.loop} wraps the model itself", "use compile_scope=model"
 
 
-def _parameters(recipe: "Recipe") -> Iterator[Problem]:
+def _parameters(recipe: Recipe) -> Iterator[Problem]:
     if recipe.parameter_dtype != "fp32":
         if recipe.precision in ("fp32", "tf32", "fp16"):
             yield f"bf16 parameters with precision {recipe.precision}", "add --set precision=bf16"
         if recipe.engine == "ort":
-            yield "ORTModule is given fp32 parameters here", "leave out parameter_dtype"
+            yield "ORTModule takes fp32 parameters only", "leave out parameter_dtype"
     if recipe.parameter_dtype == "bf16-master" and recipe.loop != "ours":
-        yield "fp32 masters are kept by our own loop", "add --set loop=ours"
+        yield "only our own loop keeps fp32 masters", "add --set loop=ours"
     problem = optimizer_problem(recipe, recipe.optimizer)
     if problem:
         yield problem

@@ -1,7 +1,7 @@
-"""What a run's samples are, as far as two runs can be told apart by it: `data_identity` of a record's header.
+"""What a run's samples are, so that runs on different data can be told apart: a header's `data_identity`.
 
-Every rank finds it out from what it has read or listed anyway, without a word to the others: that costs
-little beside reading, and it is what shows, when records are compared, that two machines had other files.
+Every rank works it out from what it reads or lists anyway, without asking its peers. That costs little, and
+comparing the ranks' records shows where two machines had different files.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Hex digits of SHA-256 that are kept: by chance two of a million sources agree in one case of ten million.
+#: Hex digits of SHA-256 to keep: two of a million sources agree by chance in one case of ten million.
 DIGITS = 16
-#: Contents are read of so many files of so many bytes in all: a second on a local disk, ten over a network.
-#: Of larger folders the sizes of so many files are asked for.
+#: Up to this many files and bytes, contents are read: a second on a local disk, ten over a network. Of larger
+#: folders only sizes are read, of at most MOST_FILES files.
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20
-#: Of a larger file so many pieces of so many bytes are read, evenly spread, the first and last among them.
+#: Evenly spread pieces that are read of a larger file, the first and the last of its bytes among them.
 NUM_PIECES, PIECE_BYTES = 64, 2**20
 
 CONTENTS, PIECES, NAMES_AND_SIZES = "contents", "size and pieces", "names and sizes"
@@ -25,28 +25,23 @@ CONTENTS, PIECES, NAMES_AND_SIZES = "contents", "size and pieces", "names and si
 
 @dataclass(frozen=True, kw_only=True)
 class DataIdentity:
-    """What the samples of a run are.
+    """What the samples of a run are."""
 
-    digest: of what was read, None for samples that are made up; covers: what it is of. num_samples: to train
-    on, None where they have no end. generator: what makes samples up, generator_version: of one of ours;
-    seeded_by: what it draws them from. tokenizer: what turned text into tokens, where it did.
-    """
-
-    digest: str | None = None
-    covers: str | None = None
-    num_samples: int | None = None
-    generator: str | None = None
-    generator_version: int | None = None
-    seeded_by: str | None = None
-    tokenizer: str | None = None
+    digest: str | None = None  #: of what was read; None for synthetic samples
+    covers: str | None = None  #: what the digest is of: CONTENTS, PIECES or NAMES_AND_SIZES
+    num_samples: int | None = None  #: to train on; None: without end
+    generator: str | None = None  #: what makes synthetic samples
+    generator_version: int | None = None  #: of a generator of ours
+    seeded_by: str | None = None  #: what the generator draws them from
+    tokenizer: str | None = None  #: `Tokenizer.identity` of what turned text into tokens
 
     def to_record(self) -> dict[str, Any]:
-        """Plain data; no name of a file or folder is in it."""
+        """Return plain data, without the name of any file or folder."""
         return dict(vars(self))
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """The digest of `parts` in this order; another division into parts is another digest."""
+    """Return the digest of `parts` in this order; divided differently, they have another."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big"))
@@ -55,7 +50,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def digest_of_file(path: Path) -> tuple[str, str]:
-    """(digest, what it covers) of one file: its contents, or of a large one its size and pieces of it.
+    """Return (digest, what it covers) of one file: its contents, or the size and pieces of a large one.
 
     Raises OSError if it cannot be read.
     """
@@ -74,45 +69,45 @@ def digest_of_file(path: Path) -> tuple[str, str]:
 
 
 def digest_of_files(files: Mapping[str, str]) -> tuple[str, str]:
-    """(digest, what it covers) of files, whose paths are given by names that count, as their order does not.
+    """Return (digest, what it covers) of the files at these paths, under names that count; order does not.
 
-    Contents where they are few and small; else all names, and sizes of at most MOST_FILES of them, evenly
-    spread: a file that was replaced by one as large is not noticed then. Raises OSError.
+    Contents if they are few and small. Else all names, and the sizes of at most MOST_FILES evenly spread
+    files: one that was replaced by another of its size goes unnoticed. Raises OSError.
     """
     names = sorted(files)
-    looked_at = names[:: -(-len(names) // MOST_FILES) or 1]
-    sizes = [Path(files[name]).stat().st_size for name in looked_at]
-    told = [os.fsencode(name) for name in names]
+    sample = names[:: -(-len(names) // MOST_FILES) or 1]
+    sizes = [Path(files[name]).stat().st_size for name in sample]
+    encoded = [os.fsencode(name) for name in names]
     if len(names) <= MOST_FILES and sum(sizes) <= MOST_BYTES:
-        return digest_of([*told, *(_contents_digest(files[name]) for name in names)]), CONTENTS
-    return digest_of([*told, *(size.to_bytes(8, "big") for size in sizes)]), NAMES_AND_SIZES
+        return digest_of([*encoded, *(_contents_digest(files[name]) for name in names)]), CONTENTS
+    return digest_of([*encoded, *(size.to_bytes(8, "big") for size in sizes)]), NAMES_AND_SIZES
 
 
-def identity_of_own(workload: str, arm: str) -> DataIdentity:
-    """Of a user's own workload, `./file.py:function`, which says nothing of its data.
+def user_workload_identity(workload: str, source: str) -> DataIdentity:
+    """Return what is known of the data of a user's workload, `./file.py:function`, which says nothing itself.
 
-    Its file stands for what makes the samples, though not what that imports; what `--data` names is looked
-    at as a file or a folder, where it is one. Raises OSError.
+    Its file stands for what makes the samples, without what that imports. A file or folder that `--data`
+    names is read as far as it exists. Raises OSError.
     """
     file = Path(workload.rpartition(":")[0])
     digest = covers = None
-    path = Path(arm.partition(":")[2]).expanduser()
-    if arm.startswith("file:") and path.is_file():
+    path = Path(source.partition(":")[2]).expanduser()
+    if source.startswith("file:") and path.is_file():
         digest, covers = digest_of_file(path)
-    elif arm.startswith("folder:") and path.is_dir():
-        # Text alone, as in `image_loader.folder_identity`: there may be a million.
+    elif source.startswith("folder:") and path.is_dir():
+        # Plain strings, as in `images.folder_identity`: there may be a million.
         digest, covers = digest_of_files({file.removeprefix(str(path)): file for file in _below(str(path))})
     return DataIdentity(digest=digest, covers=covers, generator=f"own {digest_of_file(file)[0]}")
 
 
 def _below(folder: str) -> Iterator[str]:
-    """The files below `folder`, linked folders' too: a folder of a class may be a link to where it lies."""
+    """Yield the files below `folder`, through links as well: a class's folder may be a link."""
     followed: set[str] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True):
         yield from (f"{place}/{name}" for name in names)
-        # Links may lead in a circle; which of two to one folder counts must not depend on the machine.
-        found, subfolders[:] = sorted(subfolders), []
-        for name in found:
+        # Links may form a circle. Sorted, so that the same one of two links counts on every machine.
+        candidates, subfolders[:] = sorted(subfolders), []
+        for name in candidates:
             if Path(place, name).is_symlink():
                 if (target := os.path.realpath(f"{place}/{name}")) in followed:
                     continue

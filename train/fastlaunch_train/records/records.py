@@ -7,84 +7,175 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
     eval    loss and metric on held-out data after a step
-    check   whether the recipe computes what the model does, found before the steps or in the first
+    check   whether the recipe computes what the model does
     end     status and message
 
-Lines reach the file a block at a time in one write, so a killed process leaves everything up to the last
-block. Nothing is dropped or averaged here. Steps count from 1. No torch: the launcher reads these files.
-
-The last member of every line is `crc`: CRC-32 of the line without it, going on from the line before, in eight
-hex digits. So a line that was changed, lost or moved is found, and named. A file whose header has no `crc`
-was not written here; its lines have none either, and are checked for sense alone.
+A block of lines reaches the file in one write, so a killed process leaves everything up to the last block.
+Nothing is dropped or averaged here. Steps count from 1. No torch: the launcher reads these files.
 """
 
 import gzip
 import io
 import json
 import lzma
+import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fastlaunch_train.record_lines import (
-    FAILED_CHECK,
-    FROM_CACHE,
-    HEADER_TYPES,
-    KIND_OF,
-    KINDS,
-    RECORD_SCHEMA,
-    STATUSES,
-    Block,
-    Check,
-    End,
-    Eval,
-    Line,
-    Order,
-    Phase,
-    Step,
-    header_problem,
-    line_problem,
-)
+#: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
+#: are optional: data_identity and num_data_workers in headers, utilization in blocks. Until 2026-11 every
+#: line had a checksum, `crc`, which the reader leaves out.
+RECORD_SCHEMA = 2
+READ_SCHEMAS = (1, 2)
+#: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
+FROM_CACHE = "from the compiler's cache"
+#: How the warning of a failed check begins; the check has a line of its own, too.
+FAILED_CHECK = "the recipe fails the check of"
+SPLITS = ("validation", "test")
+WEIGHTS = ("current", "best")
+STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
+#: SQLite's largest integer.
+MAX_INTEGER = 2**63 - 1
 
-__all__ = [
-    "FAILED_CHECK",
-    "FROM_CACHE",
-    "HEADER_TYPES",
-    "RECORD_SCHEMA",
-    "STATUSES",
-    "SUFFIXES",
-    "Block",
-    "Check",
-    "End",
-    "Eval",
-    "Phase",
-    "RankRecord",
-    "RecordError",
-    "RecordWriter",
-    "Step",
-    "is_echo",
-    "last_attempt",
-    "read_record",
-    "record_path",
-]
+#: What every header has. Sections may have more keys than these.
+HEADER_TYPES: Mapping[str, Any] = {
+    "run_id": str,
+    "attempt": int,
+    "rank": int,
+    "world_size": int,
+    "num_nodes": int,
+    "started_at": str,  # ISO 8601, UTC
+    "workload": {
+        "name": str,
+        "sample_unit": str,
+        "flops_per_sample": int | None,
+        "num_parameters": int | None,
+    },
+    "recipe": {"name": str, "label": str, "precision": str},  # Recipe.to_record()
+    "batch_size_per_gpu": int,
+    "steps": int,
+    "first_step": int,  # 1, or the step after the checkpoint that was resumed
+    "seed": int,
+    "data": str,  # synthetic, loader, folder or file
+    "machine": {"host_id": str | None, "device_type": str, "device_name": str | None},
+    "versions": dict,  # python, torch, cuda, cudnn, nccl, timm, transformer_engine, fastlaunch_train, ...
+    "attention_backend": str | None,
+    "instance": str | None,
+    "image_digest": str | None,
+    "commit": str | None,
+    "warnings": list,
+}
+#: What newer headers have, too.
+OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
+    # DataIdentity.to_record(), None where the data were not identified
+    "data_identity": {
+        "digest": str | None,
+        "generator": str | None,
+        "generator_version": int | None,
+        "tokenizer": str | None,
+    },
+    "num_data_workers": int,  # processes that loaded data for the rank; 0: it did so itself
+}
+_AT_LEAST_ONE = ("attempt", "world_size", "num_nodes", "batch_size_per_gpu", "steps", "first_step")
 
-#: Every ending of a record file's name that the reader takes.
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Time spent outside the steps."""
+
+    name: str
+    seconds: float
+    step: int  #: the last step done before it began, 0 at the start
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step of one rank."""
+
+    step: int
+    step_time_s: float
+    data_wait_s: float
+    loss: float | None  #: None: not finite
+    num_samples: int
+    num_tokens: int  #: padding included
+    num_padding: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """What the model after `step` scores on held-out data, all ranks together."""
+
+    step: int
+    split: str  #: one of SPLITS
+    loss: float | None  #: None: not finite
+    num_samples: int
+    seconds: float
+    weights: str = "current"  #: `best`: the weights that scored best on validation
+    metric: str | None = None  #: its name, such as accuracy; higher is better
+    metric_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Whether the recipe computes what the model does: `value` has to be within `limit`."""
+
+    name: str
+    passed: bool
+    value: float | None = None
+    limit: float | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Steps between two synchronisations, and the wall time that they took together."""
+
+    first_step: int
+    last_step: int
+    wall_s: float
+    num_compiles: int = 0  #: graphs compiled so far in the process
+    reserved_gib: float | None = None  #: device memory held by the allocator
+    # Of this rank's device at the end of the block, None if not known:
+    clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    utilization: float | None = None  #: share of at most the last second in which a kernel ran
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the rank ended."""
+
+    status: str  #: one of STATUSES
+    message: str | None
+    num_steps: int  #: the last step done, counted from the start of the run and not from a resume
+    peak_memory_gib: float | None
+
+
+Line = Phase | Step | Block | Eval | Check | End
+
+KINDS: Mapping[str, type[Line]] = {
+    "phase": Phase,
+    "step": Step,
+    "block": Block,
+    "eval": Eval,
+    "check": Check,
+    "end": End,
+}
+KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+_LINE_TYPES = {cls: {f.name: get_args(f.type) or (f.type,) for f in fields(cls)} for cls in KIND_OF}
+_REQUIRED = {cls: {f.name for f in fields(cls) if f.default is MISSING} for cls in KIND_OF}
+
+#: Endings of the names of record files that can be read.
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _ATTEMPT = re.compile(r"-attempt-(\d+)\.jsonl")
-#: No line of a record is nearly as long; a foreign file without line ends is not read to its end.
-_MAX_LINE_BYTES = 2**20
-#: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
-_ECHO = re.compile(
-    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|"
-    r"TCPStore|remote process|process group|rendezvous|by a peer|SIGABRT|Fatal Python error: Aborted",
-    re.IGNORECASE,
-)
-#: Words of `fabric`, which name NCCL and are nobody's echo.
-_NO_ECHO = re.compile(r"has to use EFA|did not connect the nodes")
 
 
 class RecordError(ValueError):
@@ -99,41 +190,35 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One record file, read. `end` is None if the process was killed, `truncated` true if a line was cut."""
+    """What a record file holds."""
 
     path: Path
     header: dict[str, Any]
     phases: tuple[Phase, ...]
     steps: tuple[Step, ...]
     blocks: tuple[Block, ...]
-    end: End | None
-    truncated: bool = field(default=False)
+    end: End | None  #: None: the process was killed
+    truncated: bool = False  #: whether the last line was cut off
     evals: tuple[Eval, ...] = ()
     checks: tuple[Check, ...] = ()
 
 
-def is_echo(message: str) -> bool:
-    """Whether a rank that ended with this message failed because one elsewhere did: its peer was gone."""
-    return _ECHO.search(message) is not None and _NO_ECHO.search(message) is None
-
-
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
-    """Where rank `rank` of attempt `attempt` (from 1) writes its record."""
+    """Return where a rank writes its record; attempts count from 1."""
     return directory / f"rank-{rank:05d}-attempt-{attempt}.jsonl"
 
 
 def last_attempt(directory: Path) -> int:
-    """The highest number of an attempt that left a record, of whatever rank; 0 without one."""
+    """Return the highest attempt of which any rank left a record; 0 without one."""
     names = (path.name for path in directory.glob("rank-*-attempt-*.jsonl*"))
     return max((int(match[1]) for name in names if (match := _ATTEMPT.search(name))), default=0)
 
 
 class RecordWriter:
-    """Writes one rank's record. Lines wait in memory until `flush`; an incomplete line is never written.
+    """Write one rank's record. Lines wait in memory until `flush`; a file never gets half a line.
 
-    Lines may be added before the header is known; nothing reaches the file until `write_header` is called.
-    Raises FileExistsError rather than overwrite a record, OSError where the disk refuses, and ValueError for
-    a header or a line that the reader would refuse.
+    Lines may be added before the header is known; they are written after it. Raises FileExistsError rather
+    than overwrite a record, OSError if the disk refuses, and ValueError for what the reader would refuse.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,8 +226,7 @@ class RecordWriter:
         self._lines: list[Line] = []
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._size = 0
-        self._crc = 0
-        self._order: Order | None = None
+        self._order: LineOrder | None = None
         self._closed = False
         self._last_step = 0
 
@@ -156,23 +240,23 @@ class RecordWriter:
         return self._last_step
 
     def write_header(self, header: Mapping[str, Any]) -> None:
-        """Write the header now, as the file's first line. `header` has the keys of HEADER_TYPES."""
+        """Write the header, which has the keys of HEADER_TYPES, and the lines that wait for it."""
         assert self._order is None
         line = {"kind": "header", "schema": RECORD_SCHEMA, **header}
         problem = header_problem(line)
         if problem:
             raise ValueError(problem)
-        order = Order(line)
+        order = LineOrder(line)
         for waiting in self._lines:
             problem = order.problem(waiting)
             if problem:
                 raise ValueError(f"{KIND_OF[type(waiting)]} line: {problem}")
-        self._size, self._crc = self._append([line])
+        self._size = self._append([line])
         self._order = order
         self.flush()
 
     def add(self, line: Line) -> None:
-        """Remember one line; O(1), touches neither disk nor device."""
+        """Remember a line; O(1), touches neither disk nor device."""
         problem = line_problem(type(line), vars(line))
         if problem is None and self._order is not None:
             problem = self._order.problem(line)
@@ -181,14 +265,14 @@ class RecordWriter:
         self._lines.append(line)
 
     def flush(self) -> None:
-        """Write every remembered line in one system call, if the header is there."""
+        """Write every remembered line in one system call, once there is a header."""
         if self._order is None or not self._lines:
             return
         lines = self._lines
-        size, crc = self._append([{"kind": KIND_OF[type(line)], **vars(line)} for line in lines])
+        size = self._append([{"kind": KIND_OF[type(line)], **vars(line)} for line in lines])
         last_step = max([self._last_step, *(line.last_step for line in lines if isinstance(line, Block))])
-        # Nothing is called between these, so no signal handler can raise in their midst.
-        self._size, self._crc, self._last_step, self._lines = size, crc, last_step, []
+        # No call separates these, so no signal handler can raise between them.
+        self._size, self._last_step, self._lines = size, last_step, []
 
     def close(self) -> None:
         """Close the file. Lines not flushed are lost."""
@@ -196,15 +280,13 @@ class RecordWriter:
             self._closed = True
             os.close(self._file)
 
-    def _append(self, lines: list[dict[str, Any]]) -> tuple[int, int]:
-        """Size and checksum of the file with `lines` behind what it held; it has all of them or none."""
-        crc, texts = self._crc, []
-        for line in lines:
-            plain = json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-            body = plain.encode(errors="replace")  # half a surrogate pair, as in a file's name, is no text
-            crc = zlib.crc32(body, crc)
-            texts.append(b'%s,"crc":"%08x"}\n' % (body[:-1], crc))
-        data = b"".join(texts)
+    def _append(self, lines: list[dict[str, Any]]) -> int:
+        """Append all of `lines`, or none of them, and return the file's size."""
+        texts = [
+            json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":")) for line in lines
+        ]
+        # `replace`: a file name may hold half a surrogate pair, which is no text.
+        data = "".join(f"{text}\n" for text in texts).encode(errors="replace")
         remaining = memoryview(data)
         try:
             if os.fstat(self._file).st_size > self._size:  # an earlier write was cut short
@@ -215,113 +297,176 @@ class RecordWriter:
             # A full disk may have taken half a line: leave the file as it was.
             os.ftruncate(self._file, self._size)
             raise
-        return self._size + len(data), crc
+        return self._size + len(data)
 
 
 def read_record(path: Path) -> RankRecord:
-    """One rank's record file, plain, gzip or xz.
+    """Read one rank's record file: plain, gzip or xz.
 
-    Raises RecordError, with the line, for a file that is foreign or damaged. Only the last line may be
-    incomplete, as a killed process can leave it; then `truncated` is true. Raises OSError as `open` does.
+    Raises RecordError, with the line, for a file that is foreign or damaged, and OSError as `open` does. Only
+    the last line may be incomplete, as a killed process leaves it: the record is then `truncated`.
     """
-    reader = _Reader(path)
+    header: dict[str, Any] | None = None
+    order: LineOrder | None = None
+    lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF}
+    number, truncated = 0, False
     with _open(path) as file:
-        for text in _lines(reader, file):
-            reader.take(text)
-    return reader.finish()
+        while True:
+            number += 1
+            try:
+                text = file.readline()
+            except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+                raise RecordError(path, number, f"damaged: {error}") from None
+            if not text:
+                break
+            try:
+                line = json.loads(text.decode(), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
+                if text.endswith(b"\n") or header is None:
+                    problem = "not valid JSON" if header else "not a fastlaunch record"
+                    raise RecordError(path, number, problem) from None
+                truncated = True
+                break
+            if not isinstance(line, dict) or (header is None and line.get("kind") != "header"):
+                raise RecordError(path, number, "not a JSON object" if header else "not a fastlaunch record")
+            line.pop("crc", None)
+            if header is None or order is None:
+                if refused := header_problem(line):
+                    raise RecordError(path, number, refused)
+                header, order = line, LineOrder(line)
+                continue
+            kind = line.pop("kind", None)
+            cls = KINDS.get(str(kind))
+            if cls is None:
+                raise RecordError(path, number, f"unknown kind of line {kind!r}")
+            if refused := line_problem(cls, line):
+                raise RecordError(path, number, f"{kind} line: {refused}")
+            value = cls(**line)
+            if misplaced := order.problem(value):
+                raise RecordError(path, number, misplaced)
+            lines[cls].append(value)
+    if header is None:
+        raise RecordError(path, 1, "empty: no header")
+    return RankRecord(
+        path=path,
+        header=header,
+        phases=tuple(lines[Phase]),
+        steps=tuple(lines[Step]),
+        blocks=tuple(lines[Block]),
+        end=next(iter(lines[End]), None),
+        truncated=truncated,
+        evals=tuple(lines[Eval]),
+        checks=tuple(lines[Check]),
+    )
 
 
-class _Reader:
-    """Checks lines in order and gathers them."""
+class LineOrder:
+    """Follow the lines after a header, and say what is wrong with a line at its place."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.number = 0
-        self.crc: int | None = 0
-        self.header: dict[str, Any] | None = None
-        self.order: Order | None = None
-        self.lines: dict[type, list[Any]] = {cls: [] for cls in KIND_OF}
-        self.truncated = False
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        self._num_steps = header["steps"]
+        self._last_step = self._last_block_step = header["first_step"] - 1
+        self._ended = False
 
-    def take(self, text: bytes) -> None:
-        """Check line `self.number` and keep it."""
-        try:
-            line = json.loads(text.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique)
-            if b"\\u" in text:  # half a surrogate pair can be written so, but never printed or stored
-                json.dumps(line, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            if text.endswith(b"\n") or self.header is None:
-                raise self.error("not valid JSON" if self.header else "not a fastlaunch record") from None
-            self.truncated = True
-            return
-        if not isinstance(line, dict) or (self.header is None and line.get("kind") != "header"):
-            raise self.error("not a JSON object" if self.header else "not a fastlaunch record")
-        self._check_crc(line, text)
-        if self.header is None or self.order is None:
-            problem = header_problem(line)
-            if problem:
-                raise self.error(problem)
-            self.header, self.order = line, Order(line)
-            return
-        kind = line.pop("kind", None)
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise self.error(f"unknown kind of line {kind!r}")
-        cls = KINDS[kind]
-        problem = line_problem(cls, line)
-        if problem:
-            raise self.error(f"{kind} line: {problem}")
-        value = cls(**line)
-        problem = self.order.problem(value)
-        if problem:
-            raise self.error(problem)
-        self.lines[cls].append(value)
-
-    def finish(self) -> RankRecord:
-        """The record, once every line was taken."""
-        if self.header is None:
-            raise RecordError(self.path, 1, "empty: no header")
-        ends = self.lines[End]
-        return RankRecord(
-            path=self.path,
-            header=self.header,
-            phases=tuple(self.lines[Phase]),
-            steps=tuple(self.lines[Step]),
-            blocks=tuple(self.lines[Block]),
-            end=ends[0] if ends else None,
-            truncated=self.truncated,
-            evals=tuple(self.lines[Eval]),
-            checks=tuple(self.lines[Check]),
-        )
-
-    def _check_crc(self, line: dict[str, Any], text: bytes) -> None:
-        """Take `crc` out of `line`; RecordError if it is not what the lines so far give."""
-        if self.header is None and "crc" not in line:
-            self.crc = None
-        if self.crc is None:
-            return
-        match = _CRC.fullmatch(text)
-        self.crc = zlib.crc32(match[1] + b"}", self.crc) if match else None
-        if match is None or self.crc != int(match[2], 16):
-            raise self.error("changed after it was written, or lines before it are missing: wrong checksum")
-        del line["crc"]
-
-    def error(self, problem: str) -> RecordError:
-        """`problem`, at the line that is being read."""
-        return RecordError(self.path, self.number, problem)
+    def problem(self, line: Line) -> str | None:
+        """Return what is wrong with `line` after those before it; None, and count it, if nothing is."""
+        if self._ended:
+            return f"a {KIND_OF[type(line)]} line after the end line"
+        if isinstance(line, Step):
+            if line.step != self._last_step + 1:
+                return f"step {line.step} after step {self._last_step}"
+            if line.step > self._num_steps:
+                return f"step {line.step} of {self._num_steps}"
+            self._last_step = line.step
+        elif isinstance(line, Block):
+            if line.first_step != self._last_block_step + 1:
+                return f"block from step {line.first_step} after one to step {self._last_block_step}"
+            if not line.first_step <= line.last_step <= self._last_step:
+                return f"block to step {line.last_step}, with steps to {self._last_step}"
+            self._last_block_step = line.last_step
+        elif isinstance(line, Phase | Eval):
+            if line.step > self._last_step:
+                name = line.name if isinstance(line, Phase) else "eval"
+                return f"{name} after step {line.step}, with steps to {self._last_step}"
+        elif isinstance(line, End):
+            if line.status == "completed" and self._last_step < self._num_steps:
+                return f"completed with step {self._last_step} of {self._num_steps}"
+            self._ended = True
+        return None
 
 
-_CRC = re.compile(rb'(.*),"crc":"([0-9a-f]{8})"\}\s*', re.DOTALL)
+def header_problem(line: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a header line; None if nothing is."""
+    schema = line.get("schema")
+    if schema not in READ_SCHEMAS:
+        return f"record schema {schema!r}; this version reads {' and '.join(map(str, READ_SCHEMAS))}"
+    # None stands for data that were not identified.
+    newer = {key: types for key, types in OPTIONAL_HEADER_TYPES.items() if key in line}
+    if line.get("data_identity", "") is None:
+        del newer["data_identity"]
+    if problem := _section_problem(line, {**HEADER_TYPES, **newer}):
+        return f"header: {problem}"
+    for key in _AT_LEAST_ONE:
+        if line[key] < 1:
+            return f"header: {key} is {line[key]}, it is at least 1"
+    if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
+        return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"
+    return None if _is_time(line["started_at"]) else f"header: started_at is {line['started_at']!r}"
+
+
+def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the fields of a line of kind `cls`, by themselves; None if nothing is."""
+    if missing := _REQUIRED[cls] - line.keys():
+        return f"lacks {min(missing)!r}"
+    types = _LINE_TYPES[cls]
+    for key, value in line.items():
+        if key not in types:
+            return f"unknown field {key!r}"
+        if not _fits(value, types[key]):
+            return f"{key} is {value!r}"
+    if cls is Block and line["wall_s"] == 0:  # rates divide by it
+        return f"wall_s is {line['wall_s']}"
+    if cls is Eval and (line["split"] not in SPLITS or line.get("weights", "current") not in WEIGHTS):
+        return f"of {line['split']} with {line.get('weights')} weights"
+    if cls is End and line["status"] not in STATUSES:
+        return f"status is {line['status']!r}"
+    return None
+
+
+def _section_problem(values: Mapping[str, Any], types: Mapping[str, Any]) -> str | None:
+    for key, expected in types.items():
+        if key not in values:
+            return f"lacks {key!r}"
+        value = values[key]
+        if isinstance(expected, Mapping):
+            if not isinstance(value, dict):
+                return f"{key} is {value!r}"
+            if problem := _section_problem(value, expected):
+                return f"{key}: {problem}"
+        elif not _fits(value, get_args(expected) or (expected,)):
+            return f"{key} is {value!r}"
+    return None
+
+
+def _fits(value: object, types: tuple[type, ...]) -> bool:
+    """Whether a JSON value is of one of the types. Numbers are finite, and >= 0 unless they may be None."""
+    if isinstance(value, float):
+        return float in types and math.isfinite(value) and (value >= 0 or type(None) in types)
+    if isinstance(value, int) and not isinstance(value, bool):
+        is_number = (int in types or float in types) and abs(value) <= MAX_INTEGER
+        return is_number and (value >= 0 or type(None) in types)
+    return type(value) in types
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).utcoffset() is not None
+    except ValueError:
+        return False
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key twice")
-    return values
+    raise ValueError(name)  # NaN and Infinity, which are no JSON
 
 
 def _open(path: Path) -> io.BufferedIOBase:
@@ -330,18 +475,3 @@ def _open(path: Path) -> io.BufferedIOBase:
     if path.suffix == ".xz":
         return lzma.open(path, format=lzma.FORMAT_XZ)
     return path.open("rb")
-
-
-def _lines(reader: _Reader, file: io.BufferedIOBase) -> Iterator[bytes]:
-    """Lines of `file`, counted in `reader.number`; what a decompressor refuses is a RecordError there."""
-    while True:
-        reader.number += 1
-        try:
-            text = file.readline(_MAX_LINE_BYTES)
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-            raise reader.error(f"damaged: {error}") from None
-        if not text:
-            return
-        if len(text) == _MAX_LINE_BYTES:
-            raise reader.error("not a fastlaunch record" if reader.number == 1 else "too long")
-        yield text

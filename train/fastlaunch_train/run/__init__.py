@@ -1,0 +1,4 @@
+"""One run from its options to its end.
+
+May import every room but node.
+"""

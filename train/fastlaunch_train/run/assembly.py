@@ -1,211 +1,190 @@
-"""From a session's options to a training that runs: everything built, checked and joined, in order."""
+"""From a session's options to a training that runs: what is built and checked, in order."""
 
 import dataclasses
+import importlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
-from fastlaunch_train.build import build_native, computed_in, largest_batch_that_fits, probe_request
-from fastlaunch_train.checkpointing import Checkpointing
-from fastlaunch_train.checks import equivalence as checks
-from fastlaunch_train.checks.compiled_model import AsTrained
+from fastlaunch_train.checks.batch_size import computed_in, largest_batch_that_fits, probe_request
+from fastlaunch_train.checks.compiled_model import CompiledModelCheck
+from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks
 from fastlaunch_train.checks.runs_here import check_runs_here
-from fastlaunch_train.cudnn import guard_cudnn_attention
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.deterministic import set_deterministic
-from fastlaunch_train.disk_space import check_writers_space, checkpoint_bytes
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.distributed.parallel import broadcast
-from fastlaunch_train.loop.checkpoint import Identity, latest_checkpoint
+from fastlaunch_train.loop.checkpoint import (
+    Checkpointing,
+    Identity,
+    check_writers_space,
+    checkpoint_bytes,
+    latest_checkpoint,
+)
 from fastlaunch_train.loop.evaluation import plan_evaluations
-from fastlaunch_train.loop.train import train
-from fastlaunch_train.loop.trainers.adapter import check_trainer, import_trainer
+from fastlaunch_train.loop.timing import PhaseClock
+from fastlaunch_train.loop.train import TrainingLoop, train
+from fastlaunch_train.loop.trainers.adapter import check_trainer
+from fastlaunch_train.loop.trainers.lightning import train_with_lightning
+from fastlaunch_train.loop.trainers.transformers import train_with_transformers
 from fastlaunch_train.loop.training import Training
-from fastlaunch_train.models import attention, compile, precision
+from fastlaunch_train.models import compile, precision
+from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import convert_model
-from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.phases import PhaseClock
-from fastlaunch_train.process.host_threads import usual_num_workers
+from fastlaunch_train.models.precision import Precision, set_deterministic
+from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
-from fastlaunch_train.steppers.stepping import Stepper, build_stepper
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import (
-    Asked,
     Batch,
     DataRequest,
+    ModelOptions,
     Workload,
     load_workload,
     next_batch,
-    put_back,
+    prepend,
 )
+from fastlaunch_train.workloads.registry import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Samples in the forward passes before training that find out which attention kernel runs, and whether the
-#: recipe computes what the model does: no more than a step has, where that is enough to tell samples apart.
-PROBE_BATCH, LEAST_PROBE_BATCH = 16, 4
+#: Samples in the forward passes before training, which check the recipe and find the attention kernel: no
+#: more than a step has, unless that is too few to tell samples apart.
+PROBE_BATCH, MIN_PROBE_BATCH = 16, 4
 
 
 def train_session(session: Session, interrupts: Interrupts) -> int:
-    """Build what the session's options ask for, and train it; returns the last step done."""
+    """Build what the session's options ask for, and train it; return the last step done."""
     options, process, recipe = session.options, session.process, session.options.recipe
     phase = PhaseClock(session.writer, process.device)
+
+    # What cannot work is refused before anything is built.
     check_runs_here(recipe, process.device)
-    if recipe.loop != "ours":
-        import_trainer(recipe.loop)
+    trainer = _import_trainer(recipe.loop)
     session.cudnn, warning = guard_cudnn_attention()
     session.warnings += [warning] if warning else []
-    asked = Asked(model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length)
-    workload = session.workload = load_workload(options.workload, asked)
-    if recipe.loop != "ours":
+    workload = session.workload = load_workload(
+        options.workload,
+        ModelOptions(
+            model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length
+        ),
+    )
+    if trainer is not None:
         check_trainer(workload, recipe, process.device)
     check_forward_only(workload, recipe)
     check_optimizer(workload, recipe)
-    # Now: cuBLAS reads how it is to compute when its first handle is made.
+
+    # Before any product: cuBLAS reads its settings when its first handle is made.
     set_deterministic(recipe)
     arithmetic = precision.setup_precision(recipe, process.device)
     if process.num_nodes > 1:
-        phase("all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launched))
+        phase("all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launch))
 
+    session.batch_size = options.batch_size
     if options.batch_size is None:
         phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
-    else:
-        session.batch_size = options.batch_size
     _check_batch_size(session)
     session.steps = _num_steps(session, workload)
     request = _data_request(session)
     evaluations = plan_evaluations(
         workload, request, process, every=options.eval_every, last_step=session.steps
     )
-    parts = _build(session, workload, arithmetic, request, phase)
+
+    with phase.during("build", "the model"):
+        model = build_native(workload, options.seed, process)
+    with phase.during("build", "its conversion and checks"):
+        rounding = _convert(session, workload, arithmetic, model)
+        batches, model_check, trained = None, None, workload
+        if not _checkpoint_exists(session):
+            batches, model_check = _first_batches(workload, request, session, arithmetic, model, rounding)
+            trained = model_check.workload
+    if process.device.type == "cuda":
+        # The peak of memory that is recorded is the training's.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(process.device)
+    with phase.during("build", "what makes its steps"):
+        # Lightning and Transformers join the ranks themselves.
+        joined = process if trainer is None else dataclasses.replace(process, world_size=1)
+        stepper = build_stepper(trained, recipe, arithmetic, joined, model)
     session.identify()
-    checkpointing = Checkpointing(
+
+    checkpoints = Checkpointing(
         directory=options.output / "checkpoints",
-        identity=_identity(session),
+        identity=_identity(session, workload),
         process=process,
-        stepper=parts.stepper,
+        stepper=stepper,
         evaluations=evaluations,
         sharded=recipe.parallelism in ("fsdp2", "zero3"),
         phase=phase,
     )
     if options.checkpoint_every:
         best = evaluations is not None and evaluations.keep_best
-        size = checkpoint_bytes(
-            parts.stepper.model, workload, recipe, world_size=process.world_size, best=best
-        )
-        check_writers_space(process, checkpointing.directory, size)
+        size = checkpoint_bytes(stepper.model, trained, recipe, world_size=process.world_size, best=best)
+        check_writers_space(process, checkpoints.directory, size)
     if options.resume:
-        phase("resume", lambda: _resume(session, checkpointing))
+        phase("resume", lambda: _resume(session, checkpoints))
     request = dataclasses.replace(request, first_step=session.first_step)
-    as_trained, batches = parts.as_trained, parts.batches
     if batches is None or session.first_step > 1:
-        as_trained, batches = None, workload.batches(request)
+        model_check, batches = None, workload.batches(request)
         if session.first_step <= session.steps:
-            # What loads data has started when the header counts it.
-            batches = put_back(next_batch(workload, batches), batches)
+            # Starts the processes that load data, which the header counts.
+            batches = prepend(next_batch(workload, batches), batches)
+
     for text in session.warnings:
         log.warning("warning: %s", text)
     session.writer.write_header(session.header())
-    return train(
-        Training(
-            workload=parts.workload,
-            recipe=recipe,
-            process=process,
-            precision=arithmetic,
-            stepper=parts.stepper,
-            batches=batches,
-            request=request,
-            first_step=session.first_step,
-            last_step=session.steps,
-            checkpoint_every=options.checkpoint_every,
-            save_checkpoint=checkpointing.save,
-            evaluations=evaluations,
-            phase=phase,
-            writer=session.writer,
-            interrupts=interrupts,
-            num_compiles=compile.num_compiles,
-            print_metrics=session.launched.print_metrics,
-            as_trained=as_trained,
-        )
+    training = Training(
+        workload=trained,
+        recipe=recipe,
+        process=process,
+        precision=arithmetic,
+        stepper=stepper,
+        request=request,
+        batches=batches,
+        first_step=session.first_step,
+        last_step=session.steps,
+        checkpoint_every=options.checkpoint_every,
+        save_checkpoint=checkpoints.save,
+        phase=phase,
+        writer=session.writer,
+        interrupts=interrupts,
+        num_compiles=compile.num_compiles,
+        print_metrics=session.launch.print_metrics,
+        model_check=model_check,
     )
+    return train(training, evaluations, trainer)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Built:
-    """What there is before a checkpoint is loaded; batches, from the first step on, only if there is none."""
+def _import_trainer(loop: str) -> Callable[[TrainingLoop], None] | None:
+    """Return what makes the steps in place of our loop, its library imported; None for our loop.
 
-    workload: Workload
-    stepper: Stepper
-    as_trained: AsTrained | None = None
-    batches: Iterator[Batch] | None = None
-
-
-def _build(
-    session: Session, workload: Workload, arithmetic: Precision, request: DataRequest, phase: PhaseClock
-) -> _Built:
-    options, process, recipe = session.options, session.process, session.options.recipe
-    with phase.during("build", "the model"):
-        model = build_native(workload, options.seed, process)
-    batches, as_trained = None, None
-    with phase.during("build", "its conversion and checks"):
-        reference = _check_converted(session, workload, arithmetic, model)
-        resumes = options.resume and latest_checkpoint(options.output / "checkpoints") is not None
-        # As rank 0 sees it, which says where to resume from: ranks elsewhere may see more, and all meet after
-        # the check.
-        if not broadcast(process, [float(resumes)])[0]:
-            batches = workload.batches(request)
-            first = next_batch(workload, batches)
-            batches = put_back(first, batches)
-            part = split_batch(first, recipe.grad_accumulation)[0]
-            as_trained = AsTrained(workload, recipe, arithmetic, model, part, rounding=reference.rounding)
-            workload = as_trained.workload
-    if process.device.type == "cuda":
-        # The most memory that is recorded is the training's.
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(process.device)
-    # Lightning and Transformers join the ranks themselves.
-    joined = process if recipe.loop == "ours" else dataclasses.replace(process, world_size=1)
-    with phase.during("build", "what makes its steps"):
-        stepper = build_stepper(workload, recipe, arithmetic, joined, model)
-    return _Built(workload=workload, stepper=stepper, as_trained=as_trained, batches=batches)
+    The import comes before torch computes and before its cuDNN is looked at: transformers imports peft where
+    that is installed, and peft Transformer Engine, whose cuDNN may not fit the parts of torch's own that are
+    loaded by then.
+    """
+    if loop == "ours":
+        return None
+    prepare_torchvision()
+    importlib.import_module("lightning.pytorch" if loop == "lightning" else "transformers.trainer")
+    return train_with_lightning if loop == "lightning" else train_with_transformers
 
 
-def _check_converted(
-    session: Session, workload: Workload, arithmetic: Precision, model: nn.Module
-) -> checks.Reference:
-    """Convert `model` as the recipe says, and record what it is and whether it computes what it did."""
-    process, recipe = session.process, session.options.recipe
-    probe_of = probe_request(process, seed=session.options.seed, batch_size=_probe_size(session, workload))
-    probe_of = dataclasses.replace(probe_of, dtype=computed_in(recipe))
-    probe = next_batch(workload, workload.batches(probe_of))
-    reference = checks.reference(workload, recipe, model, probe)
-    convert_model(model, workload, recipe)
-    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    session.attention_backend = attention.attention_backend(model, probe, arithmetic, workload.loss)
-    if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
-        session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
-    for check in checks.run_checks(workload, recipe, arithmetic, model, probe, reference):
-        session.writer.add(check)
-        session.warnings += [] if check.passed else [checks.told(check)]
-    return reference
-
-
-def _probe_size(session: Session, workload: Workload) -> int:
-    """Samples to probe: they may be large, logits of long sequences or tensors of `gelu`."""
-    recipe, batch_size = session.options.recipe, session.batch_size
-    assert batch_size is not None
-    if not workload.trains:
-        return min(PROBE_BATCH, batch_size)
-    if recipe.precision == "fp8":
-        return max(PROBE_BATCH, precision.batch_multiple(recipe))
-    return min(PROBE_BATCH, max(LEAST_PROBE_BATCH, batch_size // recipe.grad_accumulation))
+def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision) -> str:
+    session.batch_size = largest_batch_that_fits(
+        workload,
+        session.options.recipe,
+        arithmetic,
+        session.process,
+        seed=session.options.seed,
+        budget_bytes=session.options.memory_budget,
+    )
+    return f"the largest batch that fits is {session.batch_size}"
 
 
 def _check_batch_size(session: Session) -> None:
@@ -222,7 +201,7 @@ def _check_batch_size(session: Session) -> None:
 
 
 def _num_steps(session: Session, workload: Workload) -> int:
-    """The steps asked for, or those of the epochs asked for, of which the last step is filled up."""
+    """Return the steps given, or those of the epochs given, of which the last is filled up."""
     options = session.options
     if options.epochs is None:
         assert options.steps is not None
@@ -241,21 +220,81 @@ def _data_request(session: Session) -> DataRequest:
     options, process = session.options, session.process
     assert session.batch_size is not None
     return DataRequest(
-        arm=options.data,
+        source=options.data,
         batch_size=session.batch_size,
         seed=options.seed,
         rank=process.rank,
         world_size=process.world_size,
         device=process.device,
-        num_workers=usual_num_workers() if options.num_workers is None else options.num_workers,
+        num_workers=default_num_workers() if options.num_workers is None else options.num_workers,
         first_step=session.first_step,
         dtype=computed_in(options.recipe),
     )
 
 
-def _identity(session: Session) -> Identity:
+def _convert(session: Session, workload: Workload, arithmetic: Precision, model: nn.Module) -> float:
+    """Convert `model` as the recipe says; record what it is and whether it computes what it did.
+
+    Return the relative error of the native model in the recipe's precision.
+    """
+    process, recipe = session.process, session.options.recipe
+    request = probe_request(
+        process,
+        seed=session.options.seed,
+        batch_size=_probe_size(session, workload),
+        dtype=computed_in(recipe),
+    )
+    probe = next_batch(workload, workload.batches(request))
+    reference = compute_reference(workload, recipe, model, probe)
+    convert_model(model, workload, recipe)
+    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    session.attention_backend = attention_backend(model, probe, arithmetic, workload.loss)
+    if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
+        session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
+    for check in run_checks(workload, recipe, arithmetic, model, probe, reference):
+        session.writer.add(check)
+        session.warnings += [] if check.passed else [failure_message(check)]
+    return reference.rounding
+
+
+def _probe_size(session: Session, workload: Workload) -> int:
+    """Return how many samples to probe: each may be large, as long sequences or tensors of `gelu` are."""
+    recipe, batch_size = session.options.recipe, session.batch_size
+    assert batch_size is not None
+    if not workload.trains:
+        return min(PROBE_BATCH, batch_size)
+    if recipe.precision == "fp8":
+        return max(PROBE_BATCH, precision.batch_multiple(recipe))
+    return min(PROBE_BATCH, max(MIN_PROBE_BATCH, batch_size // recipe.grad_accumulation))
+
+
+def _checkpoint_exists(session: Session) -> bool:
+    """Return whether the run resumes from a checkpoint, which rank 0 decides: others may see other files."""
     options = session.options
-    assert session.batch_size is not None and session.workload is not None
+    exists = options.resume and latest_checkpoint(options.output / "checkpoints") is not None
+    return bool(broadcast(session.process, [float(exists)])[0])
+
+
+def _first_batches(
+    workload: Workload,
+    request: DataRequest,
+    session: Session,
+    arithmetic: Precision,
+    model: nn.Module,
+    rounding: float,
+) -> tuple[Iterator[Batch], CompiledModelCheck]:
+    """Return the batches from the first step on, and the check that the first of them makes of the model."""
+    recipe = session.options.recipe
+    batches = workload.batches(request)
+    first = next_batch(workload, batches)
+    batches = prepend(first, batches)
+    part = split_batch(first, recipe.grad_accumulation)[0]
+    return batches, CompiledModelCheck(workload, recipe, arithmetic, model, part, rounding=rounding)
+
+
+def _identity(session: Session, workload: Workload) -> Identity:
+    options = session.options
+    assert session.batch_size is not None
     return Identity(
         workload=options.workload,
         recipe=options.recipe.label,
@@ -263,25 +302,13 @@ def _identity(session: Session) -> Identity:
         seed=options.seed,
         batch_size=session.batch_size,
         world_size=session.process.world_size,
-        sequence_length=session.workload.sequence_length,
+        sequence_length=workload.sequence_length,
         data_digest=session.data_identity.digest if session.data_identity else None,
     )
 
 
-def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision) -> str:
-    session.batch_size = largest_batch_that_fits(
-        workload,
-        session.options.recipe,
-        arithmetic,
-        session.process,
-        seed=session.options.seed,
-        budget_bytes=session.options.memory_budget,
-    )
-    return f"the largest batch that fits is {session.batch_size}"
-
-
-def _resume(session: Session, checkpointing: Checkpointing) -> str:
-    step = checkpointing.resume(last_step=session.steps)
+def _resume(session: Session, checkpoints: Checkpointing) -> str:
+    step = checkpoints.resume(last_step=session.steps)
     if step == 0:
         return "no checkpoint yet: from the start"
     session.first_step = step + 1

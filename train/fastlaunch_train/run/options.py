@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fastlaunch_train.recipes.recipes import Recipe, resolve_recipe
-from fastlaunch_train.record_lines import MAX_INTEGER
-from fastlaunch_train.workloads import workload_info
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import MAX_INTEGER
+from fastlaunch_train.workloads.registry import workload_info
 
 #: What `--batch-size auto` may use on a machine without a GPU, unless --memory-budget says otherwise.
 DEFAULT_MEMORY_BUDGET = 2**30
@@ -17,40 +18,36 @@ DEFAULT_MEMORY_BUDGET = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One training run, as asked for. batch_size is per rank, None for `auto`; memory_budget is in bytes.
-
-    steps: None where epochs are given instead. model, tokenizer, sequence_length: as in `workload.Asked`.
-    eval_every: steps between evaluations on held-out data, 0 for none; with it there is one at the end.
-    num_workers: that load data for a rank; None for its share of the CPU cores.
-    """
+    """What to train, how, how long and where."""
 
     workload: str
     recipe: Recipe
-    batch_size: int | None
-    steps: int | None
+    batch_size: int | None  #: per rank; None for `auto`
+    memory_budget: int  #: bytes, for `auto` on a CPU
+    steps: int | None  #: or epochs
+    epochs: int | None
     output: Path
     seed: int
     data: str
-    num_workers: int | None
-    checkpoint_every: int
+    num_workers: int | None  #: loader processes of a rank; None for its share of the CPU cores
+    checkpoint_every: int  #: steps; 0 for never
     resume: bool
-    memory_budget: int
-    epochs: int | None = None
-    eval_every: int = 0
-    model: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = None
+    eval_every: int  #: steps; 0 for never; otherwise after the last one too
+    #: Of a language workload, as in `ModelOptions`.
+    model: str | None
+    tokenizer: str | None
+    sequence_length: int | None
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that exits 2 with one line and no usage text, as every other refusal here does."""
+    """argparse that exits 2 with an error and a hint, as every other refusal here does."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n  see python -m fastlaunch_train --help\n")
 
 
 def parse_options(argv: list[str]) -> Options:
-    """Options from `argv`. Raises RecipeError or WorkloadError, or exits with 2, for a bad request."""
+    """Return the options in `argv`. Raises RecipeError or WorkloadError, or exits 2, for a bad request."""
     parser = _Parser(
         prog="fastlaunch_train", description="Train a workload with a recipe and record each step."
     )
@@ -60,9 +57,9 @@ def parse_options(argv: list[str]) -> Options:
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the recipe")
     add("--batch-size", required=True, type=_batch_size, help="samples per rank and step, or auto")
     add("--steps", type=_at_least(1), help="optimizer steps in all")
-    add("--epochs", type=_at_least(1), help="instead: passes over the data")
+    add("--epochs", type=_at_least(1), help="passes over the data, in place of --steps")
     add("--output", required=True, type=Path, help="folder for records and checkpoints")
-    add("--seed", type=_at_least(0), default=0, help="of weights and data (default 0)")
+    add("--seed", type=_at_least(0), default=0, help="seed of weights and data (default 0)")
     add(
         "--data",
         type=_data,
@@ -74,35 +71,29 @@ def parse_options(argv: list[str]) -> Options:
         type=_at_least(0),
         help="loader workers per rank (default: its share of the CPU cores, 12 at most)",
     )
-    add("--checkpoint-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
-    add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
-    add("--eval-every", type=_at_least(0), default=0, help="steps; 0 for never (default)")
-    add("--model", help="of a language workload: a folder, or a name on the Hugging Face hub")
-    add("--tokenizer", help="likewise; without one, bytes are tokens")
-    add("--sequence-length", type=_at_least(2), help="tokens of a sample")
-    add("--memory-budget", type=_bytes, default=DEFAULT_MEMORY_BUDGET, help="for --batch-size auto on a CPU")
-    asked = parser.parse_args(argv)
-    workload_info(asked.workload)
-    if (asked.steps is None) == (asked.epochs is None):
-        parser.error("give --steps or --epochs, one of them")
-    return Options(
-        workload=asked.workload,
-        recipe=resolve_recipe(asked.recipe, asked.set),
-        batch_size=asked.batch_size,
-        steps=asked.steps,
-        output=asked.output,
-        seed=asked.seed,
-        data=asked.data,
-        num_workers=asked.num_workers,
-        checkpoint_every=asked.checkpoint_every,
-        resume=asked.resume,
-        memory_budget=asked.memory_budget,
-        epochs=asked.epochs,
-        eval_every=asked.eval_every,
-        model=asked.model,
-        tokenizer=asked.tokenizer,
-        sequence_length=asked.sequence_length,
+    add(
+        "--checkpoint-every",
+        type=_at_least(0),
+        default=0,
+        help="steps between checkpoints; 0: none (default)",
     )
+    add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
+    add("--eval-every", type=_at_least(0), default=0, help="steps between evaluations; 0: none (default)")
+    add("--model", help="of a language workload: a folder, or a name on the Hugging Face hub")
+    add("--tokenizer", help="of a language workload: a folder or a name on the hub; none: bytes are tokens")
+    add("--sequence-length", type=_at_least(2), help="tokens of a sample")
+    add(
+        "--memory-budget",
+        type=_bytes,
+        default=DEFAULT_MEMORY_BUDGET,
+        help="memory that --batch-size auto may fill on a CPU, such as 2GiB (default 1GiB)",
+    )
+    fields = vars(parser.parse_args(argv))
+    workload_info(fields["workload"])
+    if (fields["steps"] is None) == (fields["epochs"] is None):
+        parser.error("give --steps or --epochs, one of them")
+    fields["recipe"] = resolve_recipe(fields["recipe"], fields.pop("set"))
+    return Options(**fields)
 
 
 def _at_least(least: int) -> Callable[[str], int]:

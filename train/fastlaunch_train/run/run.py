@@ -8,22 +8,28 @@ import os
 import shutil
 import sys
 
-from fastlaunch_train.caveats import caveats
 from fastlaunch_train.checks.runs_here import this_machine
 from fastlaunch_train.distributed import fabric
 from fastlaunch_train.distributed.parallel import Process, agree, start_process, stop_process
-from fastlaunch_train.exit_codes import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL
 from fastlaunch_train.loop.checkpoint import latest_checkpoint
-from fastlaunch_train.process.failures import FabricError, Failure, classify
+from fastlaunch_train.process.failures import (
+    EXIT_BAD_REQUEST,
+    EXIT_CODES,
+    EXIT_DISK_FULL,
+    FabricError,
+    Failure,
+    classify,
+)
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.process.launch import Launched
+from fastlaunch_train.process.launch import LaunchSettings
 from fastlaunch_train.process.tracebacks import TracebackFile, leave_traceback, traceback_path
-from fastlaunch_train.recipes.recipes import RecipeError
+from fastlaunch_train.recipes.advice import caveats
+from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.records import RecordWriter, last_attempt, record_path
 from fastlaunch_train.run.assembly import train_session
 from fastlaunch_train.run.options import Options
 from fastlaunch_train.run.session import Session
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.workloads.registry import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -31,24 +37,24 @@ log = logging.getLogger("fastlaunch_train")
 MIN_FREE_BYTES = 64 * 2**20
 
 
-def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
-    """Train as `options` say; returns the exit code. Everything that went wrong is told on stderr."""
+def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int:
+    """Train as `options` say; return the exit code. What goes wrong is logged."""
     try:
-        fabric.watch(options.output)
+        fabric.log_nccl(options.output)
         process = start_process()
-        session = _open_session(options, process, launched)
+        session = _open_session(options, process, launch)
     except (RecipeError, OSError) as error:
-        _tell(error)
+        _log_error(error)
         return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
     except Exception as error:
-        leave_traceback(options.output, launched.attempt, error)
+        leave_traceback(options.output, launch.attempt, error)
         raise
     interrupts.on_stuck = session.end_stuck
     try:
         session.last_done = train_session(session, interrupts)
         failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
     except (RecipeError, WorkloadError) as error:
-        _tell(error)
+        _log_error(error)
         session.traceback.write(error)
         failure = Failure(status="failed", message=error.message, exit_code=EXIT_BAD_REQUEST)
     except BaseException as error:
@@ -57,7 +63,7 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
             session.traceback.write(error)
         if isinstance(error, FabricError):
             if process.local_rank == 0:
-                _tell(error)
+                _log_error(error)
         elif failure.exit_code == EXIT_CODES["failed"]:
             log.exception("rank %d failed", process.rank)
         else:
@@ -69,19 +75,22 @@ def run(options: Options, interrupts: Interrupts, launched: Launched) -> int:
     session.writer.close()
     session.traceback.close()
     if exit_code == 0:
-        # What holds on to the process group goes before it; a Trainer keeps its DDP model in a cycle.
+        # First free what holds the process group: a Trainer keeps its DDP model in a cycle.
         gc.unfreeze()
         gc.collect()
         stop_process()
     elif process.world_size > 1:
-        # Tearing down a process group whose peers are gone can hang: leave without it.
+        # Leaving a process group whose peers are gone can hang.
         sys.stderr.flush()
         os._exit(exit_code)
     return exit_code
 
 
-def _open_session(options: Options, process: Process, launched: Launched) -> Session:
-    """Check the output folder and open this rank's record there. RecipeError if it holds one already."""
+def _open_session(options: Options, process: Process, launch: LaunchSettings) -> Session:
+    """Check the output folder and open this rank's record there.
+
+    Raises RecipeError if it holds a run already, OSError if the disk is full.
+    """
     # Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
     utc = datetime.timezone.utc  # noqa: UP017
     started_at = datetime.datetime.now(utc).isoformat(timespec="seconds")
@@ -89,32 +98,32 @@ def _open_session(options: Options, process: Process, launched: Launched) -> Ses
     free = shutil.disk_usage(options.output).free
     if free < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, f"only {free / 2**20:.0f} MiB are free", str(options.output))
-    left = latest_checkpoint(options.output / "checkpoints")
-    newest, any_left, least = agree(
-        process, [float(last_attempt(options.output)), float(left is not None), float(launched.attempt)]
+    has_checkpoints = latest_checkpoint(options.output / "checkpoints") is not None
+    newest, any_checkpoints, least = agree(
+        process, [float(last_attempt(options.output)), float(has_checkpoints), float(launch.attempt)]
     )
-    # Checkpoints alone are refused too: the newest are kept, which would be those of the other run.
-    if (newest or any_left) and not options.resume:
+    # Checkpoints alone are refused too: of two runs' checkpoints only the newest would be kept.
+    if (newest or any_checkpoints) and not options.resume:
         raise RecipeError(
             f"{options.output} already holds the {'record' if newest else 'checkpoints'} of a run",
             "give another --output, or --resume to go on",
         )
     attempt = max(round(least), 1 + round(newest))
-    capability = this_machine(process.device).compute_capability
+    machine = this_machine(process.device)
     return Session(
         options=options,
         process=process,
         writer=RecordWriter(record_path(options.output, rank=process.rank, attempt=attempt)),
         traceback=TracebackFile(traceback_path(options.output, rank=process.rank, attempt=attempt)),
-        launched=launched,
+        launch=launch,
         attempt=attempt,
         started_at=started_at,
         steps=options.steps or 1,
-        warnings=list(caveats(options.recipe, capability=capability, world_size=process.world_size)),
+        warnings=list(caveats(options.recipe, machine, world_size=process.world_size)),
     )
 
 
-def _tell(error: BaseException) -> None:
+def _log_error(error: BaseException) -> None:
     if isinstance(error, RecipeError | WorkloadError | FabricError):
         log.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
     else:

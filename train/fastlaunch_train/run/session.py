@@ -1,20 +1,35 @@
 """`Session`: what is known so far of a run, of which its record's header and end are made."""
 
+import hashlib
+import importlib.metadata
 import logging
 import os
+import platform
+import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
+
+import fastlaunch_train
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.process import device as environment
+from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.host_threads import num_data_workers
-from fastlaunch_train.process.launch import Launched
+from fastlaunch_train.process.launch import LaunchSettings
 from fastlaunch_train.process.tracebacks import TracebackFile
-from fastlaunch_train.records.data_identity import DataIdentity, identity_of_own
+from fastlaunch_train.records.data_identity import DataIdentity, user_workload_identity
 from fastlaunch_train.records.records import End, RecordWriter
 from fastlaunch_train.run.options import Options
 from fastlaunch_train.workloads.contract import Workload
+
+#: Packages whose version can change a step time or a loss.
+_PACKAGES = (
+    *("timm", "torchvision", "transformer_engine", "torchao", "triton", "transformers", "deepspeed"),
+    *("accelerate", "lightning", "onnxruntime-training", "onnxruntime-training-cpu", "torch-ort"),
+)
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -24,43 +39,44 @@ class Session:
     """What is known so far of the run; the header is made of it, early if the run fails early."""
 
     options: Options
+    launch: LaunchSettings
     process: Process
     writer: RecordWriter
     traceback: TracebackFile
-    launched: Launched
     attempt: int
     started_at: str
+    # What assembly learns, in this order.
+    cudnn: tuple[int, ...] | None = None  #: the release that is loaded
     workload: Workload | None = None
-    num_parameters: int | None = None
-    batch_size: int | None = None
+    batch_size: int | None = None  #: per rank
     steps: int = 1
-    first_step: int = 1
-    last_done: int = 0
+    num_parameters: int | None = None
     attention_backend: str | None = None
-    cudnn: tuple[int, ...] | None = None
     data_identity: DataIdentity | None = None
     model_identity: Mapping[str, str | None] | None = None
+    first_step: int = 1
+    last_done: int = 0
     warnings: list[str] = field(default_factory=list)
 
     def identify(self) -> None:
-        """Learn what data and model are. Called once they were read: a run that fails before is not held up.
+        """Learn what data and model are, once they were read: a run that fails before is not held up.
 
-        What cannot be looked at, a file that was removed since, stays unknown: that is no reason to fail.
+        What cannot be read, such as a file that was removed since, stays unknown; the run goes on.
         """
-        workload, arm = self.workload, self.options.data
+        workload, source = self.workload, self.options.data
         assert workload is not None
         try:
             if workload.data_identity is not None:
-                self.data_identity = workload.data_identity(arm)
+                self.data_identity = workload.data_identity(source)
             elif ".py:" in self.options.workload:
-                self.data_identity = identity_of_own(self.options.workload, arm)
+                self.data_identity = user_workload_identity(self.options.workload, source)
             if workload.model_identity is not None:
                 self.model_identity = workload.model_identity()
         except OSError as error:
             self.warnings.append(f"what data and model are is not known: {error.strerror}")
 
     def header(self) -> dict[str, Any]:
-        """The record's header, from what is known now."""
+        """Return the record's header, from what is known now."""
         options, process, workload = self.options, self.process, self.workload
         return {
             "run_id": os.environ.get("FASTLAUNCH_RUN_ID") or options.output.resolve().name,
@@ -79,7 +95,7 @@ class Session:
                 "model": options.model,
                 "model_identity": dict(self.model_identity) if self.model_identity else None,
                 "metric": workload.metric if workload else None,
-                # Its own, which the recipe may replace: with both, what was really used is known.
+                # Its own; the recipe may replace them.
                 "optimizer": workload.optimizer if workload and workload.trains else None,
                 "learning_rate": workload.learning_rate if workload and workload.trains else None,
             },
@@ -91,8 +107,8 @@ class Session:
             "data": options.data.partition(":")[0],
             "data_identity": self.data_identity.to_record() if self.data_identity else None,
             "num_data_workers": num_data_workers(),
-            "machine": environment.machine(process.device),
-            "versions": environment.versions(self.cudnn),
+            "machine": machine(process.device),
+            "versions": versions(self.cudnn),
             "attention_backend": self.attention_backend,
             "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
             "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
@@ -101,8 +117,8 @@ class Session:
         }
 
     def end(self, status: str, message: str | None) -> bool:
-        """Write what is pending and the end line; False, once said, if the disk refuses."""
-        peak_gib = environment.memory_gib(self.process.device)[1]
+        """Write what is pending and the end line; log it and return False if the disk refuses."""
+        peak_gib = memory_gib(self.process.device)[1]
         try:
             if not self.writer.header_written:
                 self.writer.write_header(self.header())
@@ -117,6 +133,108 @@ class Session:
         return True
 
     def end_stuck(self, message: str) -> None:
-        """End the record of a rank that was asked to stop and cannot, from another thread."""
+        """End the record of a rank that was asked to stop and cannot; called from another thread."""
         self.end("interrupted", message)
         self.traceback.close()
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return the header's `machine`, with None for what cannot be learnt."""
+    facts: dict[str, Any] = {
+        "host_id": host_id(),
+        "device_type": device.type,
+        "device_name": _cpu_name(),
+        "num_devices": 1,
+        "memory_gib": _host_memory_gib(),
+        "num_cpus": os.cpu_count(),
+        "driver": None,
+        # As run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
+        "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
+        # That rents it out, if not EC2: `sagemaker` has prices of its own.
+        "service": os.environ.get("FASTLAUNCH_SERVICE") or None,
+        "power_limit_w": None,
+        "max_clock_mhz": None,
+        "compute_capability": None,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["device_name"] = properties.name
+        facts["num_devices"] = torch.cuda.device_count()
+        facts["memory_gib"] = round(properties.total_memory / 2**30, 2)
+        facts["compute_capability"] = f"{properties.major}.{properties.minor}"
+        facts |= _nvidia_smi()
+    return facts
+
+
+def host_id() -> str:
+    """Return twelve hex digits that name this machine until it reboots, the same in all its containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = socket.gethostname()
+    return hashlib.sha256(boot.encode()).hexdigest()[:12]
+
+
+def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
+    """Return the header's `versions`; `cudnn`: the release that is loaded, if known."""
+    releases: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "fastlaunch_train": fastlaunch_train.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": ".".join(map(str, cudnn)) if cudnn else None,
+        "nccl": _nccl_version(),
+    }
+    for package in _PACKAGES:
+        try:
+            releases[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            releases[package] = None
+    return releases
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _nvidia_smi() -> dict[str, Any]:
+    query = "driver_version,power.limit,clocks.max.sm"
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    cells = [cell.strip() for cell in answer[0].split(",")] if answer else []
+    if len(cells) != 3:
+        return {}
+    return {"driver": cells[0], "power_limit_w": _number(cells[1]), "max_clock_mhz": _number(cells[2])}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _host_memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 2)
+    except (ValueError, OSError):
+        return None

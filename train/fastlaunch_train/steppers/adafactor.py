@@ -16,15 +16,15 @@ _AT_ONCE = 2**24
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Adafactor (Shazeer and Stern, 2018) with the learning rate it is given, and without first moment.
+    """Adafactor (Shazeer and Stern, 2018) with a given learning rate and without a first moment.
 
-    The Transformers Trainer makes `transformers.Adafactor(lr=..., scale_parameter=False,
-    relative_step=False)` of `--optim adafactor`, and this computes the same. torch.optim.Adafactor does not:
-    it scales every update by the parameter's own size and caps the learning rate at step ** -0.5.
+    It computes what `transformers.Adafactor(lr=..., scale_parameter=False, relative_step=False)` does, which
+    the Transformers Trainer makes of `--optim adafactor`. torch.optim.Adafactor does not: it scales every
+    update by the parameter's own size and caps the learning rate at step ** -0.5.
     Parameters may be sharded (DTensor) and in bf16; the moments are fp32.
 
-    foreach: parameters of one shape are stacked and updated at once, up to 2**24 numbers of them: a GPU is
-        given a fourth of the kernels to start. What is sharded is updated one by one.
+    foreach: stack parameters of one shape and update them at once, up to 2**24 numbers, which takes a fourth
+        of the kernels. Sharded parameters are updated one by one.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, foreach: bool = True) -> None:
@@ -33,22 +33,22 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update every parameter that has a gradient, after `closure` has computed it, if that is given."""
+        """Update every parameter that has a gradient; a `closure`, if given, computes the gradients first."""
         loss = None
         if closure is not None:  # as Lightning's Trainer steps
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            given = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter in given:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
                 state = self.state[parameter]
                 state["step"] = state.get("step", 0) + 1
-            for alike in self._alike(given) if self._foreach else ([parameter] for parameter in given):
+            for alike in self._alike(parameters) if self._foreach else ([each] for each in parameters):
                 self._update(alike, group["lr"])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, with moments in fp32: torch casts them as the weights are."""
+        """Take over what `state_dict` returned; torch casts moments to the weights' dtype, this to fp32."""
         super().load_state_dict(state_dict)
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -58,7 +58,7 @@ class Adafactor(torch.optim.Optimizer):
                     self.state[parameter][name] = value.to(parameter.device, torch.float32)
 
     def _alike(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        """Those that are updated at once: of one shape, dtype, device and step."""
+        """Yield the parameters that are updated at once: of one shape, dtype, device and step."""
         alike: dict[Any, list[nn.Parameter]] = {}
         for parameter in parameters:
             if hasattr(parameter, "placements"):
@@ -72,7 +72,7 @@ class Adafactor(torch.optim.Optimizer):
         yield from alike.values()
 
     def _update(self, parameters: list[nn.Parameter], lr: float) -> None:
-        """One step of `parameters`, all of one shape; the first dimension of what is computed is theirs."""
+        """Do one step of `parameters`, all of one shape, stacked along the first dimension."""
         grad = _stacked([parameter.grad for parameter in parameters if parameter.grad is not None]).float()
         states = [self.state[parameter] for parameter in parameters]
         kept = 1.0 - states[0]["step"] ** -_DECAY
@@ -96,17 +96,17 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _stacked(tensors: list[Any]) -> torch.Tensor:
-    # One alone is not copied, and may be sharded.
+    # A single one is not copied, and may be sharded.
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].detach().unsqueeze(0)
 
 
 def _apart(values: torch.Tensor) -> list[torch.Tensor]:
-    # What is sharded comes alone, and DTensor has no unbind before torch 2.10.
+    # Sharded ones come one by one, and DTensor has no unbind before torch 2.10.
     return list(values.unbind()) if len(values) > 1 else [values.squeeze(0)]
 
 
 def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kept: float) -> torch.Tensor:
-    """The running means under `name`, with `values` taken in. In the first step they are these: kept is 0."""
+    """Return the running means under `name`, updated with `values`; in the first step kept is 0."""
     if name not in states[0]:
         for state, value in zip(states, _apart(values), strict=True):
             state[name] = value.clone()
@@ -123,7 +123,7 @@ def _mean(value: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _placed_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """`value`, sharded as `parameter` is, which it is not along a dimension of 1: torch gathers that."""
+    """Return `value`, sharded as `parameter` is: along a dimension of 1 torch has gathered it."""
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return value
@@ -132,7 +132,7 @@ def _placed_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
-    """`value`, summed over the ranks if each of them holds a part of the sum."""
+    """Return `value`, summed over the ranks if each of them holds a part of the sum."""
     placements = getattr(value, "placements", ())
     if not any(placement.is_partial() for placement in placements):
         return value

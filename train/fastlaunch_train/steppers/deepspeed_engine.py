@@ -2,7 +2,6 @@
 
 import functools
 import importlib.metadata
-import importlib.util
 import logging
 import os
 import sys
@@ -10,42 +9,45 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from fastlaunch_train.checks.runs_here import parse_version
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.deepspeed_state import gather_states, own_state, restore, whole_model
-from fastlaunch_train.deterministic import without_deterministic
-from fastlaunch_train.distributed.parallel import Process, join_group
-from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.distributed.parallel import Process, gather_object, join_group
+from fastlaunch_train.models.model_state import model_state
+from fastlaunch_train.models.precision import Precision, nondeterministic_error
 from fastlaunch_train.models.prepare import prepare_model
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError, refuse
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
+from fastlaunch_train.recipes.requirements import parse_version
 from fastlaunch_train.recipes.rules import steps_problem
 from fastlaunch_train.steppers.optimizers import build_optimizer
 from fastlaunch_train.steppers.torch_stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
+#: Under which DeepSpeed's optimizers save their loss scaler, an object.
+_SCALER = "loss_scaler"
+
 log = logging.getLogger("fastlaunch_train")
 #: The oldest DeepSpeed that may overlap. Older ones sent gradients that were not written yet, or overwrote
-#: them on their way: another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061, pull requests
-#: 7898 and 7965). This is the oldest whose source was seen to have the last of these mended.
+#: them on their way, which trains another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061,
+#: pull requests 7898 and 7965). This is the oldest whose source has the last of these mended.
 OVERLAP_RELEASE = (0, 19, 8)
-#: Gradients that are exchanged together: as many as fill DDP's 160 MB in fp32. DeepSpeed's own 500 million
-#: are most of ViT-Huge: their exchange could begin only when nearly all was computed, and two buffers of them
+#: Gradients that are exchanged together: as many as fill DDP's 160 MB in fp32. DeepSpeed's default of 500
+#: million is most of ViT-Huge: the exchange could begin only when nearly all are computed, and two buffers
 #: take 4 GB.
 BUCKET_ELEMENTS = 160 * 2**20 // 4
 
 
 class DeepSpeedStepper:
-    """A `Stepper` around DeepSpeed's engine, with the optimizer of the recipe.
+    """A `Stepper` around DeepSpeed's engine, with the recipe's optimizer.
 
     What it computes in, by recipe:
     * fp32, tf32: as without DeepSpeed.
     * bf16: fp32 parameters under bf16 autocast, as with DDP. A layer's weights in bf16 are kept from its
-      forward to its backward pass: with zero3 that is most of what is to be saved, so add
+      forward to its backward pass; with zero3 that is most of what sharding saves, so add
       parameter_dtype=bf16-master where memory matters.
-    * bf16 with parameter_dtype=bf16-master: DeepSpeed's bf16 mode. Parameters, gradients and what travels are
-      bf16, fp32 masters are sharded with the optimizer's state; operators compute as autocast has them.
+    * bf16 with parameter_dtype=bf16-master: DeepSpeed's bf16 mode. Parameters, gradients and messages are
+      bf16, fp32 masters are sharded with the optimizer's state; operators compute as under autocast.
     * fp16: DeepSpeed's fp16 mode, likewise in fp16, with its own dynamic loss scaling, which skips steps that
       overflow; the scaler of Precision is not used.
     Micro-batches are accumulated by DeepSpeed, in its gradients' dtype. Gradients are exchanged while others
@@ -62,9 +64,9 @@ class DeepSpeedStepper:
         self._process = process
         self._native = model
         if recipe.engine == "torch":
-            # Inside, since DeepSpeed's engine switches off the autocast that it is called in.
+            # Inside: DeepSpeed's engine switches off the autocast that it is called in.
             model.__dict__["forward"] = _under(precision.autocast, model.forward)
-        # DeepSpeed holds the parameters in the dtype of its mode, and the masters.
+        # DeepSpeed makes the masters, and holds the parameters in the dtype of its mode.
         prepared = prepare_model(workload, recipe, model)
         self.model = self._engine = initialize(
             prepared, build_optimizer(workload, recipe, model.parameters()), recipe, process
@@ -73,7 +75,7 @@ class DeepSpeedStepper:
             self._engine.compile(backend=recipe.compile_backend)
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """The detached loss of `batch`, not waited for, after one optimizer step on it."""
+        """Do one optimizer step on `batch`; return its loss."""
         losses = []
         try:
             for micro_batch in split_batch(batch, self._recipe.grad_accumulation):
@@ -84,14 +86,14 @@ class DeepSpeedStepper:
                 self._engine.backward(loss)
                 self._engine.step()
         except RuntimeError as error:
-            told = without_deterministic(error, self._recipe)
-            if told is None:
+            refusal = nondeterministic_error(error, self._recipe)
+            if refusal is None:
                 raise
-            raise told from error
+            raise refusal from error
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Compile what a step on `batch` needs: a step is done and undone, with the random generators."""
+        """Compile what a step on `batch` needs, by a step that is undone."""
         before = own_state(self._engine, self._native)
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -101,9 +103,9 @@ class DeepSpeedStepper:
             torch.cuda.synchronize(device)
 
     def state(self) -> dict[str, Any]:
-        """The whole model, and each rank's share of masters, optimizer state and loss scale."""
+        """Return the whole model, and each rank's share of masters, optimizer state and loss scale."""
         model = whole_model(self._native, keep=self._process.rank == 0)
-        shares = gather_states(own_state(self._engine, self._native, weights=False), self._process)
+        shares = gather_object(self._process, own_state(self._engine, self._native, weights=False))
         return {"model": model, "deepspeed": shares} if self._process.rank == 0 else {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -112,15 +114,16 @@ class DeepSpeedStepper:
         restore(self._engine, self._native, {**share, "model": state["model"]})
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of parameters and buffers, or of this rank's shards of them, in host memory."""
+        """Return a copy of parameters and buffers, or of this rank's shards, in host memory."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned; masters stay as they are, and come back with the next step."""
+        """Put back what `weights` returned; masters stay, and the next step rounds them into the model."""
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
         for parameter in self._native.parameters():
-            # Small parameters stay gathered between steps: gathered anew, they have what is put back here.
+            # Small parameters stay gathered between steps: partitioned, they are gathered from what is put
+            # back here.
             if getattr(parameter, "ds_status", None) == ZeroParamStatus.AVAILABLE:
                 parameter.partition()  # type: ignore[attr-defined]
         with torch.no_grad():
@@ -136,12 +139,7 @@ class DeepSpeedStepper:
 
 
 def check_recipe(workload: Workload, recipe: Recipe) -> None:
-    """Returns if DeepSpeed is installed and computes what the recipe says with it; else RecipeError."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise RecipeError(
-            f"recipe {recipe.label} needs DeepSpeed, which is not installed",
-            "install the extra `deepspeed`, or add --set parallelism=fsdp2",
-        )
+    """Raise RecipeError if DeepSpeed does not compute what the recipe says."""
     if "adafactor" in (recipe.optimizer, workload.optimizer if recipe.optimizer == "workload" else ""):
         raise RecipeError(
             f"recipe {recipe.label}: DeepSpeed flattens what it shards, and adafactor needs rows and columns",
@@ -152,7 +150,7 @@ def check_recipe(workload: Workload, recipe: Recipe) -> None:
 
 
 def check_overlap(recipe: Recipe, release: str) -> None:
-    """Returns if this `release` of DeepSpeed exchanges gradients as `recipe` says; else RecipeError."""
+    """Raise RecipeError if this `release` of DeepSpeed can corrupt gradients as `recipe` exchanges them."""
     if recipe.overlap_comm and parse_version(release) < OVERLAP_RELEASE:
         needed = ".".join(map(str, OVERLAP_RELEASE))
         raise RecipeError(
@@ -162,15 +160,15 @@ def check_overlap(recipe: Recipe, release: str) -> None:
 
 
 def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, process: Process) -> Any:
-    """DeepSpeed's engine around `model`, which updates it by `optimizer`."""
+    """Return DeepSpeed's engine around `model`, which updates it by `optimizer`."""
     os.environ.setdefault("DS_ACCELERATOR", process.device.type)
-    # Of a process that torchrun did not start, too, DeepSpeed wants to read it there.
+    # DeepSpeed reads it there even if torchrun did not start the process.
     os.environ.setdefault("LOCAL_RANK", str(process.local_rank))
     join_group(process)
     import deepspeed
 
     for handler in deepspeed.utils.logger.handlers:
-        # It writes to standard output, where nothing but data belongs.
+        # It writes to standard output, where only data belongs.
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
     log.info("DeepSpeed starts; at its first time on a machine it compiles for minutes")
@@ -192,9 +190,9 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recip
 
 
 def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for `recipe`.
+    """Return DeepSpeed's configuration for `recipe`.
 
-    Its batch sizes are for its own reports, which nobody reads here: a micro-batch counts as one sample.
+    Its batch sizes only serve its own reports, which are off: a micro-batch counts as one sample.
     """
     half = recipe.precision == "fp16"
     bf16 = recipe.parameter_dtype == "bf16-master"
@@ -204,7 +202,7 @@ def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
         "train_batch_size": recipe.grad_accumulation * world_size,
         "zero_optimization": {
             "stage": int(recipe.parallelism.removeprefix("zero")),
-            # Left out, it is true for ZeRO-3 alone (seen in 0.19.8).
+            # By default true for ZeRO-3 alone (seen in 0.19.8).
             "overlap_comm": recipe.overlap_comm,
             "reduce_bucket_size": BUCKET_ELEMENTS,
         },
@@ -213,7 +211,7 @@ def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
         # DeepSpeed clips gradients to a norm of 1 unless it is told not to (seen in 0.19.8).
         "gradient_clipping": 0.0,
         "steps_per_print": 10**9,
-        # For those reports it would wait for the device twice in every micro-batch (seen in 0.19.8).
+        # For its reports it would wait for the device twice in every micro-batch (seen in 0.19.8).
         "timers": {"throughput": {"enabled": False}},
         "fp16": {"enabled": half, "auto_cast": half and recipe.engine == "ort"},
         "bf16": {"enabled": bf16},
@@ -232,3 +230,75 @@ def _under(autocast: Callable[[], Any], forward: Callable[..., Any]) -> Callable
             return forward(*args, **kwargs)
 
     return call
+
+
+def own_state(engine: Any, model: nn.Module, *, weights: bool = True) -> dict[str, Any]:
+    """Return this rank's share of the state of `engine`, copied to the CPU.
+
+    weights: whether `model`'s own are in it; with ZeRO-3 they are in the masters alone.
+    """
+    optimizer = engine.optimizer.state_dict()
+    scaler = vars(optimizer.pop(_SCALER))
+    state = {"optimizer": plain(optimizer), "scaler": plain(scaler)}
+    if weights:
+        state["model"] = plain(_buffers(model) if _partitioned(model) else model_state(model))
+    return state
+
+
+def restore(engine: Any, model: nn.Module, state: dict[str, Any]) -> None:
+    """Take over what `own_state` returned on this rank, with the weights in it."""
+    with torch.no_grad():
+        if _partitioned(model):
+            for name, buffer in _buffers(model).items():
+                buffer.copy_(state["model"][name])
+        else:
+            model.load_state_dict(state["model"])
+    scaler = engine.optimizer.loss_scaler
+    vars(scaler).update(state["scaler"])
+    # DeepSpeed takes its own from a list with the state of each rank.
+    listed: list[Any] = [None] * dist.get_world_size()
+    listed[dist.get_rank()] = {**state["optimizer"], _SCALER: scaler}
+    engine.optimizer.load_state_dict(listed, load_from_fp32_weights=True)
+
+
+def whole_model(model: nn.Module, *, keep: bool) -> dict[str, Any]:
+    """Return the state dict of `model` on the CPU, gathered if it is sharded; every rank calls this.
+
+    keep: whether this rank wants it; otherwise it is empty.
+    """
+    if not _partitioned(model):
+        return dict(plain(model_state(model))) if keep else {}
+    import deepspeed
+
+    whole: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            if keep:
+                whole[name] = parameter.detach().to("cpu", copy=True)
+    return {**whole, **plain(_buffers(model))} if keep else {}
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with tensors copied to the CPU, and without what is not tensor, number, text or nest."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if _is_plain(item)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    # Not isinstance: the number of an enumeration has a class of its own, which `torch.load` refuses.
+    return isinstance(value, (dict, torch.Tensor)) or type(value) in (bool, int, float, str, type(None))
+
+
+def _partitioned(model: nn.Module) -> bool:
+    return any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(model.named_buffers())

@@ -1,4 +1,4 @@
-"""Steps of a workload that trains nothing: a forward pass each."""
+"""Steps of a workload that trains nothing: each a forward pass."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,16 +9,16 @@ from torch import nn
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.models.prepare import prepare_model
-from fastlaunch_train.recipes.recipes import Recipe, refuse
+from fastlaunch_train.recipes.recipe import Recipe, refuse
 from fastlaunch_train.recipes.rules import forward_only_problem
 from fastlaunch_train.workloads.contract import Batch, Workload
 
-#: torch.jit.script watches in the first and compiles in the second; CUDA graphs are captured in the second.
+#: torch.jit.script profiles the first pass and compiles in the second, which captures CUDA graphs too.
 _PASSES_AHEAD = 3
 
 
 def check_forward_only(workload: Workload, recipe: Recipe) -> None:
-    """Returns if `workload` trains something, or `recipe` does not say how to; else RecipeError."""
+    """Raise RecipeError if `recipe` says how to train and `workload` trains nothing."""
     problem = None if workload.trains else forward_only_problem(recipe)
     refuse(problem, f"recipe {recipe.label} does not fit workload {workload.name}")
 
@@ -36,24 +36,24 @@ class ForwardStepper:
             # Nothing is wrapped where nothing is trained.
             recipe = replace(recipe, compile_scope="model")
         if recipe.pointwise == "scripted" and workload.pointwise is not None:
-            # Anew: checks have called the model, and so compiled what they called.
+            # Again: the checks have called the model, and so compiled what they called.
             workload.pointwise(model, recipe.pointwise)
         self.model = prepare_model(workload, recipe, model)
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """What the workload gives for a loss, not waited for."""
+        """Return what the workload gives for a loss, not waited for."""
         with torch.no_grad(), self._precision.autocast():
             return self._workload.loss(self.model, batch).detach()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Returns after as many forward passes as it takes until all are alike."""
+        """Run forward passes until nothing is left to compile."""
         for _ in range(_PASSES_AHEAD):
             self.step(batch)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def state(self) -> dict[str, Any]:
-        """The model's state."""
+        """Return the model's state."""
         return {"model": self.model.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class ForwardStepper:
         self.model.load_state_dict(state["model"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's state in host memory."""
+        """Return a copy of the model's state in host memory."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:

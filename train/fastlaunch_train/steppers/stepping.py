@@ -1,4 +1,4 @@
-"""`Stepper`: one optimizer step on a batch, whoever's code does it; and which one a recipe asks for."""
+"""`Stepper`: one optimizer step on a batch, whoever's code makes it; which one a recipe asks for, on what."""
 
 from typing import Any, Protocol
 
@@ -7,63 +7,59 @@ from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.recipes.recipes import Recipe
-from fastlaunch_train.recipes.rules import ZERO_STAGES
+from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch, Workload
+from fastlaunch_train.workloads.registry import WorkloadError
 
 
 class Stepper(Protocol):
-    """What trains a model. `model` is the model as it is called in training: compiled, wrapped, sharded.
-
-    Every method is called by every rank, in the same order: where parameters are sharded, ranks meet in it.
-    """
+    """What trains a model. Every rank calls every method, in the same order: sharded ranks meet in it."""
 
     @property
     def model(self) -> nn.Module:
-        """The model to call, in training and in evaluation (under the precision's autocast)."""
+        """The model, compiled, wrapped and sharded; evaluation calls it under the precision's autocast."""
         ...
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """The detached loss of this rank's `batch`, not waited for, after one optimizer step on it.
+        """Do one optimizer step on this rank's `batch`; return its loss, detached and not waited for.
 
-        It is the mean over the recipe's micro-batches, each with its own mean. Raises RecipeError if the
-        batch does not divide into them, WorkloadError if the workload's loss is no scalar.
+        The loss is the mean over the recipe's micro-batches, each with its own mean. Raises RecipeError if
+        the batch does not divide into them, WorkloadError if the workload's loss is not a scalar.
         """
         ...
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Returns after forward and backward ran once on `batch`, with nothing trained by it."""
+        """Run forward and backward on `batch`, so that they are compiled, and train nothing by it."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on, tensors on the CPU where they were gathered from other ranks.
+        """Return all that the next step depends on; tensors gathered from other ranks are on the CPU.
 
-        Complete on rank 0; the other ranks, which have to call it too, may get an empty one.
+        Complete on rank 0; other ranks may get an empty one.
         """
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned on rank 0; every rank gives the same. `state` may be changed."""
+        """Take over what `state` returned on rank 0, the same on every rank. `state` may be changed."""
         ...
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of what `load_weights` needs on this rank, in host memory: its own share where sharded."""
+        """Return a copy of this rank's weights and buffers, or its shards of them, in host memory."""
         ...
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned on this rank. The optimizer is left as it is."""
+        """Put back what `weights` returned on this rank. The optimizer and fp32 masters stay."""
         ...
 
 
 def build_stepper(
     workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
 ) -> Stepper:
-    """The stepper of `recipe` for `model`, which is converted and on this rank's device, and is changed.
+    """Return the stepper of `recipe` for `model`, which is converted, on this rank's device, and changed.
 
-    Raises RecipeError for what the recipe asks for and cannot be had: a package that is not installed, blocks
-    that the model has not.
+    Raises RecipeError if the recipe cannot be done, for example needs blocks that the model has not.
     """
     if not workload.trains:
         return ForwardStepper(workload, recipe, precision, process, model)
@@ -72,3 +68,17 @@ def build_stepper(
 
         return DeepSpeedStepper(workload, recipe, precision, process, model)
     return TorchStepper(workload, recipe, precision, process, model)
+
+
+def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
+    """Return the workload's own model, with weights by `seed`, on this rank's device, in training mode."""
+    torch.manual_seed(seed)
+    model = workload.build_model()
+    empty = isinstance(model, nn.Module) and next(model.parameters(), None) is None
+    if not isinstance(model, nn.Module) or (workload.trains and empty):
+        what = type(model).__name__
+        raise WorkloadError(
+            f"workload {workload.name!r}: build_model returned {what}, which has nothing to train",
+            "return a torch module with parameters",
+        )
+    return model.to(process.device).train()

@@ -8,20 +8,17 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.deterministic import without_deterministic
 from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, wrap_ddp
-from fastlaunch_train.master_weights import MasterWeights
 from fastlaunch_train.models.compile import compile_model
 from fastlaunch_train.models.model_state import load_model_state, model_state
-from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.models.precision import Precision, nondeterministic_error
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
-from fastlaunch_train.recipes.recipes import Recipe
-from fastlaunch_train.recipes.rules import TE_SCALINGS
-from fastlaunch_train.steppers.optimizers import build_optimizer
-from fastlaunch_train.workloads import WorkloadError
+from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
+from fastlaunch_train.steppers.optimizers import MasterWeights, build_optimizer
 from fastlaunch_train.workloads.contract import Batch, Workload
+from fastlaunch_train.workloads.registry import WorkloadError
 
 #: Modes in which torch.compile records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -40,7 +37,7 @@ class TorchStepper:
         self._recipe = recipe
         self._precision = precision
         self._process = process
-        # Its names are those of the state, whatever comes around it.
+        # The state has its names, whatever wraps it.
         self._native = model
         prepared = prepare_model(workload, recipe, model)
         if recipe.parallelism == "fsdp2":
@@ -51,14 +48,14 @@ class TorchStepper:
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
         build = functools.partial(build_optimizer, workload, recipe)
-        # After sharding, which puts other parameters in the place of the model's.
+        # After sharding, which replaces the model's parameters.
         if recipe.parameter_dtype == "bf16-master":
             self.optimizer = MasterWeights(model.parameters(), build)
         else:
             self.optimizer = build(model.parameters())
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """The detached loss of `batch`, not waited for, after one optimizer step on it."""
+        """Do one optimizer step on `batch`; return its loss."""
         self._zero_grad()
         micro_batches = split_batch(batch, self._recipe.grad_accumulation)
         try:
@@ -74,15 +71,15 @@ class TorchStepper:
                 scaler.step(self.optimizer)
                 scaler.update()
         except RuntimeError as error:
-            told = without_deterministic(error, self._recipe)
-            if told is None:
+            refusal = nondeterministic_error(error, self._recipe)
+            if refusal is None:
                 raise
-            raise told from error
+            raise refusal from error
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _zero_grad(self) -> None:
-        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step:
-        # there have to be others to add them to.
+        # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step.
+        # So there have to be others to add them to.
         graphs = self._recipe.compile_mode in CUDA_GRAPH_MODES
         kept = graphs and (self._recipe.grad_accumulation > 1 or not self._recipe.set_to_none)
         self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
@@ -91,9 +88,9 @@ class TorchStepper:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        """The detached loss of a micro-batch, its gradients added; ranks exchange them at the `last`."""
+        """Add a micro-batch's gradients, exchanged between ranks if it is the `last`; return its loss."""
         if self._recipe.compile_mode in CUDA_GRAPH_MODES:
-            # The CUDA graphs' outputs of the step before may be overwritten from here on.
+            # From here on the CUDA graphs may overwrite the outputs of the step before.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._exchange(last):
             with self._precision.autocast():
@@ -102,14 +99,14 @@ class TorchStepper:
             scaler = self._precision.scaler
             share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
             (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
-        # A copy: what a CUDA graph returned is overwritten by the next micro-batch.
+        # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         if self._recipe.grad_accumulation == 1:
             return nullcontext()
         if self._recipe.parallelism == "fsdp2":
-            # One call sets it until the next.
+            # This holds until the next call.
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
         if last or not isinstance(self.model, nn.parallel.DistributedDataParallel):
@@ -117,7 +114,7 @@ class TorchStepper:
         return self.model.no_sync()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Compile forward and backward on `batch`; buffers and random generators are put back."""
+        """Compile forward and backward on `batch`; put back buffers and random generators."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         device = self._process.device
         self._zero_grad()
@@ -131,7 +128,7 @@ class TorchStepper:
             torch.cuda.synchronize(device)
 
     def state(self) -> dict[str, Any]:
-        """Model, optimizer and loss scaler; shards are gathered."""
+        """Return the state of model, optimizer and loss scaler, with shards gathered."""
         scaler = self._precision.scaler
         state = {
             "model": model_state(self._native),
@@ -140,13 +137,13 @@ class TorchStepper:
         }
         if self._recipe.parallelism != "fsdp2":
             return state
-        whole: dict[str, Any] = fsdp.gathered(state, keep=self._process.rank == 0)
+        whole: dict[str, Any] = fsdp.gather(state, keep=self._process.rank == 0)
         return whole
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
         if self._recipe.parallelism == "fsdp2":
-            state = fsdp.sharded(state, self._process)
+            state = fsdp.scatter(state, self._process)
         te_recipe = fp8_recipe(self._recipe) if self._recipe.fp8_scaling in TE_SCALINGS else None
         load_model_state(self._native, state["model"], fp8_recipe=te_recipe)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -154,11 +151,11 @@ class TorchStepper:
             self._precision.scaler.load_state_dict(state["scaler"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of parameters and buffers, or of this rank's shards of them, in host memory."""
+        """Return a copy of parameters and buffers, or of this rank's shards, in host memory."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned; masters stay as they are, and come back with the next step."""
+        """Put back what `weights` returned; masters stay, and the next step rounds them into the model."""
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(weights[name])
@@ -167,11 +164,11 @@ class TorchStepper:
         if self._recipe.parallelism == "fsdp2":
             fsdp.reshard(self.model)
         named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
-        return {name: fsdp.local(value.detach()) for name, value in named.items()}
+        return {name: fsdp.local_shard(value.detach()) for name, value in named.items()}
 
 
 def check_loss(workload: Workload, loss: Any) -> None:
-    """Returns if `loss` is a scalar tensor; else WorkloadError."""
+    """Raise WorkloadError if `loss` is not a scalar tensor."""
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         return
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)

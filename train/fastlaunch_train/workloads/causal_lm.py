@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data import corpus
-from fastlaunch_train.data.order import NO_LABEL
-from fastlaunch_train.data.text import ReadText, TextSource
+from fastlaunch_train.data.batches import NO_LABEL
+from fastlaunch_train.data.hub import import_transformers
+from fastlaunch_train.data.text import LoadedText, TextSource
 from fastlaunch_train.data.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
-from fastlaunch_train.text_workload import text_workload
-from fastlaunch_train.workloads.contract import Asked, Batch, Score, Workload
+from fastlaunch_train.workloads.contract import Batch, ModelOptions, Score, Workload
 from fastlaunch_train.workloads.language_models import (
     causal_model,
     published_config,
-    transformers_for,
+    text_workload,
     vocabulary,
 )
 
@@ -47,31 +47,31 @@ _TINY = _XSMALL | {
 }
 _CONFIGS = {"gpt2-xsmall": _XSMALL, "gpt2-tiny": _TINY}
 
-#: As Hugging Face's run_clm.py: 1024, or as many as the model has positions.
+#: As in Hugging Face's run_clm.py, 1024 or the model's positions if those are fewer.
 _SEQUENCE_LENGTHS = {"gpt2-tiny": 64}
 _SEQUENCE_LENGTH = 1024
-#: Columns of the logits that `outputs` looks at: all of them are half a gigabyte for four sequences.
+#: Columns of the logits that `outputs` returns: all would be half a gigabyte for four sequences.
 _OUTPUT_COLUMNS = 64
 
 
-def build(name: str, asked: Asked) -> Workload:
-    """The workload called `name`, of random weights in the model's configuration, or those of asked.model.
+def build(name: str, options: ModelOptions) -> Workload:
+    """Build the workload called `name`, with random weights, or those of options.model.
 
-    Raises WorkloadError if model or tokenizer cannot be had, or the sequence length is more than the model's.
+    Raises WorkloadError if model or tokenizer cannot be loaded, or the sequence length exceeds the model's.
     """
-    config = _config(name, asked)
+    config = _config(name, options)
     num_tokens = vocabulary(config, name)
     return text_workload(
         name,
-        asked,
+        options,
         config=config,
         build=causal_model,
         own_length=_SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH),
-        source_of=partial(_source, name, asked, num_tokens),
+        source_of=partial(_source, name, options, num_tokens),
         sample_unit="sequences",
         loss=next_token_loss,
-        # As in the experiment of 2023: run_clm.py --optim adafactor --learning_rate 1e-3. The small model
-        # stands in for it where there is no GPU: AdamW teaches it more in few steps.
+        # As in the experiment of 2023: run_clm.py --optim adafactor --learning_rate 1e-3. In few steps the
+        # small model learns more from AdamW.
         optimizer="adamw" if name == "gpt2-tiny" else "adafactor",
         learning_rate=1e-3,
         outputs=partial(_outputs, every=max(1, num_tokens // _OUTPUT_COLUMNS)),
@@ -80,12 +80,12 @@ def build(name: str, asked: Asked) -> Workload:
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of each token but the first, given those before it, in nats."""
+    """Return the mean cross entropy of all tokens but the first, given those before them, in nats."""
     return nn.functional.cross_entropy(*_predictions(model, batch))
 
 
 def next_token_score(model: nn.Module, batch: Batch) -> Score:
-    """The same as a sum, over so many tokens."""
+    """Return the same as a sum, with the number of tokens."""
     logits, labels = _predictions(model, batch)
     loss_sum = nn.functional.cross_entropy(logits, labels, reduction="sum")
     return Score(
@@ -96,37 +96,37 @@ def next_token_score(model: nn.Module, batch: Batch) -> Score:
 
 
 def _predictions(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (tokens, vocabulary) and the token that follows each, if one does."""
-    # The labels are moved, not the logits: those are the largest tensor of all, and would be copied.
+    """Return logits (tokens, vocabulary) and the token that follows each, if one does."""
+    # Shift the labels and not the logits, the largest tensor of all, which would be copied.
     following = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NO_LABEL)
     return model(batch["tokens"]).flatten(0, 1).float(), following.flatten()
 
 
 def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
-    """Logits at every position, of each `every`-th token: (sequences, positions, columns)."""
+    """Return logits at every position, of each `every`-th token: (sequences, positions, columns)."""
     logits: torch.Tensor = model(batch["tokens"])[..., ::every]
     return logits
 
 
-def _config(name: str, asked: Asked) -> Any:
-    if asked.model is not None:
-        return published_config(asked.model, name)
+def _config(name: str, options: ModelOptions) -> Any:
+    if options.model is not None:
+        return published_config(options.model, name)
     if name in _CONFIGS:
-        return transformers_for(name).GPT2Config(**_CONFIGS[name])
+        return import_transformers(name).GPT2Config(**_CONFIGS[name])
     return published_config(name.removeprefix("hf-clm:"), name)
 
 
-def _source(name: str, asked: Asked, num_tokens: int, length: int) -> TextSource:
-    given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
+def _source(name: str, options: ModelOptions, num_tokens: int, length: int) -> TextSource:
+    given = load_tokenizer(options.tokenizer, name) if options.tokenizer is not None else None
 
-    def read(path: str) -> ReadText:
-        tokenizer = chosen_tokenizer(given, asked.model, num_tokens, name, otherwise=ByteTokens)
+    def read(path: str) -> LoadedText:
+        tokenizer = chosen_tokenizer(given, options.model, num_tokens, name, otherwise=ByteTokens)
         return corpus.read_text(path, tokenizer, length)
 
     return TextSource(
         workload=name,
-        write=partial(corpus.written_batches, num_tokens, length),
-        written=partial(corpus.written_splits, num_tokens, length),
-        made_up=corpus.MADE_UP,
-        read={"file": read},
+        synthetic_batches=partial(corpus.synthetic_batches, num_tokens, length),
+        synthetic_splits=partial(corpus.synthetic_splits, num_tokens, length),
+        synthetic_identity=corpus.SYNTHETIC,
+        readers={"file": read},
     )

@@ -1,4 +1,4 @@
-"""`Workload`: what to train, as a few functions; and where the named ones are found."""
+"""`Workload`: what to train, as a few functions; and how one is found by its name."""
 
 import importlib
 import importlib.util
@@ -12,184 +12,157 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.record_lines import MAX_INTEGER
 from fastlaunch_train.records.data_identity import DataIdentity
-from fastlaunch_train.workloads import WorkloadError, workload_info
+from fastlaunch_train.records.records import MAX_INTEGER
+from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-#: Model inputs and their targets, on the training device: tensors in a tuple, a list or a mapping, the first
-#: dimension of each the sample's.
+#: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
+#: is the samples'.
 Batch = Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequest:
-    """Which batches one rank asks a workload for.
+    """The batches that one rank needs of a workload."""
 
-    arm: `synthetic` (made up as it goes), `loader` (through worker processes), `folder:PATH` or `file:PATH`.
-    batch_size: samples per rank and step. first_step: 1, or the step after the checkpoint resumed from;
-    the batch of step n is the same whether or not training was interrupted before n.
-    dtype: what the recipe computes in, for a workload whose inputs alone decide that.
-    """
-
-    arm: str
-    batch_size: int
+    source: str  #: `synthetic`, `loader` (synthetic, by worker processes), `folder:PATH` or `file:PATH`
+    batch_size: int  #: samples per rank and step
     seed: int
     rank: int
     world_size: int
     device: torch.device
     num_workers: int
+    #: 1, or the step after the checkpoint that was resumed: step n's batch is the same either way.
     first_step: int
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  #: what the recipe computes in, if only the inputs say so
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What of a workload the user may choose: None for its own.
+class ModelOptions:
+    """What the user may choose of a workload; None: the workload's own."""
 
-    model, tokenizer: a folder, or a name on the Hugging Face hub. sequence_length: tokens.
-    """
-
-    model: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = None
+    model: str | None = None  #: a folder, or a name on the Hugging Face hub
+    tokenizer: str | None = None  #: likewise
+    sequence_length: int | None = None  #: in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCount:
-    """Tokens of a batch, of which num_padding mean nothing.
-
-    num_padding may be a scalar tensor on the device: it is read when the steps are waited for anyway.
-    """
+    """Tokens of a batch, and how many of them are padding."""
 
     num_tokens: int
-    num_padding: int | torch.Tensor = 0
+    num_padding: int | torch.Tensor = 0  #: may be a scalar tensor on the device, which is read later
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of one held-out batch, as scalar tensors, which add up over batches and ranks.
-
-    loss_sum / weight is the mean loss, metric_sum / weight the workload's `metric`. num_samples: of the batch
-    those that count, where it was filled up; None for all of them.
-    """
+    """Sums over a held-out batch, as scalar tensors, which are added up over batches and ranks."""
 
     loss_sum: torch.Tensor
-    weight: torch.Tensor
+    weight: torch.Tensor  #: loss_sum / weight is the mean loss, metric_sum / weight the workload's metric
     metric_sum: torch.Tensor | None = None
-    num_samples: torch.Tensor | None = None
+    num_samples: torch.Tensor | None = None  #: without those that fill the batch up; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What to train.
-
-    build_model: a model on the CPU in fp32, its weights drawn from torch's default generator.
-    batches: an endless iterator of batches on the requested device, from `first_step` on.
-    loss: scalar mean loss of a batch, given the (wrapped, compiled) model.
-    blocks: the model's transformer blocks, in order, inside their parent module (for compiling or
-        replacing one by one); None if the model has none.
-    flops_per_sample: of one training step, forward and backward, without recomputation; None if unknown.
-    outputs: what the model says of each sample of a batch, (samples, ...), for the checks that a recipe
-        computes what the model does, each sample by itself; None if there is no such thing.
-    count: tokens of a batch; None where every sample has `tokens_per_sample`.
-    held_out: batches that are not trained on, of `validation` or `test`, the same for every seed, recipe and
-        batch size: finite, each rank its share; None if there are none. score: of one such batch.
-    metric: the name of what Score.metric_sum counts, such as accuracy: higher is better.
-    samples_per_epoch: of a source of data, over all ranks; None where it has no end.
-    pointwise: puts the pointwise functions of a model in place that a recipe names; None if it has no choice.
-    trains: whether a step is an optimizer step; else it is a forward pass alone, of `loss`, whose value
-        stands for a loss and is none.
-    sequence_length: tokens of a sample, padding counted; None where that means nothing.
-    data_identity: what the samples of a source of data are; it may read what was read before. None if that
-        is not said, as by a workload of the user's own.
-    model_identity: of a published model, as `language_models.model_identity`; None where the name says it.
-    """
+    """What to train."""
 
     name: str
-    sample_unit: str
+    sample_unit: str  #: such as `images`
+    #: Makes a model on the CPU in fp32, with weights from torch's default generator.
     build_model: Callable[[], nn.Module]
+    #: Endless batches on the requested device, from `first_step` on.
     batches: Callable[[DataRequest], Iterator[Batch]]
+    #: The scalar mean loss of a batch, given the (wrapped, compiled) model.
     loss: Callable[[nn.Module, Batch], torch.Tensor]
+    #: The model's transformer blocks in order, in their parent module, to compile or replace one by one.
     blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None = None
+    #: Of a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     tokens_per_sample: int = 0
     optimizer: str = "sgd"
     learning_rate: float = 1e-3
     momentum: float = 0.9
+    #: What the model says of each sample of a batch, (samples, ...), to check what a recipe computes.
     outputs: Callable[[nn.Module, Batch], torch.Tensor] | None = None
+    #: Counts a batch's tokens; None: every sample has `tokens_per_sample`.
     count: Callable[[Batch], BatchCount] | None = None
+    #: This rank's share of the batches of `validation` or `test`, finite and not trained on, with the same
+    #: samples for every seed, recipe and batch size.
     held_out: Callable[[DataRequest, str], Iterator[Batch]] | None = None
-    score: Callable[[nn.Module, Batch], Score] | None = None
-    metric: str | None = None
+    score: Callable[[nn.Module, Batch], Score] | None = None  #: of a held-out batch
+    metric: str | None = None  #: the name of what Score.metric_sum counts; higher is better
+    #: Of a data source, over all ranks; None: without end.
     samples_per_epoch: Callable[[str], int | None] | None = None
+    #: Replaces a model's pointwise functions by those that a recipe names; None: it has no choice.
     pointwise: Callable[[nn.Module, str], None] | None = None
+    #: False: a step is a forward pass of `loss`, whose value is not a loss, and no optimizer runs.
     trains: bool = True
-    sequence_length: int | None = None
+    sequence_length: int | None = None  #: tokens of a sample, padding included
+    #: What the samples of a data source are; may reuse what was read. None: not said.
     data_identity: Callable[[str], DataIdentity] | None = None
+    #: Of a published model, as `language_models.model_identity`; None: the name says it.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def __post_init__(self) -> None:
-        # What a record would refuse, before anything is trained for it.
+        # A record would refuse the same, but only after the run.
+        problem = None
         for field in ("name", "sample_unit", "optimizer"):
             if not isinstance(getattr(self, field), str):
-                raise WorkloadError(
-                    f"workload {self.name!r}: {field} is {getattr(self, field)!r}", "give text"
-                )
+                problem = field, "give text"
         for field, least in (("flops_per_sample", 1), ("tokens_per_sample", 0)):
             value = getattr(self, field)
-            if value is None and field == "flops_per_sample":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_INTEGER:
-                raise WorkloadError(
-                    f"workload {self.name!r}: {field} is {value!r}", f"give a whole number from {least} on"
-                )
+            is_count = type(value) is int and least <= value <= MAX_INTEGER
+            if not is_count and not (value is None and field == "flops_per_sample"):
+                problem = field, f"give a whole number from {least} on"
         rate = self.learning_rate
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate < math.inf:
-            raise WorkloadError(
-                f"workload {self.name!r}: learning_rate is {rate!r}", "give a number from 0 on"
-            )
+        if type(rate) not in (int, float) or not 0 <= rate < math.inf:
+            problem = "learning_rate", "give a number from 0 on"
+        if problem is not None:
+            field, hint = problem
+            raise WorkloadError(f"workload {self.name!r}: {field} is {getattr(self, field)!r}", hint)
 
 
 def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
-    """The next of the workload's `batches`. Raises WorkloadError if they have ended."""
+    """Return the next of the workload's `batches`. Raises WorkloadError if there is none."""
     batch = next(batches, None)
     if batch is None:
         raise WorkloadError(
             f"workload {workload.name!r}: its batches have ended",
-            "start over at the end of the data, for ever",
+            "start over at the end of the data",
         )
     return batch
 
 
-def put_back(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    """`first` and then the `rest`. itertools.chain would hold on to the first as long as there are others."""
+def prepend(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield `first` and then the `rest`, without keeping `first` in memory as itertools.chain does."""
     held = [first]
     del first
     yield held.pop()
     yield from rest
 
 
-def load_workload(name: str, asked: Asked | None = None) -> Workload:
-    """The workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
+def load_workload(name: str, options: ModelOptions | None = None) -> Workload:
+    """Return the workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
-    Raises WorkloadError if there is none such, or if the user's file or function does not yield a Workload.
+    Raises WorkloadError if there is no such workload, or if the user's function does not return one.
     """
     info = workload_info(name)
-    asked = asked or Asked()
-    given = [field for field, value in vars(asked).items() if value is not None]
-    refused = [field for field in given if field not in info.takes]
-    if refused:
-        option = "--" + refused[0].replace("_", "-")
-        raise WorkloadError(f"workload {name!r} takes no {option}", f"leave out {option}")
+    options = options or ModelOptions()
+    for field, value in vars(options).items():
+        if value is not None and field not in info.takes:
+            option = "--" + field.replace("_", "-")
+            raise WorkloadError(f"workload {name!r} takes no {option}", f"leave out {option}")
     if ".py:" in name:
-        return _load_own(name)
+        return _load_users(name)
     module = importlib.import_module(info.module)
-    built = module.build(name, asked) if info.takes else module.build(name)
+    built = module.build(name, options) if info.takes else module.build(name)
     assert isinstance(built, Workload)
     return built
 
 
-def _load_own(name: str) -> Workload:
+def _load_users(name: str) -> Workload:
     path_text, _, function_name = name.rpartition(":")
     path = Path(path_text)
     if not path.is_file():
@@ -199,7 +172,7 @@ def _load_own(name: str) -> Workload:
     loaded = getattr(sys.modules.get(path.stem), "__file__", str(path.resolve()))
     if path.stem in sys.builtin_module_names or loaded != str(path.resolve()):
         raise WorkloadError(
-            f"workload {name!r}: {path} has the name of a module that is in use",
+            f"workload {name!r}: {path} has the name of a loaded module",
             f"rename the file: `import {path.stem}` would find it instead",
         )
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
@@ -215,6 +188,6 @@ def _load_own(name: str) -> Workload:
     if not isinstance(built, Workload):
         raise WorkloadError(
             f"workload {name!r}: {function_name}() returned {type(built).__name__}",
-            "it returns a fastlaunch_train.workloads.contract.Workload",
+            "return a fastlaunch_train.Workload",
         )
     return built

@@ -1,10 +1,9 @@
 """GELU written out in five operations: what the fusion of pointwise functions gains, and nothing else.
 
-`gelu` or `gelu:ROWSxCOLUMNS`. A batch is so many tensors, and a step one call for each of them, forward
-alone, so that the call is what is timed. The same tensors come every step: to draw new ones takes longer
-than the function does. Every run is a process of its own, so no cache of a compiler is carried from one
-shape, dtype or device to another; the first calls, in which torch.jit.script watches and then compiles, are a
-phase of their own before the steps.
+`gelu` or `gelu:ROWSxCOLUMNS`. A batch is several tensors, and a step one call for each, forward only, so that
+the call is what is timed. Every step has the same tensors: drawing new ones takes longer than the function.
+Every run is a process of its own, so that no compiler's cache carries over from one shape, dtype or device to
+another. The first calls, in which torch.jit.script watches and then compiles, are a phase before the steps.
 """
 
 import itertools
@@ -17,23 +16,23 @@ import torch
 from torch import nn
 
 from fastlaunch_train.records.data_identity import DataIdentity
-from fastlaunch_train.workloads import WorkloadError
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
+from fastlaunch_train.workloads.registry import WorkloadError
 
 #: 64 images x 197 tokens by the width inside ViT-Huge's MLP: where that model applies its GELU.
 ROWS, COLUMNS = 64 * 197, 5120
-#: Values of each tensor that are compared in the checks, spread over all of it.
+#: Values of each tensor that the checks compare, evenly spread.
 COMPARED = 65_536
-#: What new releases of torch say of torch.jit.script, which this workload is there to measure.
+#: What new releases of torch say about torch.jit.script, which this workload measures.
 SCRIPT_WARNING = r"`torch\.jit\.script` is (deprecated|not supported)"
-#: Another version for every change of what is drawn.
-MADE_UP = DataIdentity(generator="normal tensors", generator_version=1, seeded_by="seed, rank, world size")
+#: Every change of what is drawn needs a new version.
+SYNTHETIC = DataIdentity(generator="normal tensors", generator_version=1, seeded_by="seed, rank, world size")
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def build(name: str) -> Workload:
-    """The workload called `gelu` or `gelu:ROWSxCOLUMNS`."""
+    """Return the workload called `gelu` or `gelu:ROWSxCOLUMNS`."""
     rows, columns = shape_of(name)
 
     def batches(request: DataRequest) -> Iterator[Batch]:
@@ -49,23 +48,23 @@ def build(name: str) -> Workload:
         outputs=some_values,
         pointwise=choose_function,
         trains=False,
-        data_identity=lambda arm: MADE_UP,
+        data_identity=lambda source: SYNTHETIC,
     )
 
 
 def shape_of(name: str) -> tuple[int, int]:
-    """(rows, columns) of the workload called `name`."""
+    """Return (rows, columns) of the workload called `name`."""
     match = re.fullmatch(r"gelu:(\d+)x(\d+)", name)
     return (int(match[1]), int(match[2])) if match else (ROWS, COLUMNS)
 
 
 def written_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU in five operations, as the fourth experiment wrote it: 1.41421 stands for the root of two."""
+    """Return GELU in five operations, as in the fourth experiment, where 1.41421 is the root of two."""
     return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
 
 
 def function_of(kind: str) -> Function:
-    """The GELU that a recipe's `pointwise` names: `written`, `library`, or `scripted`, new each time."""
+    """Return the GELU of a recipe's `pointwise`: `written`, `library`, or `scripted`, new each time."""
     if kind == "scripted":
         # torch.jit.script remembers the functions that it has seen, and what it has compiled them to.
         unseen = types.FunctionType(written_gelu.__code__, globals(), written_gelu.__name__)
@@ -97,45 +96,45 @@ class GeluCalls(nn.Module):
         self.functions = nn.ModuleList([Gelu()])
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """x: (tensors, rows, columns)."""
+        """Return the results for x: (tensors, rows, columns)."""
         (function,) = self.functions
-        # The tensors' own dtype is what is asked for: under autocast torch.jit.script would compute in fp32.
+        # In the tensors' own dtype: under autocast torch.jit.script would compute in fp32.
         with torch.autocast(x.device.type, enabled=False):
             return [function(tensor) for tensor in x.unbind()]
 
 
 def choose_function(model: nn.Module, kind: str) -> None:
-    """Have `model` compute GELU by the function of this kind."""
+    """Have `model` compute GELU by the function of a kind."""
     for module in _functions(model):
         assert isinstance(module, Gelu)
         module.function = function_of(kind)
 
 
 def first_value(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The first value of the last result, a scalar: for a loss, and no kernel is needed to take it."""
+    """Return the first value of the last result, which serves as a loss and takes no kernel to read."""
     (x,) = batch
     result: torch.Tensor = model(x)[-1]
     return result[0, 0]
 
 
 def some_values(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """(tensors, at most COMPARED values of each), evenly spread."""
+    """Return (tensors, at most COMPARED values of each), evenly spread."""
     (x,) = batch
     stride = -(-x[0].numel() // COMPARED)
     return torch.stack([result.flatten()[::stride] for result in model(x)])
 
 
 def tensors(rows: int, columns: int, request: DataRequest) -> Iterator[Batch]:
-    """For ever the same tensors: (batch_size, rows, columns) in the requested dtype, on the device.
+    """Return the same tensors forever: (batch_size, rows, columns) in the requested dtype, on the device.
 
-    Standard normal, by seed and rank: constant data would draw less power, and so run at higher clocks.
-    Raises WorkloadError for another source of data.
+    Standard normal, by seed and rank: constant data would draw less power and run at higher clocks. Raises
+    WorkloadError for another data source.
     """
-    if request.arm != "synthetic":
-        raise WorkloadError(f"the gelu workload makes its own data, not {request.arm}", "leave out --data")
+    if request.source != "synthetic":
+        raise WorkloadError(f"the gelu workload makes its own data, not {request.source}", "leave out --data")
     generator = torch.Generator(request.device)
     generator.manual_seed(request.seed * request.world_size + request.rank)
-    # Tensor by tensor: in bf16 the whole batch in fp32 beside it would be twice as much again.
+    # Tensor by tensor: a whole batch drawn in fp32 would take twice the memory of one in bf16.
     x = torch.empty(request.batch_size, rows, columns, dtype=request.dtype, device=request.device)
     for tensor in x:
         tensor.normal_(generator=generator)

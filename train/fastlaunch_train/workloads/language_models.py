@@ -1,31 +1,28 @@
-"""Hugging Face's language models: built or loaded, called for their logits alone, and their blocks found."""
+"""Hugging Face's language models: built or loaded, called for their logits, and made into workloads."""
 
-import importlib.util
 import json
-import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fastlaunch_train.data.hub import import_transformers, load_from_hub
+from fastlaunch_train.data.text import TextSource
+from fastlaunch_train.models.flops import build_on_meta, language_flops_per_sample
 from fastlaunch_train.records.data_identity import digest_of, digest_of_file
-from fastlaunch_train.workloads import WorkloadError, names_folder
+from fastlaunch_train.workloads.contract import ModelOptions, Workload
+from fastlaunch_train.workloads.registry import WorkloadError
 
-#: What a configuration says that says nothing of the model.
-_NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
-#: What transformers raises of files that are missing, cut off, or not what they are called; and safetensors'
-#: own SafetensorError, known by its name: it need not be installed.
-_UNLOADABLE = (OSError, ValueError, ImportError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
+#: Entries of a configuration that say nothing about the model.
+_UNRELATED = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 class Logits(nn.Module):
-    """A Hugging Face model's call, from token numbers to logits alone.
-
-    One tensor out, whatever the model's own output holds: as torch.compile, DDP and ORTModule like it best.
-    """
+    """A Hugging Face model that returns its logits only, as torch.compile, DDP and ORTModule like it best."""
 
     def __init__(self, model: nn.Module, *, broadcast_mask: bool = False) -> None:
         super().__init__()
@@ -34,7 +31,7 @@ class Logits(nn.Module):
         _give_torch("transformers.utils.output_capturing")
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits, (batch, tokens, vocabulary) or (batch, classes).
+        """Return logits, (batch, tokens, vocabulary) or (batch, classes).
 
         tokens: (batch, tokens), int64. mask: of the same shape, 0 where a token means nothing.
         """
@@ -45,51 +42,34 @@ class Logits(nn.Module):
 
 
 def _give_torch(name: str) -> None:
-    """Give the module called `name`, if it was imported, the global `torch` if it has none.
+    """Give the module called `name`, if it was imported, a global `torch`, unless it has one.
 
-    Where compiling breaks off in a function there, torch 2.6 goes on by that name (2.9 does not ask for it),
-    and transformers 5.23 imports it for type checkers alone.
+    After a graph break in one of its functions torch 2.6 looks that name up (2.9 does not), and transformers
+    5.23 imports it for type checkers only.
     """
     module = sys.modules.get(name)
     if module is not None and not hasattr(module, "torch"):
         setattr(module, "torch", torch)  # noqa: B010
 
 
-def transformers_for(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:
-    """The transformers package. Raises WorkloadError, naming the extra, where `find` finds none installed."""
-    if find("transformers") is None:
-        raise WorkloadError(
-            f"workload {workload!r} needs transformers, which is not installed",
-            "pip install 'fastlaunch[train]'",
-        )
-    # transformers imports torchvision where it is installed.
-    if find("torchvision") is not None:
-        from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
-
-        prepare_torchvision()
-    import transformers
-
-    return transformers
-
-
 def published_config(name: str, workload: str) -> Any:
-    """The configuration of model `name`: a folder, or a name on the Hugging Face hub.
+    """Load the configuration of a model: a folder, or a name on the Hugging Face hub.
 
-    Raises WorkloadError if there is none such, or the hub cannot be reached.
+    Raises WorkloadError if there is none, or the hub cannot be reached.
     """
-    transformers = transformers_for(workload)
-    return of_the_hub(transformers.AutoConfig.from_pretrained, name, workload, "model")
+    transformers = import_transformers(workload)
+    return load_from_hub(transformers.AutoConfig.from_pretrained, name, workload, "model")
 
 
 def model_identity(config: Any, weights: str | None) -> dict[str, str | None]:
-    """What a published model is: the digest of its configuration; and `weights`, where they are loaded.
+    """Return what a published model is: the digest of its configuration, and its weights if they are loaded.
 
-    Those of a folder: the digest of their files, of large ones of pieces; those of the hub: the commit.
-    Raises OSError for files that cannot be read.
+    For weights in a folder that is the digest of their files, for those on the hub the commit. Raises OSError
+    for files that cannot be read.
     """
-    values = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_OF_THE_MODEL}
-    told = json.dumps(values, sort_keys=True, default=str).encode()
-    return {"config": digest_of([told]), "weights": None if weights is None else _weights(config, weights)}
+    values = {name: value for name, value in config.to_diff_dict().items() if name not in _UNRELATED}
+    encoded = json.dumps(values, sort_keys=True, default=str).encode()
+    return {"config": digest_of([encoded]), "weights": None if weights is None else _weights(config, weights)}
 
 
 def _weights(config: Any, name: str) -> str | None:
@@ -101,76 +81,48 @@ def _weights(config: Any, name: str) -> str | None:
 
 
 def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
-    """A causal language model in fp32: random weights of `config`, or those of `weights`, if given.
+    """Build a causal language model in fp32, with random weights or those of the model `weights`.
 
-    It is called with full sequences, without a mask. Raises WorkloadError where a token sees those after it.
+    It is called with full sequences, without a mask. Raises WorkloadError if a token sees later ones.
     """
-    transformers = transformers_for(workload)
-    # Keys and values of the tokens so far are kept for writing text, not for training.
+    transformers = import_transformers(workload)
+    # The cache of keys and values is for generating text.
     config.use_cache = False
     options = _causal_attention(config)
     model = Logits(_build(transformers.AutoModelForCausalLM, workload, config, weights, options))
     if not options and _sees_what_follows(model):
         raise WorkloadError(
-            f"workload {workload!r}: in a {config.model_type} model as it is a token sees those that follow, "
-            "which it is to predict",
+            f"workload {workload!r}: in this {config.model_type} model a token sees those that it is to "
+            "predict",
             "give a model that writes text, such as GPT-2 or Llama, or set is_decoder to true in config.json",
         )
     return model
 
 
 def classifier(workload: str, config: Any, weights: str | None) -> Logits:
-    """A sequence classifier in fp32: as `causal_model`; a head that `weights` lack is random.
+    """Build a sequence classifier in fp32, as `causal_model`; a head that `weights` lack is random.
 
-    Raises WorkloadError for a model that cannot be given reviews of several lengths, with a mask.
+    Raises WorkloadError for a model that does not take padded texts.
     """
-    transformers = transformers_for(workload)
+    transformers = import_transformers(workload)
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "pad_token_id", None) is None:
         raise WorkloadError(
-            f"workload {workload!r}: a {config.model_type} model is none of its kind, or without padding",
+            f"workload {workload!r}: a {config.model_type} model is no classifier, or has no padding",
             "give an encoder such as DistilBERT or BERT, or set pad_token_id in the config.json of a decoder",
         )
     model = _build(transformers.AutoModelForSequenceClassification, workload, config, weights, {})
-    # Given a mask of tokens, release 5 waits for the device in every step to see whether it is all ones.
+    # With a mask of tokens, release 5 waits for the device in every step to see whether it is all ones.
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
     return Logits(model, broadcast_mask=sdpa and int(transformers.__version__.partition(".")[0]) >= 5)
 
 
-def of_the_hub(load: Callable[..., Any], name: str, workload: str, what: str, **options: Any) -> Any:
-    """What transformers' `load` makes of `name`; WorkloadError if it is not there or is not `what`."""
-    folder = Path(name).expanduser()
-    option = "hf-clm:" if workload == f"hf-clm:{name}" else f"--{what} "
-    if not folder.is_dir() and names_folder(name):
-        raise WorkloadError(
-            f"workload {workload!r}: there is no {what} folder {name}",
-            f"give {option}FOLDER, or a name on the Hugging Face hub",
-        )
-    try:
-        return load(str(folder) if folder.is_dir() else name, **options)
-    except Exception as error:
-        if not isinstance(error, _UNLOADABLE) and type(error).__name__ != "SafetensorError":
-            raise
-        reason = " ".join(str(error).split()).partition(". ")[0][:300] or type(error).__name__
-        if "ignore_mismatched_sizes" in reason:
-            reason = "its weights are of other sizes than its configuration says"
-        if folder.is_dir():
-            raise WorkloadError(
-                f"workload {workload!r}: folder {name} holds no {what} that can be loaded: {reason}",
-                f"give {option}FOLDER that {what}.save_pretrained() wrote",
-            ) from error
-        raise WorkloadError(
-            f"workload {workload!r}: {what} {name} cannot be had: {reason}",
-            f"check its name and the network, or download it and give {option}FOLDER",
-        ) from error
-
-
 def has_blocks(model: nn.Module) -> bool:
-    """Whether the model has transformer blocks that `transformer_blocks` finds."""
+    """Return whether `transformer_blocks` finds blocks in the model."""
     return _largest_list(model) is not None
 
 
 def transformer_blocks(model: nn.Module) -> nn.ModuleList:
-    """The model's transformer blocks: its list of modules with the most parameters.
+    """Return the model's transformer blocks: its list of modules with the most parameters.
 
     GPT-2 and GPT-Neo call it `h`, Llama and its like `layers`, DistilBERT and BERT `layer`. Lists inside a
     block, as of a mixture's experts, hold fewer parameters than the list of the blocks.
@@ -181,7 +133,7 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def vocabulary(config: Any, workload: str) -> int:
-    """How many tokens a model of `config` knows. Raises WorkloadError if it is none of language."""
+    """Return how many tokens a model has. Raises WorkloadError if it is not a language model."""
     size = getattr(config, "vocab_size", None)
     if not isinstance(size, int):
         raise WorkloadError(
@@ -191,22 +143,22 @@ def vocabulary(config: Any, workload: str) -> int:
 
 
 def positions(config: Any) -> int | None:
-    """The longest sequence that a model of `config` takes; None where it does not say."""
+    """Return the longest sequence that a model takes; None if its configuration does not say."""
     value = getattr(config, "max_position_embeddings", None)
     return int(value) if value else None
 
 
-def sequence_length(asked: int | None, own: int, config: Any, workload: str) -> int:
-    """Tokens of a sample: as asked, else the workload's own or as many as the model has positions."""
+def sequence_length(requested: int | None, own: int, config: Any, workload: str) -> int:
+    """Return the tokens of a sample: as requested, else the workload's own, up to the model's positions."""
     most = positions(config)
-    if asked is None:
+    if requested is None:
         return own if most is None else min(own, most)
-    if most is not None and asked > most:
+    if most is not None and requested > most:
         raise WorkloadError(
-            f"workload {workload!r}: --sequence-length {asked} is more than the model's {most} positions",
+            f"workload {workload!r}: --sequence-length {requested} is more than the model's {most} positions",
             f"give --sequence-length {most} or less",
         )
-    return asked
+    return requested
 
 
 def _build(auto: Any, workload: str, config: Any, weights: str | None, options: dict[str, Any]) -> Any:
@@ -217,24 +169,24 @@ def _build(auto: Any, workload: str, config: Any, weights: str | None, options: 
             if "Unrecognized configuration class" not in str(error):
                 raise WorkloadError(
                     f"workload {workload!r}: no {config.model_type} model can be built: {error}",
-                    "mend the model's config.json",
+                    "repair the model's config.json",
                 ) from error
             raise WorkloadError(
-                f"workload {workload!r}: a {config.model_type} model is none of its kind",
-                "give a model that transformers' " + auto.__name__ + " knows",
+                f"workload {workload!r}: a {config.model_type} model is of another kind",
+                f"give a model that transformers' {auto.__name__} knows",
             ) from None
     else:
-        model = of_the_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
-    # Weights may have been published in another type.
+        model = load_from_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
+    # Weights may be published in another dtype.
     return model.float()
 
 
 def _causal_attention(config: Any) -> dict[str, Any]:
-    """Options that make a model call torch's attention as causal, without a mask, as full sequences allow.
+    """Return options that make a model use causal attention without a mask, as full sequences allow.
 
-    Left alone, transformers 5 looks in every step whether sequences are packed, which waits for the device,
-    and compiled as a whole it makes a mask, with which no flash kernel runs. Of models whose every layer sees
-    all that is before; earlier releases do so by themselves.
+    By itself transformers 5 checks in every step whether sequences are packed, which waits for the device,
+    and compiled as a whole it makes a mask, with which no flash kernel runs. Only for models whose every
+    layer sees all earlier tokens; releases before 5 need no such options.
     """
     if config.model_type not in ("gpt2", "llama"):
         return {}
@@ -248,9 +200,9 @@ def _causal_attention(config: Any) -> dict[str, Any]:
 
 
 def _sees_what_follows(model: Logits) -> bool:
-    """Whether what a model says at a token depends on those after it; False where it cannot be asked.
+    """Return whether a model's output at a token depends on later ones; False if that cannot be tried.
 
-    Encoders such as BERT are known to transformers as causal, too, and are not unless told to be.
+    transformers counts encoders such as BERT as causal, which they are only if configured to be.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return False
@@ -275,3 +227,38 @@ def _largest_list(model: nn.Module) -> nn.ModuleList | None:
 
 def _size(modules: nn.Module) -> int:
     return sum(parameter.numel() for parameter in modules.parameters())
+
+
+def text_workload(
+    name: str,
+    options: ModelOptions,
+    *,
+    config: Any,
+    build: Callable[[str, Any, str | None], Logits],
+    own_length: int,
+    source_of: Callable[[int], TextSource],
+    **own: Any,
+) -> Workload:
+    """Return the workload of a model of `config`; `own` are the other fields of Workload.
+
+    build: makes the model of the workload's name, a configuration, and the name of weights to load, if any.
+    source_of: makes the text of a sample's tokens. Raises WorkloadError if those exceed the model's.
+    """
+    length = sequence_length(options.sequence_length, own_length, config, name)
+    build_random = partial(build, name, config, None)
+    source = source_of(length)
+    is_published = options.model is not None or name.startswith("hf-clm:")
+    return Workload(
+        name=name,
+        build_model=partial(build, name, config, options.model),
+        batches=source.batches,
+        held_out=source.held_out,
+        samples_per_epoch=source.samples_per_epoch,
+        data_identity=source.identity,
+        model_identity=partial(model_identity, config, options.model) if is_published else None,
+        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
+        flops_per_sample=language_flops_per_sample(build_random, length),
+        tokens_per_sample=length,
+        sequence_length=length,
+        **own,
+    )

@@ -5,21 +5,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from fastlaunch_train.data import made_up_reviews, reviews
-from fastlaunch_train.data.order import NO_LABEL
-from fastlaunch_train.data.text import ReadText, TextSource
+from fastlaunch_train.data import reviews
+from fastlaunch_train.data.batches import NO_LABEL
+from fastlaunch_train.data.hub import import_transformers
+from fastlaunch_train.data.text import LoadedText, TextSource
 from fastlaunch_train.data.tokens import WordTokens, chosen_tokenizer, load_tokenizer
-from fastlaunch_train.text_workload import text_workload
-from fastlaunch_train.workloads.contract import Asked, Batch, BatchCount, Score, Workload
-from fastlaunch_train.workloads.language_models import (
-    classifier,
-    published_config,
-    transformers_for,
-    vocabulary,
-)
+from fastlaunch_train.workloads.contract import Batch, BatchCount, ModelOptions, Score, Workload
+from fastlaunch_train.workloads.language_models import classifier, published_config, text_workload, vocabulary
 
-#: distilbert-base-uncased, which the Hugging Face hub has under that name; transformers' own defaults are the
-#: same (5.23).
+#: distilbert-base-uncased on the Hugging Face hub, and transformers' own defaults (5.23).
 _BASE = {
     "vocab_size": 30522,
     "max_position_embeddings": 512,
@@ -43,31 +37,31 @@ _TINY = _BASE | {
     "n_layers": 2,
     "n_heads": 4,
 }
-#: The experiment cuts reviews off at 512 tokens, and pads every one to the longest, which is as long.
+#: The experiment cuts reviews off at 512 tokens and pads all to the longest, which has as many.
 _SEQUENCE_LENGTH, _TINY_SEQUENCE_LENGTH = 512, 64
 
 
-def build(name: str, asked: Asked) -> Workload:
-    """The workload called `name`, of random weights in the model's configuration, or those of asked.model.
+def build(name: str, options: ModelOptions) -> Workload:
+    """Build the workload called `name`, with random weights, or those of options.model.
 
-    Raises WorkloadError if model or tokenizer cannot be had, or the sequence length is more than the model's.
+    Raises WorkloadError if model or tokenizer cannot be loaded, or the sequence length exceeds the model's.
     """
     tiny = name == "distilbert-tiny"
-    if asked.model is not None:
-        config = published_config(asked.model, name)
+    if options.model is not None:
+        config = published_config(options.model, name)
         config.num_labels = 2
     else:
-        config = transformers_for(name).DistilBertConfig(**(_TINY if tiny else _BASE))
+        config = import_transformers(name).DistilBertConfig(**(_TINY if tiny else _BASE))
     return text_workload(
         name,
-        asked,
+        options,
         config=config,
         build=classifier,
         own_length=_TINY_SEQUENCE_LENGTH if tiny else _SEQUENCE_LENGTH,
-        source_of=partial(_source, name, asked, vocabulary(config, name)),
+        source_of=partial(_source, name, options, vocabulary(config, name)),
         sample_unit="reviews",
         loss=classification_loss,
-        # As in the experiment of 2023: Adam, 5e-5, to fine-tune. The small model starts from nothing.
+        # As in the experiment of 2023: Adam, 5e-5, to fine-tune. The small model starts from scratch.
         optimizer="adamw",
         learning_rate=1e-3 if tiny else 5e-5,
         outputs=_logits,
@@ -78,12 +72,12 @@ def build(name: str, asked: Asked) -> Workload:
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of the classes, in nats."""
+    """Return the mean cross entropy of the classes, in nats."""
     return nn.functional.cross_entropy(_logits(model, batch).float(), batch["labels"])
 
 
 def classification_score(model: nn.Module, batch: Batch) -> Score:
-    """Sums of cross entropy and of right answers, over so many reviews."""
+    """Return the sums of cross entropy and right answers over the reviews that have a label."""
     logits, labels = _logits(model, batch).float(), batch["labels"]
     num_reviews = (labels != NO_LABEL).sum()
     return Score(
@@ -104,27 +98,27 @@ def _count(batch: Batch) -> BatchCount:
     return BatchCount(num_tokens=mask.numel(), num_padding=mask.numel() - mask.sum())
 
 
-def _source(name: str, asked: Asked, num_tokens: int, length: int) -> TextSource:
-    given = load_tokenizer(asked.tokenizer, name) if asked.tokenizer is not None else None
+def _source(name: str, options: ModelOptions, num_tokens: int, length: int) -> TextSource:
+    given = load_tokenizer(options.tokenizer, name) if options.tokenizer is not None else None
 
-    def read(all_reviews: reviews.Reviews) -> ReadText:
+    def read(all_reviews: reviews.Reviews) -> LoadedText:
         split = reviews.split_reviews(all_reviews)
         tokenizer = chosen_tokenizer(
             given,
-            asked.model,
+            options.model,
             num_tokens,
             name,
             otherwise=lambda: WordTokens(split["train"].texts, num_tokens),
         )
         sequences = {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
-        return ReadText(splits=sequences, digest=all_reviews.digest, tokenizer=tokenizer.identity)
+        return LoadedText(splits=sequences, digest=all_reviews.digest, tokenizer=tokenizer.identity)
 
     return TextSource(
         workload=name,
-        write=partial(made_up_reviews.written_batches, num_tokens, length),
-        written=partial(made_up_reviews.written_splits, num_tokens, length),
-        made_up=made_up_reviews.MADE_UP,
-        read={
+        synthetic_batches=partial(reviews.synthetic_batches, num_tokens, length),
+        synthetic_splits=partial(reviews.synthetic_splits, num_tokens, length),
+        synthetic_identity=reviews.SYNTHETIC,
+        readers={
             "folder": lambda path: read(reviews.read_folder(path)),
             "file": lambda path: read(reviews.read_csv(path)),
         },

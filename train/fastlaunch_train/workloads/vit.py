@@ -1,4 +1,4 @@
-"""Image classification with vision transformers: `vit-huge`, `vit-tiny` and any timm model."""
+"""Image classification: the vision transformers `vit-huge` and `vit-tiny`, and any timm model."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlaunch_train.data.batches import NO_LABEL
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.data.order import NO_LABEL
-from fastlaunch_train.images import (
+from fastlaunch_train.data.images import (
     ImageShape,
     held_out_images,
     image_batches,
@@ -18,8 +18,8 @@ from fastlaunch_train.images import (
     images_per_epoch,
 )
 from fastlaunch_train.models.flops import build_on_meta, training_flops_per_sample
-from fastlaunch_train.workloads import WORKLOADS, WorkloadError
 from fastlaunch_train.workloads.contract import Batch, Score, Workload
+from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError
 
 #: Classes of a timm model that was published without a classifier.
 IMAGENET_CLASSES = 1000
@@ -38,40 +38,30 @@ _TINY_SHAPE = ImageShape(size=32, num_classes=10)
 
 
 def build(name: str) -> Workload:
-    """The workload called `name`: `vit-huge`, `vit-tiny` or `timm:MODEL`.
+    """Build `vit-huge`, `vit-tiny` or `timm:MODEL`.
 
-    Raises WorkloadError, naming the nearest ones, if timm has no such model.
+    Raises WorkloadError, naming the nearest, if timm has no such model.
     """
     if name == "vit-huge":
-        return _workload(
-            name,
-            partial(_vision_transformer, **_HUGE),
-            _HUGE_SHAPE,
-            blocks=_blocks,
-            flops_per_sample=WORKLOADS[name].flops_per_sample,
-        )
+        flops = WORKLOADS[name].flops_per_sample
+        return _workload(name, partial(_vision_transformer, **_HUGE), _HUGE_SHAPE, flops_per_sample=flops)
     if name == "vit-tiny":
-        return _workload(
-            name,
-            partial(_vision_transformer, **_TINY),
-            _TINY_SHAPE,
-            blocks=_blocks,
-            flops_per_sample=_count(partial(_vision_transformer, **_TINY), _TINY_SHAPE),
-            # SGD needs thousands of steps to begin to learn here, AdamW two hundred.
-            optimizer="adamw",
-        )
+        build_model = partial(_vision_transformer, **_TINY)
+        flops = _count(build_model, _TINY_SHAPE)
+        # SGD needs thousands of steps to start learning here, AdamW two hundred.
+        return _workload(name, build_model, _TINY_SHAPE, flops_per_sample=flops, optimizer="adamw")
     assert name.startswith("timm:")
     return _timm_workload(name)
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of images (batch, channels, height, width) and their class numbers (batch,)."""
+    """Return the mean cross entropy of images (batch, channels, height, width) and classes (batch,)."""
     images, labels = batch
     return nn.functional.cross_entropy(model(images), labels)
 
 
 def classification_score(model: nn.Module, batch: Batch) -> Score:
-    """Sums of cross entropy and of right answers, over so many images: those that have a label."""
+    """Return the sums of cross entropy and right answers over the images that have a label."""
     images, labels = batch
     logits = model(images).float()
     num_images = (labels != NO_LABEL).sum()
@@ -84,7 +74,7 @@ def classification_score(model: nn.Module, batch: Batch) -> Score:
 
 
 def class_scores(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits (batch, classes) of the batch's images."""
+    """Return logits (batch, classes) of the batch's images."""
     scores: torch.Tensor = model(batch[0])
     return scores
 
@@ -94,7 +84,7 @@ def _workload(
     build_model: Callable[[], nn.Module],
     shape: ImageShape,
     *,
-    blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None,
+    has_blocks: bool = True,
     flops_per_sample: int | None,
     optimizer: str = "sgd",
 ) -> Workload:
@@ -110,10 +100,10 @@ def _workload(
         metric="accuracy",
         samples_per_epoch=partial(images_per_epoch, shape),
         data_identity=partial(images_identity, shape),
-        blocks=blocks,
+        blocks=_blocks if has_blocks else None,
         flops_per_sample=flops_per_sample,
         optimizer=optimizer,
-        # As in the FP8 experiment of November 2023, for vit-huge: SGD, 1e-3, momentum 0.9.
+        # As in the FP8 experiment of November 2023 for vit-huge: SGD, 1e-3, momentum 0.9.
         learning_rate=1e-3,
         momentum=0.9,
     )
@@ -142,24 +132,23 @@ def _timm_workload(name: str) -> Workload:
             f"known: {', '.join(f'timm:{tag}' for tag in tags)}",
         ) from None
     if published is None:
-        raise WorkloadError(f"workload {name!r}: timm does not say what images the model takes", None)
+        raise WorkloadError(f"workload {name!r}: timm does not say which images the model takes", None)
     channels, height, width = published.input_size
     if channels != 3 or height != width:
         raise WorkloadError(
             f"workload {name!r} takes images of {channels} x {height} x {width}",
-            "square images of three channels can be made here",
+            "give a model for square images of three channels",
         )
     num_classes = published.num_classes or IMAGENET_CLASSES
     shape = ImageShape(
         size=height, num_classes=num_classes, mean=tuple(published.mean), std=tuple(published.std)
     )
     build_model = partial(timm.create_model, model_name, pretrained=False, num_classes=num_classes)
-    has_blocks = _has_blocks(build_on_meta(build_model))
     return _workload(
         name,
         build_model,
         shape,
-        blocks=_blocks if has_blocks else None,
+        has_blocks=_has_blocks(build_on_meta(build_model)),
         flops_per_sample=_count(build_model, shape),
     )
 
@@ -189,5 +178,5 @@ def _count(build_model: Callable[[], nn.Module], shape: ImageShape) -> int | Non
     try:
         return training_flops_per_sample(build_model, (3, shape.size, shape.size))
     except (RuntimeError, NotImplementedError):
-        # A few architectures cannot run without data; their FLOPs are unknown rather than guessed.
+        # A few architectures cannot run without data; we do not guess their FLOPs.
         return None

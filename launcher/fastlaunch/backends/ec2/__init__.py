@@ -1,0 +1,1 @@
+"""The EC2 backend: one attempt is one RunInstances request."""

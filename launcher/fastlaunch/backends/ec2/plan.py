@@ -1,19 +1,19 @@
 """An attempt on EC2 as one RunInstances request: nodes that do their runs together, in order. Pure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastlaunch.backends import Plan
-from fastlaunch.backends.ec2.user_data import NodeProgram, NodeRun, render_user_data
-from fastlaunch.backends.ec2_interfaces import has_efa, interfaces_of
-from fastlaunch.backends.entrypoint_arguments import entrypoint_arguments
-from fastlaunch.backends.placeholders import placeholders_in
-from fastlaunch.backends.placements import CapacityBlock, Site
+from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
+from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
 from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.core.conventions import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.placement.cost_ceiling import max_cost_usd
+from fastlaunch.core.plan import Plan, placeholders_in
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
 ROOT_GIB = 200
@@ -32,15 +32,17 @@ def plan_ec2(
     jobs: Mapping[str, JobSpec],
     *,
     attempt: int,
-    site: Site,
+    site: Ec2Placement,
     max_minutes: int,
-    render: Callable[[NodeProgram], str] = render_user_data,
+    render: Callable[[Bootstrap], str] = render_user_data,
+    agent: str | None = None,
 ) -> Plan:
     """The request that carries out `jobs`, by run id, on `site`, as its attempt number `attempt`, from 1.
 
     All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
     take; a capacity block may end sooner, which only the node can tell. render: what makes user data of the
-    node's program; it stays raw, boto3 encodes it. Raises UserError for what EC2 would refuse or start in
+    node's bootstrap; it stays raw, boto3 encodes it. agent: SHA-256 of another node agent than this one's.
+    Raises UserError for what EC2 would refuse or start in
     vain: several nodes that cannot reach each other or the bucket, a block that is not this site's.
     """
     first, job = next(iter(jobs.items()))
@@ -50,12 +52,24 @@ def plan_ec2(
     token = f"{first}-a{attempt}"
     output = output_uri(site, first, attempt)
     program = _program(jobs, token=token, attempt=attempt, site=site, output=output, max_minutes=max_minutes)
+    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
+    run_list = run_list_object(program, output, _names(site, jobs))
+    bootstrap = Bootstrap(
+        token=token,
+        region=site.region,
+        max_minutes=max_minutes,
+        output=output,
+        agent=stored.uri,
+        agent_sha256=stored.sha256,
+        run_list=run_list.uri,
+        run_list_sha256=run_list.sha256,
+    )
     tags = {
         "Name": f"fastlaunch {first}",
-        "fastlaunch:run": first,
-        "fastlaunch:attempt": str(attempt),
-        "fastlaunch:max-minutes": str(max_minutes),
-        "fastlaunch:output": output,
+        RUN_TAG: first,
+        ATTEMPT_TAG: str(attempt),
+        MAX_MINUTES_TAG: str(max_minutes),
+        OUTPUT_TAG: output,
     }
     request: dict[str, Any] = {
         "ImageId": site.ami,
@@ -91,18 +105,19 @@ def plan_ec2(
             {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
             for kind in ("instance", "volume")
         ],
-        "UserData": render(program),
+        "UserData": render(bootstrap),
     }
     return Plan(
         backend="ec2",
         operation="RunInstances",
         request=request,
-        placeholders=_placeholders(request, site, jobs),
+        placeholders=placeholders_in(request, run_list, _names(site, jobs)),
         max_cost_usd=_max_cost_usd(job, site, max_minutes),
         usd_per_hour=site.usd_per_hour,
         price_as_of=site.price_as_of,
         region=site.region,
         sunk_usd=block.fee_usd if block else None,
+        objects=(stored, run_list),
     )
 
 
@@ -111,18 +126,24 @@ def has_nvswitch(instance: InstanceType) -> bool:
     return instance.accelerator in _NVSWITCH_GPUS and instance.num_accelerators == 8
 
 
-def runs_uri(site: Site) -> str:
+def runs_uri(site: Ec2Placement) -> str:
     """`s3://bucket/prefix/runs`: what all runs of the site's region write lies under it."""
     return "s3://" + "/".join(filter(None, (site.bucket, site.prefix, "runs")))
 
 
-def output_uri(site: Site, first_run_id: str, attempt: int) -> str:
+def output_uri(site: Ec2Placement, first_run_id: str, attempt: int) -> str:
     """Where an attempt writes, by the first of its runs."""
     return f"{runs_uri(site)}/{first_run_id}/attempt-{attempt}"
 
 
 def _program(
-    jobs: Mapping[str, JobSpec], *, token: str, attempt: int, site: Site, output: str, max_minutes: int
+    jobs: Mapping[str, JobSpec],
+    *,
+    token: str,
+    attempt: int,
+    site: Ec2Placement,
+    output: str,
+    max_minutes: int,
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
     block = _block(job, site)
@@ -174,19 +195,19 @@ def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
     return {"FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes)}
 
 
-def _block(job: JobSpec, site: Site) -> CapacityBlock | None:
+def _block(job: JobSpec, site: Ec2Placement) -> CapacityBlock | None:
     """The capacity block that the job runs in, if it does."""
     return site.block if job.purchase == "capacity-block" else None
 
 
-def _max_cost_usd(job: JobSpec, site: Site, max_minutes: int) -> float:
+def _max_cost_usd(job: JobSpec, site: Ec2Placement, max_minutes: int) -> float:
     """The most that the attempt costs; of a capacity block, no more than was paid for all of it."""
     usd = max_cost_usd(num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=site.usd_per_hour)
     block = _block(job, site)
     return min(usd, block.fee_usd) if block else usd
 
 
-def _check_place(job: JobSpec, site: Site) -> None:
+def _check_place(job: JobSpec, site: Ec2Placement) -> None:
     """Nothing, if the site can carry the job's nodes; else UserError."""
     if job.purchase == "capacity-block":
         if site.block is None:
@@ -218,7 +239,7 @@ def _check_place(job: JobSpec, site: Site) -> None:
         )
 
 
-def _network(job: JobSpec, site: Site) -> dict[str, Any]:
+def _network(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
     """Where the nodes are. One alone needs no EFA, and a subnet may give its interface a public address."""
     network: dict[str, Any] = {}
     placement = {}
@@ -245,7 +266,7 @@ def _profile(name: str) -> dict[str, str]:
     return {"Arn": name} if name.startswith("arn:") else {"Name": name}
 
 
-def _market(job: JobSpec, site: Site) -> dict[str, Any]:
+def _market(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
     if job.purchase == "capacity-block":
         assert site.block is not None
         target = {"CapacityReservationId": site.block.reservation}
@@ -267,7 +288,49 @@ def _decimal(usd: float) -> str:
     return f"{int(usd * 1e6 + 1e-6) / 1e6:.6f}".rstrip("0").rstrip(".")
 
 
-def _placeholders(request: Mapping[str, Any], site: Site, jobs: Mapping[str, JobSpec]) -> tuple[str, ...]:
+def _names(site: Ec2Placement, jobs: Mapping[str, JobSpec]) -> set[str]:
+    """Names of what is not known yet, without the brackets."""
     known = list(jobs) if site.block is None else [*jobs, site.block.reservation, site.block.ends_at]
-    names = {*site.placeholders, *(text[1:-1] for text in known if text.startswith("<"))}
-    return placeholders_in(request, names)
+    return {*site.placeholders, *(text[1:-1] for text in known if text.startswith("<"))}
+
+
+def has_efa(instance: InstanceType) -> bool:
+    """Whether nodes of this type can speak EFA to each other."""
+    return instance.num_efa_interfaces > 0
+
+
+def first_efa_card(instance: InstanceType) -> int:
+    """The lowest card with EFA: 1 where cards outnumber EFA interfaces, as p6-b300's card 0 has none."""
+    return 0 if instance.num_efa_interfaces >= instance.num_network_cards else 1
+
+
+def interfaces_of(
+    instance: InstanceType, *, subnet: str | None, groups: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What `NetworkInterfaces` of RunInstances takes: one plain interface, and one for every card with EFA.
+
+    subnet, groups: of all of them; left to EC2 where they are None or empty. With more than one interface
+    EC2 gives no public address, and must not be asked for one.
+    """
+    efa = [(card, 1 if card == 0 else 0) for card in _efa_cards(instance)]
+    places = [("interface", 0, 0), *(("efa-only", card, device) for card, device in efa)]
+    where: dict[str, Any] = {}
+    if subnet:
+        where["SubnetId"] = subnet
+    if groups:
+        where["Groups"] = list(groups)
+    return [
+        {
+            "NetworkCardIndex": card,
+            "DeviceIndex": device,
+            "InterfaceType": kind,
+            "DeleteOnTermination": True,
+            **where,
+        }
+        for kind, card, device in places
+    ]
+
+
+def _efa_cards(instance: InstanceType) -> range:
+    first = first_efa_card(instance)
+    return range(first, first + min(instance.num_efa_interfaces, instance.num_network_cards))

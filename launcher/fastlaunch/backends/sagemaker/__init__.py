@@ -1,0 +1,1 @@
+"""The SageMaker backend: one attempt is one CreateTrainingJob request."""

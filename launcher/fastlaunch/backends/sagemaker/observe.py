@@ -1,18 +1,18 @@
-"""What SageMaker says of a training job, made into how it stands, what went wrong, what is billed. Pure."""
+"""The status of a training job, what went wrong with it, and what it is billed. Pure."""
 
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from fastlaunch.aws.sagemaker import TrainingJob
-from fastlaunch.backends.protocol import Billed, Sight
+from fastlaunch.backends.node_report import time_of, uptime_of
+from fastlaunch.backends.protocol import AttemptStatus, Billed
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S
+from fastlaunch.core.conventions import MARGIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
-from fastlaunch.placement.cost_ceiling import MARGIN_MINUTES
 
-#: In words, by secondary status: docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.
-#: Those of a job that has ended keep SageMaker's own name.
+#: Words by secondary status: docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.
+#: For a job that has ended they begin with SageMaker's own name.
 _WORDS = {
     "Starting": "preparing machines",
     "Pending": "waiting for capacity",
@@ -32,20 +32,20 @@ _WORDS = {
     "MaxRuntimeExceeded": "MaxRuntimeExceeded: the time limit was reached",
     "MaxWaitTimeExceeded": "MaxWaitTimeExceeded: there were no spot machines for long enough",
 }
-#: By how much a job's end may miss the limit of its waiting.
+#: How far a job's end may be from the limit of its waiting.
 _PENDING_SLACK_S = 120
-#: While these are told, a container runs.
+#: Secondary statuses of a job whose container runs.
 _UP = ("Training", "Uploading", "Updating")
 _ELSEWHERE = (
     "allow another instance type or region (`--instance T1,T2`, `--region R1,R2`), try later, or buy a "
     "training plan and give --training-plan ARN"
 )
 _LOOK = "see what its container printed: fastlaunch logs RUN"
-_CORRECT = "correct what the message names; what the container printed shows `fastlaunch logs RUN`"
-_LONGER = "give --max-hours more, and go on from the last checkpoint: fastlaunch resume RUN"
+_CORRECT = "correct what the message names; `fastlaunch logs RUN` shows what the container printed"
+_LONGER = "raise --max-hours, and go on from the last checkpoint: fastlaunch resume RUN"
 _FAULT = "SageMaker's own fault; `fastlaunch resume RUN` goes on from the last checkpoint in another job"
 
-#: Kind and hint by how a FailureReason begins.
+#: How a FailureReason begins, its kind and hint.
 _REASONS: tuple[tuple[str, type[CloudRefused], str], ...] = (
     ("CapacityError", NoCapacity, _ELSEWHERE),
     ("InsufficientCapacityError", NoCapacity, _ELSEWHERE),
@@ -56,14 +56,14 @@ _REASONS: tuple[tuple[str, type[CloudRefused], str], ...] = (
 )
 
 
-def sight_of(job: TrainingJob | None, *, is_old: bool) -> Sight:
-    """How the job stands. is_old: asked for so long ago that one which SageMaker does not show is no more.
+def attempt_status(job: TrainingJob | None, *, is_old: bool) -> AttemptStatus:
+    """Return the job's status. is_old: so long ago that a job which SageMaker does not show is gone.
 
     launched_at is when it began on its machines, None while it waits for them, which costs nothing.
     """
     if job is None:
-        return Sight(has_ended=is_old, is_seen=False)
-    return Sight(
+        return AttemptStatus(has_ended=is_old, is_seen=False)
+    return AttemptStatus(
         has_ended=job.has_ended,
         is_live=not job.has_ended,
         is_up=job.status == "InProgress" and job.secondary_status in _UP,
@@ -74,74 +74,77 @@ def sight_of(job: TrainingJob | None, *, is_old: bool) -> Sight:
         billable_s=_billable_s(job),
         training_s=job.training_s,
         problem=problem_of(job),
-        told=_told(job),
+        detail=_detail(job),
     )
 
 
 def problem_of(job: TrainingJob) -> CloudRefused | None:
-    """What went wrong with a job that has ended, as an error whose code is SageMaker's own word; else None.
+    """Return what went wrong with a job that has ended, if anything; the code is SageMaker's own word.
 
-    NoCapacity where it got no machines, BadConfiguration where they could not do what was asked for; plain
-    where its program failed, or its time was up.
+    NoCapacity if it got no machines, BadConfiguration if they could not do what was asked; plain CloudRefused
+    if its program failed, or its time was up.
     """
     if not job.has_ended:
         return None
     reason, name = job.failure_reason or "", f"training job {job.name}"
     if job.secondary_status == "MaxRuntimeExceeded":
-        return _made(CloudRefused, f"{name} was ended: its time limit was reached", _LONGER, job)
+        return _error(CloudRefused, f"{name} was ended: its time limit was reached", _LONGER, job)
     if job.secondary_status == "MaxWaitTimeExceeded":
-        told = f"{name} was ended: there were no spot machines for long enough"
-        return _made(NoCapacity, told, _ELSEWHERE, job)
+        message = f"{name} was ended: there were no spot machines for long enough"
+        return _error(NoCapacity, message, _ELSEWHERE, job)
     if _waited_too_long(job):
-        told = f"{name} was ended: there were no machines for {MAX_PENDING_S // 60} minutes"
-        return _made(NoCapacity, told, _ELSEWHERE, job, "MaxPendingTimeExceeded")
+        message = f"{name} was ended: there were no machines for {MAX_PENDING_S // 60} minutes"
+        return _error(NoCapacity, message, _ELSEWHERE, job, "MaxPendingTimeExceeded")
     if job.status != "Failed":
         return None
     for start, kind, hint in _REASONS:
         if reason.startswith(start):
             words = "got no machines" if kind is NoCapacity else "failed"
-            return _made(kind, f"{name} {words}: {reason}", hint, job, start)
+            return _error(kind, f"{name} {words}: {reason}", hint, job, start)
     if "not enough capacity" in reason or "pending time" in reason.lower():
-        return _made(NoCapacity, f"{name} got no machines: {reason}", _ELSEWHERE, job, "CapacityError")
-    return _made(BadConfiguration, f"{name} failed: {reason or 'SageMaker does not say why'}", _CORRECT, job)
+        return _error(NoCapacity, f"{name} got no machines: {reason}", _ELSEWHERE, job, "CapacityError")
+    return _error(BadConfiguration, f"{name} failed: {reason or 'SageMaker does not say why'}", _CORRECT, job)
 
 
 def billed_on_sagemaker(
-    *, launched_at: datetime, max_minutes: int, sight: Sight, status: Mapping[str, Any] | None
+    *, launched_at: datetime, max_minutes: int, aws_status: AttemptStatus, status: Mapping[str, Any] | None
 ) -> Billed:
-    """What one machine of a job that has ended is billed, without its warm pool. status: the last object.
+    """Return what one machine of a job that has ended is billed. status: the last object.
 
-    By SageMaker's own count, which holds the spot discount, where it is there; else by when the job ended; of
+    By SageMaker's own count, which holds the spot discount, if there is one; else by when the job ended; for
     a job that SageMaker shows no more, by what its container said last.
     """
-    started_at = sight.launched_at or launched_at
+    started_at = aws_status.launched_at or launched_at
     lived_s = None
-    if sight.is_seen and sight.launched_at is None:
+    if aws_status.is_seen and aws_status.launched_at is None:
         # It waited for machines, and got none.
-        return Billed(lived_s=0.0, billed_s=sight.billable_s or 0.0, billing="times")
-    if sight.is_spot and sight.training_s:
+        return Billed(lived_s=0.0, billed_s=aws_status.billable_s or 0.0, billing="times")
+    if aws_status.is_spot and aws_status.training_s:
         # Between its start and its end a spot job also waits for machines, after each interruption.
-        lived_s = sight.training_s
-    elif sight.ended_at is not None and sight.ended_at >= started_at:
-        lived_s = (sight.ended_at - started_at).total_seconds()
-    if sight.billable_s is not None:
+        lived_s = aws_status.training_s
+    elif aws_status.ended_at is not None and aws_status.ended_at >= started_at:
+        lived_s = (aws_status.ended_at - started_at).total_seconds()
+    if aws_status.billable_s is not None:
         return Billed(
-            lived_s=sight.billable_s if lived_s is None else lived_s,
-            billed_s=sight.billable_s,
+            lived_s=aws_status.billable_s if lived_s is None else lived_s,
+            billed_s=aws_status.billable_s,
             billing="times",
         )
     if lived_s is not None:
         return Billed(lived_s=lived_s, billed_s=lived_s, billing="times")
-    if (said_s := _last_said_s(status, started_at)) is not None:
-        return Billed(lived_s=said_s, billed_s=said_s, billing="node")
+    # The container's last word is a little older than its machines.
+    until = time_of(status, "billed_until")
+    lasted_s = (until - started_at).total_seconds() if until and until >= started_at else uptime_of(status)
+    if lasted_s is not None:
+        return Billed(lived_s=lasted_s, billed_s=lasted_s, billing="node")
     limit_s = (max_minutes + MARGIN_MINUTES) * 60.0
     return Billed(lived_s=limit_s, billed_s=limit_s, billing="limit")
 
 
 def _waited_too_long(job: TrainingJob) -> bool:
-    """Whether SageMaker stopped it for its MaxPendingTimeInSeconds, of which no status tells.
+    """Return whether SageMaker stopped it for its MaxPendingTimeInSeconds, for which there is no status.
 
-    One that somebody stopped at that very time passes for it.
+    A job that somebody stopped at that very time passes for one.
     """
     if job.secondary_status != "Stopped" or job.is_spot or job.started_at is not None or job.ended_at is None:
         return False
@@ -154,27 +157,14 @@ def _billable_s(job: TrainingJob) -> float | None:
     return job.billable_s
 
 
-def _told(job: TrainingJob) -> str:
+def _detail(job: TrainingJob) -> str:
     words = _WORDS.get(job.secondary_status, job.secondary_status)
     if job.status == "Stopping":
         words = "stopping"
     return f"{words} ({job.status_message})" if job.status_message and not job.has_ended else words
 
 
-def _last_said_s(status: Mapping[str, Any] | None, started_at: datetime) -> float | None:
-    """How long the job lasted by its container's last word, which is a little older than its machines."""
-    told = status or {}
-    with suppress(ValueError):
-        until = datetime.fromisoformat(str(told.get("billed_until")))
-        until = until if until.tzinfo else until.replace(tzinfo=UTC)
-        if until >= started_at:
-            return (until - started_at).total_seconds()
-    uptime_s = told.get("uptime_s")
-    is_number = isinstance(uptime_s, int | float) and not isinstance(uptime_s, bool)
-    return float(told["uptime_s"]) if is_number else None
-
-
-def _made(
+def _error(
     kind: type[CloudRefused], message: str, hint: str, job: TrainingJob, code: str | None = None
 ) -> CloudRefused:
     error = kind(f"{message} (in {job.region})", hint)

@@ -1,0 +1,1 @@
+"""The same training by other Trainers: Lightning's and Transformers'."""

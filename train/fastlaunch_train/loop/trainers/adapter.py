@@ -1,33 +1,34 @@
-"""What Lightning's Trainer and Transformers' have in common here: who feeds them, and what they cannot do."""
+"""What a Trainer of another library needs to train as our loop does: batches, losses, options, refusals."""
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import nn
 
 from fastlaunch_train.data.batches import split_batch
-from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.loop.train import Progress
+from fastlaunch_train.distributed.parallel import sum_in_bf16
+from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import Training
+from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.recipes.recipes import Recipe, RecipeError, refuse
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.rules import steps_problem
-from fastlaunch_train.steppers.torch_stepper import CUDA_GRAPH_MODES, TorchStepper
-from fastlaunch_train.undisturbed import left_as_it_was
+from fastlaunch_train.steppers.torch_stepper import CUDA_GRAPH_MODES, TorchStepper, check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 
 def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> None:
-    """Returns if either Trainer can train `workload` as `recipe` says; else RecipeError."""
+    """Raise RecipeError if the recipe's Trainer cannot train `workload` as `recipe` says."""
     if not workload.trains:
         raise RecipeError(
             f"recipe {recipe.label}: workload {workload.name} has nothing to train, and a Trainer trains",
             "add --set loop=ours",
         )
-    added_up = recipe.grad_accumulation > 1 or not recipe.set_to_none
-    if added_up and device.type == "cuda" and recipe.compile_mode in CUDA_GRAPH_MODES:
-        # What a CUDA graph returned is lost when it runs again: our loop adds it to other gradients.
+    adds_up = recipe.grad_accumulation > 1 or not recipe.set_to_none
+    if adds_up and device.type == "cuda" and recipe.compile_mode in CUDA_GRAPH_MODES:
+        # A CUDA graph's outputs are lost when it runs again: our loop adds them to other gradients.
         raise RecipeError(
             f"recipe {recipe.label}: loop={recipe.loop} keeps the gradients that a CUDA graph overwrites",
             "add --set loop=ours, or --set compile_mode=default",
@@ -40,46 +41,56 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
         )
 
 
-def import_trainer(loop: str) -> None:
-    """Import all that `loop` will, now: before torch computes, and before its cuDNN is looked at.
-
-    transformers imports peft where it is installed, and peft Transformer Engine, whose cuDNN may not fit the
-    parts of torch's own that are loaded by then.
-    """
-    prepare_torchvision()
-    if loop == "lightning":
-        importlib.import_module("lightning.pytorch")
-    else:
-        importlib.import_module("transformers.trainer")
-
-
-def torch_stepper(training: Training) -> TorchStepper:
-    """The training's stepper, whose model and optimizer a Trainer uses; it makes no step itself."""
-    assert isinstance(training.stepper, TorchStepper)
-    return training.stepper
-
-
 def torch_optimizer(training: Training) -> torch.optim.Optimizer:
-    """The optimizer of the model's own parameters, which a Trainer steps."""
-    optimizer = torch_stepper(training).optimizer
+    """Return the optimizer of the model's own parameters, for a Trainer to step."""
+    assert isinstance(training.stepper, TorchStepper)
+    optimizer = training.stepper.optimizer
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
+
+
+def ddp_options(training: Training) -> dict[str, Any]:
+    """Return the options with which a Trainer wraps the model as our loop does."""
+    recipe = training.recipe
+    if training.process.world_size > 1 and recipe.compile_mode != "none":
+        # Otherwise torch cuts a compiled region wherever a bucket ends.
+        torch._dynamo.config.optimize_ddp = False
+    return {
+        "bucket_cap_mb": recipe.ddp_bucket_mb,
+        "gradient_as_bucket_view": True,
+        "static_graph": recipe.grad_accumulation == 1,
+    }
+
+
+def set_wire_dtype(wrapped: nn.Module | None, recipe: Recipe) -> None:
+    """Have the wrapped model exchange gradients in the recipe's wire_dtype, if ranks exchange any."""
+    if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        wrapped.register_comm_hook(None, sum_in_bf16)
+
+
+def micro_batch_loss(training: Training, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the workload's loss of a micro-batch. Raises WorkloadError if it is not a scalar."""
+    if training.recipe.compile_mode in CUDA_GRAPH_MODES:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    loss = training.workload.loss(model, batch)
+    check_loss(training.workload, loss)
+    return loss
 
 
 class Feed:
     """The micro-batches of the steps that are left, in our order; sized, so that none is fetched ahead."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._parts = progress.training.recipe.grad_accumulation
-        self._num_steps = progress.training.last_step - progress.last_done
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._loop = loop
+        self._parts = loop.training.recipe.grad_accumulation
+        self._num_steps = loop.training.last_step - loop.last_done
 
     def __len__(self) -> int:
         return self._num_steps * self._parts
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._num_steps):
-            yield from split_batch(self._progress.fetch(), self._parts)
+            yield from split_batch(self._loop.fetch(), self._parts)
 
 
 class StepLoss:
@@ -89,11 +100,11 @@ class StepLoss:
         self._losses: list[torch.Tensor] = []
 
     def add(self, loss: torch.Tensor) -> None:
-        """Note one of them. A copy: a CUDA graph's output is overwritten by the next."""
+        """Note the loss of a micro-batch. A copy: a CUDA graph's output is overwritten by the next."""
         self._losses.append(loss.detach().clone())
 
     def take(self) -> torch.Tensor:
-        """Their mean; the next step begins."""
+        """Return their mean, and begin the next step."""
         losses, self._losses = self._losses, []
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
@@ -105,23 +116,23 @@ class LossShare:
         self._recipe = recipe
         scale = 1.0 if precision.scaler is None else float(precision.scaler.get_scale())
         self._expected = scale / recipe.grad_accumulation
-        self._found: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
         self._watched = recipe.grad_accumulation == 1
 
     def watch(self, loss: torch.Tensor) -> None:
-        """Note the gradient of `loss` in the backward pass to come, of the first one given."""
+        """Note the gradient of `loss` in its backward pass, if it is the first one given."""
         if not self._watched:
-            loss.register_hook(self._found.append)  # type: ignore[no-untyped-call]
+            loss.register_hook(self._gradients.append)  # type: ignore[no-untyped-call]
             self._watched = True
 
     def check(self) -> None:
-        """Returns if what was noted is a share of the mean, or was looked at before; else RecipeError.
+        """Raise RecipeError, once, if the gradient is not the share of a mean.
 
         Transformers 4.46.1 adds micro-batches up: every step of plain SGD is that many times too long.
         """
-        found = [float(gradient) for gradient in self._found]
-        self._found.clear()
-        if any(not math.isclose(each, self._expected, rel_tol=1e-3) for each in found):
+        gradients = [float(gradient) for gradient in self._gradients]
+        self._gradients.clear()
+        if any(not math.isclose(gradient, self._expected, rel_tol=1e-3) for gradient in gradients):
             raise RecipeError(
                 f"recipe {self._recipe.label}: this release of {self._recipe.loop} takes no mean of the "
                 f"{self._recipe.grad_accumulation} micro-batches of a step",
@@ -129,10 +140,10 @@ class LossShare:
             )
 
 
-def try_on(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
-    """Returns after `forward` and backward have run on a micro-batch of `batch`; nothing is trained by it."""
+def compile_ahead(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
+    """Run `forward` and backward on a micro-batch of `batch`, and train nothing by it."""
     device = training.process.device
-    with left_as_it_was(training.stepper.model):
+    with preserve_state(training.stepper.model):
         forward(split_batch(batch, training.recipe.grad_accumulation)[0]).backward()  # type: ignore[no-untyped-call]
     torch_optimizer(training).zero_grad(set_to_none=training.recipe.set_to_none)
     if device.type == "cuda":

@@ -6,29 +6,34 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
 
-from fastlaunch_train.distributed.parallel import sum_in_bf16
-from fastlaunch_train.loop.train import Progress
-from fastlaunch_train.loop.trainers.adapter import Feed, StepLoss, torch_optimizer, try_on
+from fastlaunch_train.loop.train import TrainingLoop
+from fastlaunch_train.loop.trainers.adapter import (
+    Feed,
+    StepLoss,
+    compile_ahead,
+    ddp_options,
+    micro_batch_loss,
+    set_wire_dtype,
+    torch_optimizer,
+)
 from fastlaunch_train.loop.training import Training
-from fastlaunch_train.steppers.torch_stepper import CUDA_GRAPH_MODES, check_loss
 from fastlaunch_train.workloads.contract import Batch
 
 
-def train_with_lightning(progress: Progress) -> None:
-    """Do the steps that are left of `progress`. Raises what `Progress.step_done` does.
+def train_with_lightning(loop: TrainingLoop) -> None:
+    """Do the steps that are left of `loop`. Raises what `TrainingLoop.after_step` does.
 
-    Lightning wraps the model for several ranks, in the process group that is there, scales the loss, sums up
-    micro-batches and calls the optimizer, which is the recipe's. It leaves nothing on the disk.
+    Lightning wraps the model for several ranks in the process group there is, scales the loss, sums up
+    micro-batches and calls the recipe's optimizer. It leaves nothing on the disk.
     """
-    training = progress.training
+    training = loop.training
     import lightning.pytorch as lightning
 
-    # It tells which devices it found, and gives hints.
+    # It reports its devices, and gives hints.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    module = _module(progress)
+    module = _module(loop)
     process = training.process
     trainer = lightning.Trainer(
         accelerator="gpu" if process.device.type == "cuda" else "cpu",
@@ -47,17 +52,17 @@ def train_with_lightning(progress: Progress) -> None:
         default_root_dir=training.writer.path.parent,
     )
     with warnings.catch_warnings():
-        # Such as that what is no DataLoader of torch's has no workers.
+        # Such as that a Feed, which is no DataLoader of torch's, has no workers.
         warnings.filterwarnings("ignore", module="lightning")
-        trainer.fit(module, train_dataloaders=Feed(progress))
-    assert progress.finished, "Lightning ended before the last step"
+        trainer.fit(module, train_dataloaders=Feed(loop))
+    assert loop.finished, "Lightning ended before the last step"
 
 
-def _module(progress: Progress) -> Any:
-    """The LightningModule of a training."""
+def _module(loop: TrainingLoop) -> Any:
+    """Return the LightningModule of a training."""
     import lightning.pytorch as lightning
 
-    training = progress.training
+    training = loop.training
     recipe = training.recipe
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -77,37 +82,25 @@ def _module(progress: Progress) -> Any:
             return batch  # the workload has put it where it belongs
 
         def on_train_start(self) -> None:
-            # Lightning's answer to SIGTERM is a broadcast, from within the handler: ours are a flag each.
+            # Lightning's handler of SIGTERM broadcasts from within; ours sets a flag on each rank.
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            wrapped = self.trainer.strategy.model
-            if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
-                # Here, since its strategy registers the hook that it is given on GPUs alone.
-                wrapped.register_comm_hook(None, sum_in_bf16)
-            progress.begin(self.compile_ahead)
+            # Its strategy registers the hook that it is given on GPUs alone.
+            set_wire_dtype(self.trainer.strategy.model, recipe)
+            loop.begin(lambda batch: compile_ahead(training, batch, self.forward_in_context))
 
-        def compile_ahead(self, batch: Batch) -> None:
-            def forward(micro_batch: Batch) -> torch.Tensor:
-                with self.trainer.precision_plugin.forward_context():
-                    return self.loss_of(micro_batch)
-
-            try_on(training, batch, forward)
-
-        def loss_of(self, batch: Batch) -> torch.Tensor:
-            if recipe.compile_mode in CUDA_GRAPH_MODES:
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            loss = training.workload.loss(self.model, batch)
-            check_loss(training.workload, loss)
-            return loss
+        def forward_in_context(self, batch: Batch) -> torch.Tensor:
+            with self.trainer.precision_plugin.forward_context():
+                return micro_batch_loss(training, self.model, batch)
 
         def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-            loss = self.loss_of(batch)
+            loss = micro_batch_loss(training, self.model, batch)
             self.step_loss.add(loss)
             return loss
 
         def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
             if (batch_idx + 1) % recipe.grad_accumulation == 0:
-                progress.step_done(self.step_loss.take())
+                loop.after_step(self.step_loss.take())
 
     return Module()
 
@@ -115,17 +108,9 @@ def _module(progress: Progress) -> Any:
 def _strategy(training: Training) -> Any:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-    recipe, process = training.recipe, training.process
-    if process.world_size == 1:
-        return SingleDeviceStrategy(device=process.device)
-    if recipe.compile_mode != "none":
-        # Else a compiled region would be cut wherever a bucket ends.
-        torch._dynamo.config.optimize_ddp = False
-    return DDPStrategy(
-        bucket_cap_mb=recipe.ddp_bucket_mb,
-        gradient_as_bucket_view=True,
-        static_graph=recipe.grad_accumulation == 1,
-    )
+    if training.process.world_size == 1:
+        return SingleDeviceStrategy(device=training.process.device)
+    return DDPStrategy(**ddp_options(training))
 
 
 def _precision_plugin(training: Training) -> Any:
@@ -134,7 +119,7 @@ def _precision_plugin(training: Training) -> Any:
     precision, device = training.recipe.precision, training.process.device
     if precision in ("fp32", "tf32"):  # they differ in torch's settings alone
         return Precision()
-    # The scaler is the checkpoint's.
+    # With the scaler that checkpoints save.
     return MixedPrecision(
         "bf16-mixed" if precision == "bf16" else "16-mixed", device.type, scaler=training.precision.scaler
     )

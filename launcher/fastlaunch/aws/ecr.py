@@ -1,0 +1,82 @@
+"""Container images in ECR."""
+
+from base64 import b64decode
+
+from fastlaunch.aws.errors import ApiCall, refusal
+from fastlaunch.aws.session import AwsSession
+from fastlaunch.aws.types import RegistryLogin
+from fastlaunch.core.errors import BadConfiguration
+
+#: Every kind of manifest that ECR keeps: it may convert what was not accepted, under another digest.
+#: github.com/awslabs/amazon-ecr-containerd-resolver asks for the same.
+_MANIFESTS = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+
+
+class EcrCalls(AwsSession):
+    def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
+        """Return the digest (`sha256:...`) of a tag in an account's registry; None if there is none.
+
+        tag: or a digest, to see whether it exists. ecr:BatchGetImage, which AWS's own registries allow to
+        every account.
+        """
+        by_digest = tag.startswith("sha256:")
+        name = f"{repository}@{tag}" if by_digest else f"{repository}:{tag}"
+        try:
+            answer = self.call(
+                "ecr",
+                region,
+                "BatchGetImage",
+                subject=name,
+                registryId=account,
+                repositoryName=repository,
+                imageIds=[{"imageDigest" if by_digest else "imageTag": tag}],
+                acceptedMediaTypes=list(_MANIFESTS),
+            )
+        except BadConfiguration as error:
+            if error.code == "RepositoryNotFoundException":
+                return None
+            raise
+        for failure in answer.get("failures", ()):
+            if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest"):
+                api_call = ApiCall(service="ecr", action="BatchGetImage", region=region, subject=name)
+                raise refusal(api_call, failure.get("failureCode", ""), failure.get("failureReason", ""))
+        return next((image["imageId"]["imageDigest"] for image in answer.get("images", ())), None)
+
+    def ensure_repository(self, region: str, repository: str) -> str:
+        """Return the URI of the account's own repository, made with immutable tags if it does not exist."""
+        parameters = {"repositoryName": repository, "imageTagMutability": "IMMUTABLE"}
+        uri = self._repository_uri(region, repository)
+        if uri is None:
+            try:
+                answer = self.call("ecr", region, "CreateRepository", subject=repository, **parameters)
+            except BadConfiguration as error:
+                if error.code != "RepositoryAlreadyExistsException":
+                    raise
+                uri = self._repository_uri(region, repository)
+            else:
+                uri = str(answer["repository"]["repositoryUri"])
+        assert uri is not None
+        return uri
+
+    def _repository_uri(self, region: str, repository: str) -> str | None:
+        try:
+            answer = self.call(
+                "ecr", region, "DescribeRepositories", subject=repository, repositoryNames=[repository]
+            )
+        except BadConfiguration as error:
+            if error.code == "RepositoryNotFoundException":
+                return None
+            raise
+        return str(answer["repositories"][0]["repositoryUri"])
+
+    def registry_login(self, region: str) -> RegistryLogin:
+        """Return a login for the account's registry, which opens AWS's own too (GetAuthorizationToken)."""
+        data = self.call("ecr", region, "GetAuthorizationToken")["authorizationData"][0]
+        user, _, password = b64decode(data["authorizationToken"]).decode().partition(":")
+        host = data["proxyEndpoint"].removeprefix("https://")
+        return RegistryLogin(host=host, user=user, password=password)

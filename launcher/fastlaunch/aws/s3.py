@@ -1,0 +1,78 @@
+"""Objects in S3."""
+
+from typing import Any
+
+from fastlaunch.aws.errors import ApiCall, refusal
+from fastlaunch.aws.session import AwsSession
+from fastlaunch.aws.types import StoredObject
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+
+
+class S3Calls(AwsSession):
+    def bucket_exists(self, region: str, bucket: str) -> bool:
+        """Return whether the bucket exists and may be used (s3:HeadBucket).
+
+        Raises BadConfiguration for a bucket of another region, which boto3 would follow there.
+        """
+        try:
+            answer = self.call("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
+        except BadConfiguration as error:
+            if error.code in ("404", "NoSuchBucket", "NotFound"):
+                return False
+            raise
+        bucket_region = answer.get("BucketRegion", region)
+        if bucket_region != region:
+            api_call = ApiCall(service="s3", action="HeadBucket", region=region, subject=bucket)
+            message = f"the bucket is in {bucket_region}"
+            raise refusal(api_call, "PermanentRedirect", message, status=301)
+        return True
+
+    def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
+        """Store an object; return False and do nothing if `only_new` and it exists (If-None-Match)."""
+        api_call = ApiCall(service="s3", action="PutObject", region=region, subject=f"{bucket}/{key}")
+        condition = {"IfNoneMatch": "*"} if only_new else {}
+        tries = 0
+
+        def put(client: Any) -> None:
+            nonlocal tries
+            tries += 1
+            client.put_object(Bucket=bucket, Key=key, Body=body, **condition)
+
+        try:
+            self._retry(api_call, put)
+        except BadConfiguration as error:
+            if error.code != "PreconditionFailed" or not only_new:
+                raise
+            # An earlier try without an answer may have stored the very object that is now in the way.
+            return tries > 1 and self.get_object(region, bucket, key) == body
+        return True
+
+    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+        """Return the object, None if there is none."""
+        api_call = ApiCall(service="s3", action="GetObject", region=region, subject=f"{bucket}/{key}")
+
+        def get(client: Any) -> bytes:
+            body: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return body
+
+        try:
+            return self._retry(api_call, get)
+        except BadConfiguration as error:
+            if error.code in ("NoSuchKey", "404"):
+                return None
+            raise
+        except NotAuthorised as error:
+            # Without the right to list, S3 answers "denied" for what does not exist.
+            if error.code in ("AccessDenied", "403"):
+                return None
+            raise
+
+    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+        """Return all objects under the prefix, sorted by key; all pages."""
+        pages = self.paginate("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
+        objects = [
+            StoredObject(key=each["Key"], size=each["Size"])
+            for page in pages
+            for each in page.get("Contents", ())
+        ]
+        return sorted(objects, key=lambda stored: stored.key)

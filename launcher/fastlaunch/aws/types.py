@@ -1,0 +1,80 @@
+"""What AWS's answers are turned into."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Whose credentials are in use."""
+
+    account: str
+    # Of the user or role.
+    arn: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One EC2 instance."""
+
+    id: str
+    region: str
+    zone: str | None
+    instance_type: str
+    # pending, running, shutting-down, stopping, stopped or terminated.
+    state: str
+    is_spot: bool
+    # When it was last started, with its time zone.
+    launch_time: datetime
+    token: str | None = None
+    # Code and message joined by a colon, such as `Client.InternalError: ...`; None where EC2 gives none.
+    state_reason: str | None = None
+    # Such as `User initiated (2026-11-21 12:00:00 GMT)`.
+    transition_reason: str | None = None
+    # Among the instances of one request, from 0.
+    launch_index: int = 0
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it costs, or soon will: in any state but terminated and shutting down."""
+        return self.state in ("pending", "running", "stopping", "stopped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineImage:
+    """An AMI."""
+
+    id: str
+    root_device: str
+    # Size of the root volume.
+    root_gib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subnet:
+    id: str
+    zone: str
+    vpc: str
+    # Whether its instances get a public address by themselves.
+    maps_public_ip: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object in S3."""
+
+    # Whole, prefix included.
+    key: str
+    # In bytes.
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryLogin:
+    """What `docker login` needs for a registry host of ECR. Never printed."""
+
+    host: str
+    user: str
+    password: str = field(repr=False)

@@ -1,0 +1,91 @@
+"""The most that an hour of an instance can cost, and the most that a job can."""
+
+import datetime
+
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.conventions import MARGIN_MINUTES
+from fastlaunch.core.errors import UserError
+
+
+def max_cost_usd(*, num_nodes: int, max_minutes: int, usd_per_hour: float) -> float:
+    """Return the most that the instances can cost, in USD: nodes x (limit + margin) x price.
+
+    Volumes and traffic are not included.
+    """
+    return num_nodes * (max_minutes + MARGIN_MINUTES) / 60 * usd_per_hour
+
+
+def check_sold(instance: InstanceType, purchase: str, max_price_usd: float | None) -> None:
+    """Raise UserError unless AWS sells the type this way and its cost has a bound."""
+    if purchase not in instance.purchase_options:
+        sold = " or ".join(instance.purchase_options)
+        raise UserError(
+            f"{instance.name} has no {purchase} price: AWS sells it as {sold}", _otherwise(instance)
+        )
+    if purchase == "spot" and max_price_usd is None and "on-demand" not in instance.purchase_options:
+        raise UserError(
+            f"{instance.name} has no on-demand price that would bound what spot costs",
+            "give --max-price USD, the most you would pay for an hour",
+        )
+
+
+def _otherwise(instance: InstanceType) -> str:
+    """Say how else the type can be bought."""
+    if "on-demand" in instance.purchase_options:
+        return "give --purchase on-demand, or another instance type"
+    if "spot" in instance.purchase_options:
+        return "give --purchase spot --max-price USD, the most you would pay for an hour"
+    return "choose another instance type"
+
+
+def dearest_rate(
+    instance: InstanceType,
+    region: str,
+    *,
+    purchase: str,
+    max_price_usd: float | None,
+    catalogue: Catalogue,
+    today: datetime.date,
+    service: str = "ec2",
+) -> Price:
+    """Return the most that an hour can cost: the limit for spot, if given, or the on-demand price.
+
+    Spot is never dearer than on demand. service: ec2 or sagemaker. For capacity blocks see `capacity_block`.
+    Raises UserError if AWS does not sell the type this way, or if no price is known that bounds the cost.
+    """
+    if service == "sagemaker":
+        return _training_rate(instance, region, catalogue=catalogue, today=today)
+    check_sold(instance, purchase, max_price_usd)
+    if purchase == "spot" and max_price_usd is not None:
+        return Price(
+            instance=instance.name,
+            service="ec2",
+            region=region,
+            purchase="spot",
+            usd_per_hour=max_price_usd,
+            as_of=today,
+            source="--max-price",
+            basis="given",
+        )
+    try:
+        return catalogue.price(instance.name, region=region, on=today)
+    except UserError as error:
+        if purchase == "spot":
+            raise UserError(
+                error.message, "give --max-price USD, the most you would pay for an hour"
+            ) from None
+        raise
+
+
+def _training_rate(
+    instance: InstanceType, region: str, *, catalogue: Catalogue, today: datetime.date
+) -> Price:
+    try:
+        return catalogue.price(instance.name, service="sagemaker", region=region, on=today)
+    except UserError as error:
+        raise UserError(
+            error.message,
+            "aws.amazon.com/sagemaker/ai/pricing has it; write it into a price file of your own, as service "
+            "sagemaker and without ml. (`prices: FILE` in the config file)",
+        ) from None

@@ -1,0 +1,126 @@
+"""The `fastlaunch` command: a file per command group, imported when its command is called."""
+
+import errno
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from fastlaunch import __version__
+from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+
+#: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
+COMMANDS = {
+    "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
+    "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
+    "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
+    "runs": ("runs", "List, show, import, export and remove runs."),
+    "status": ("follow", "Show where runs stand, after checking that it is still true."),
+    "logs": ("follow", "Show what a run printed; -f follows it."),
+    "collect": ("collect", "Bring home the records, logs and facts of runs on AWS."),
+    "cancel": ("follow", "Stop a run and keep what it recorded."),
+    "resume": ("resume", "Resume an interrupted run on AWS from its last checkpoint."),
+    "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
+    "iam": ("iam", "What an account must allow: IAM policies, or a template that makes everything."),
+    "build": ("build", "Build an image with the training code in it; --push it to ECR."),
+    "recipes": ("catalogue", "The recipes: how a workload can be trained."),
+    "workloads": ("catalogue", "The workloads: what can be trained."),
+    "experiments": ("experiments", "The published experiments: lists of runs to repeat."),
+    "prices": ("prices", "Instance prices with their dates and sources."),
+    "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the names and one-line helps of its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"fastlaunch.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from fastlaunch.core.errors import UnknownName
+
+            raise UnknownName("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="fastlaunch")
+def fastlaunch() -> None:
+    """Which AWS instance and which training recipe give the most training per dollar: measure, compare, run.
+
+    Start with `fastlaunch demo`, then `fastlaunch submit --local --recipe bf16`.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line: exit 0 done, 1 job failed, 2 usage, 3 AWS refused, 130 interrupted, 70 a bug."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str], obj: object = None) -> int:
+    """Exit code of the command line `argv`, with every error already told on stderr.
+
+    obj: what the commands act on instead of looking it up; see `fastlaunch.cli.context`.
+    """
+    if "_FASTLAUNCH_COMPLETE" in os.environ:
+        fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits
+    try:
+        # Not `fastlaunch.main`, which takes a closed pipe for a failure and an EOFError for Ctrl-C.
+        with fastlaunch.make_context("fastlaunch", list(argv), obj=obj) as context:
+            result = fastlaunch.invoke(context)
+        click.echo(nl=False)  # flushes, so that a closed pipe is met here and not at exit
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except UserError as error:
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # `fastlaunch runs | head`: nobody reads on, which is no error.
+        _forget_output()
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            click.echo(f"error: the output cannot be written: {error.strerror}\n  free some space", err=True)
+            _forget_output()
+            return EXIT_USAGE
+        import traceback
+
+        traceback.print_exc()
+        click.echo("this is a bug in fastlaunch: please report it with the traceback above", err=True)
+        return EXIT_BUG
+    return result if isinstance(result, int) else 0
+
+
+def _forget_output() -> None:
+    """Drop what stdout cannot take: the interpreter would write it at its exit, fail, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

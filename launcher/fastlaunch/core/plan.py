@@ -1,0 +1,120 @@
+"""What every room passes on: `Plan`, the request as data; `RunState`; `CodeBundle`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class RunState(StrEnum):
+    """Where a run stands. The states from `COMPLETED` on are final."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (RunState.PLANNED, RunState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanObject:
+    """A small object that the machines fetch."""
+
+    bucket: str
+    key: str
+    #: Of its bytes, in hex.
+    sha256: str
+    #: None for the node agent, which every launcher has.
+    text: str | None
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The exact request that starts a job, as data: `execute` sends `request` and adds nothing.
+
+    placeholders: names of what is not known offline and stands in `request` as `<name>`.
+    max_cost_usd: the most this plan can cost; None where nothing is billed.
+    region: where the request goes; None for this machine.
+    sunk_usd: what was paid before and is not paid again, such as a capacity block's fee; None without.
+    objects: what the machines fetch, stored before the request is sent.
+    """
+
+    backend: str
+    operation: str
+    request: Mapping[str, Any]
+    placeholders: tuple[str, ...] = ()
+    max_cost_usd: float | None = None
+    usd_per_hour: float | None = None
+    price_as_of: str | None = None
+    region: str | None = None
+    sunk_usd: float | None = None
+    objects: tuple[PlanObject, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` turns back into an equal plan."""
+        data = {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
+        for name in ("region", "sunk_usd"):
+            if data[name] is None:
+                del data[name]
+        if self.objects:
+            data["objects"] = [vars(stored) for stored in self.objects]
+        else:
+            del data["objects"]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """Return the plan that `to_json` wrote."""
+        # Plans of older launchers have no objects.
+        objects = tuple(PlanObject(**one) for one in data.get("objects", ()))
+        return cls(**{**data, "placeholders": tuple(data["placeholders"]), "objects": objects})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeBundle:
+    """The training code as an object in the run bucket."""
+
+    # Whole, prefix included.
+    key: str
+    # Of the object's bytes, in hex.
+    sha256: str
+    # Of the checkout it was made from; None if that is not known.
+    commit: str | None = None
+
+    @classmethod
+    def under(cls, prefix: str, *, sha256: str, commit: str | None) -> "CodeBundle":
+        """Return the bundle at its place under a bucket's prefix, where it is stored once for all runs."""
+        key = "/".join(filter(None, (prefix, "code", f"{sha256}.tar.gz")))
+        return cls(key=key, sha256=sha256, commit=commit)
+
+
+def placeholders_in(
+    request: Mapping[str, Any], run_list: PlanObject, names: Iterable[str]
+) -> tuple[str, ...]:
+    """Return those of the names, without brackets, that stand in the request or the list of runs."""
+    texts = [*_texts(request), run_list.text or ""]
+    is_unknown = run_list.sha256.startswith("<")
+    found = {name for name in names if any(f"<{name}>" in text for text in texts)}
+    return tuple(sorted({*found, *([run_list.sha256[1:-1]] if is_unknown else [])}))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, Sequence):
+        for part in value:
+            yield from _texts(part)

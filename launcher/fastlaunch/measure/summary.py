@@ -1,0 +1,229 @@
+"""What is kept of a run: its `RunSummary`, made by `summarize` when the run is collected.
+
+It is stored with the run, so that comparing never reads step files.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from fastlaunch_train.records.records import Check, Eval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A measured quantity with its 95% interval; `low` and `high` are None if there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What was trained, how and on what."""
+
+    kind: str  # `records`, of step records, or `published`, of a CSV row: no steps, so no interval of its own
+    workload: str
+    sample_unit: str
+    flops_per_sample: int | None = None
+    recipe: str  # its label, with the overrides that change what the workload does by itself
+    precision: str | None = None
+    data: str  # as the header says; `published` for a published row
+    batch_size_per_gpu: int
+    sequence_length: int | None = None  # tokens of a sample
+    num_nodes: int
+    num_gpus: int  # ranks over all nodes
+    instance: str | None = None
+    device_name: str | None = None
+    #: What must agree for two runs to be repeats of each other: GPU, versions, attention backend, data.
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all GPUs, as requested."""
+        return self.batch_size_per_gpu * self.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The steps of the attempt with the most retained steps. A published row knows few of these."""
+
+    steady: bool | None = None  # whether the step time settled; None if there are too few steps to tell
+    step_time_s: Interval | None = None  # synchronised wall time of the slowest rank per retained step
+    num_retained_steps: int = 0
+    samples_per_step: float | None = None  # over all ranks
+    tokens_per_step: float | None = None  # over all ranks
+    median_step_time_s: float | None = None  # device time, per step the greatest over ranks
+    p95_step_time_s: float | None = None  # the 95th percentile of the same
+    data_wait_fraction: float | None = None  # of the wall time, fetching batches; of the rank that waits most
+    utilization: float | None = None  # fraction of the time in which the least busy GPU ran a kernel, by NVML
+    drift: float | None = None  # mean of the last third over that of the first third, less 1
+    warmup_s: float | None = None  # what the warm-up steps took
+    num_warmup_steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup:
+    """Seconds before the first step."""
+
+    boot_s: float | None = None  # until a machine started for the run ran its script
+    pull_s: float | None = None  # fetching code and image after that
+    build_s: float | None = None  # building model and data
+    compile_s: float | None = None
+    compile_cached: bool = False  # every rank found work of an earlier run on the disk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """The checkpoints of a run, each as on its slowest rank."""
+
+    longest_s: float | None = None  # None if there was none
+    total_s: float | None = None  # None of older records too
+    number: int = 0
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What the training reached, and whether it computes what it should."""
+
+    final_loss: float | None = None  # of training, a mean over the last steps
+    evals: tuple[Eval, ...] = ()  # on held-out data, by step
+    eval_s: float | None = None  # all of them together
+    checks: tuple[Check, ...] = ()  # of the recipe's numerics, before the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """The bandwidth of an all-reduce between the nodes, before the steps."""
+
+    #: 10^9 bytes per second by nccl-tests' definition: 2 (n - 1) / n x bytes / seconds for n ranks.
+    bus_gb_per_s: float
+    message_bytes: int  # of each rank
+    fabric: str  # the network between nodes, such as `efa` or `socket`
+
+    def __str__(self) -> str:
+        return (
+            f"{self.bus_gb_per_s:.3g} GB/s of bus bandwidth between nodes over {self.fabric} "
+            f"(all-reduce of {self.message_bytes / 2**20:.3g} MiB)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """On which machine, when, and by which versions a run was recorded."""
+
+    service: str | None = None  # `sagemaker` if the instance was SageMaker's
+    host_id: str | None = None  # of several nodes, theirs joined by commas
+    measured_on: str | None = None  # ISO date
+    record_schema: int | None = None
+    recipe_schema: int | None = None
+    # Older summaries lack these two and are the same otherwise, so they are not compared.
+    commit: str | None = field(default=None, compare=False)  # of the training code
+    power_limit_w: float | None = field(default=None, compare=False)  # of its GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What only a published row has."""
+
+    source: str | None = None
+    derived: bool = False  # worked out from published percentages
+    total_time_s: float | None = None
+    num_samples: int | None = None
+    metric: str | None = None
+    metric_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run as the analysis sees it, recorded step by step or published as a total.
+
+    None is for what is not known; older records know less than new ones. The JSON is flat.
+    """
+
+    setup: Setup
+    seed: int | None = None
+    #: As in a record, or `killed` if a rank has no end line; of several ranks the one nearest the cause.
+    status: str
+    num_steps: int = 0
+    timing: Timing = Timing()
+    startup: Startup = Startup()
+    checkpoints: Checkpoints = Checkpoints()
+    quality: Quality = Quality()
+    peak_memory_gib: float | None = None
+    padding_fraction: float | None = None  # of the tokens
+    all_reduce: AllReduce | None = None  # None for one node, and for older records
+    kernels: str | None = None  # what one forward pass ran, in words, for workloads that measure fusion
+    environment: Environment = Environment()
+    figures: Figures = Figures()
+    warnings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # what makes the run unfit to compare, in words
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` turns back into an equal summary, without what is unknown."""
+        data = {}
+        for key, (topic, name, default) in _PLACES.items():
+            value = getattr(getattr(self, topic) if topic else self, name)
+            if value != default:
+                data[key] = _to_json(value)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RunSummary":
+        """Return the summary that `to_json` wrote. Raises ValueError for other data."""
+        topics: dict[str, dict[str, Any]] = {name: {} for name in ("", *_TOPICS)}
+        try:
+            for key, value in data.items():
+                topic, name, _ = _PLACES[key]
+                topics[topic][name] = _FROM_JSON[key](value) if key in _FROM_JSON else value
+            own = topics.pop("")
+            return cls(**own, **{name: _TOPICS[name](**values) for name, values in topics.items()})
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"not a run summary: {error}") from None
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Interval | AllReduce | Eval | Check):
+        return {name: part for name, part in vars(value).items() if part is not None}
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+_FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
+    "step_time_s": lambda value: Interval(**value),
+    "all_reduce": lambda value: AllReduce(**value),
+    "evals": lambda lines: tuple(Eval(**{"loss": None, **line}) for line in lines),
+    "checks": lambda lines: tuple(Check(**line) for line in lines),
+    "warnings": tuple,
+    "problems": tuple,
+}
+_TOPICS: Mapping[str, type] = {
+    **{"setup": Setup, "timing": Timing, "startup": Startup, "checkpoints": Checkpoints},
+    **{"quality": Quality, "environment": Environment, "figures": Figures},
+}
+#: Keys of the JSON that are not the field's name.
+_KEYS = {
+    ("checkpoints", "longest_s"): "checkpoint_s",
+    ("checkpoints", "total_s"): "checkpoints_s",
+    ("checkpoints", "number"): "num_checkpoints",
+    ("checkpoints", "last_step"): "last_checkpoint_step",
+}
+
+
+def _default(of: "Field[Any]") -> Any:
+    """Return the value that JSON leaves out."""
+    if of.default is not MISSING:
+        return of.default
+    return of.default_factory() if of.default_factory is not MISSING else None
+
+
+#: Where a value of the JSON stands, by its key: topic (empty for the summary itself), field, default.
+_PLACES: Mapping[str, tuple[str, str, Any]] = {
+    _KEYS.get((topic, of.name), of.name): (topic, of.name, _default(of))
+    for topic, kind in {"": RunSummary, **_TOPICS}.items()
+    for of in fields(kind)
+    if topic or of.name not in _TOPICS
+}

@@ -1,0 +1,212 @@
+"""`AwsLookup`: asks AWS what a placement names, each fact once a region. Changes nothing, uploads nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.ec2 import Reservation
+from fastlaunch.aws.types import MachineImage
+from fastlaunch.backends.placements import CapacityBlock
+from fastlaunch.catalog.container_images import image_uri, own_image, registry_account
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised
+from fastlaunch.core.plan import CodeBundle
+from fastlaunch.jobs.build import CloudRequest
+from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.placement.capacity_block import check_reservation, known_block, max_minutes_in
+from fastlaunch.placement.config_checks import (
+    SAGEMAKER,
+    check_bucket,
+    check_role,
+    configured_bucket,
+    configured_profile,
+    configured_role,
+)
+from fastlaunch.placement.network import check_default_vpc, check_subnet, find_subnet, group_vpcs
+from fastlaunch.placement.resolve import Candidate, Lookup, candidates, has_several_interfaces
+
+
+class BundleAddress(Protocol):
+    """What a placement says of the code bundle; see `fastlaunch.images.code_bundle`."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def commit(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AwsLookup(Lookup):
+    """Answers by asking AWS. What the config file does not name is an error, with what to write."""
+
+    aws: Aws
+    ask: CachedCalls
+    #: The code that is going to be uploaded; None if the image holds it.
+    bundle: BundleAddress | None = None
+
+    def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
+        known = candidates(request.instances, request.cloud.regions, self.settings)
+        if request.cloud.reservation is None:
+            return known
+        (instance,), (region,) = request.instances, request.cloud.regions
+        reservation = self.reservation(request.cloud, instance, region)
+        return in_zone_of(reservation, known, num_nodes=request.cloud.num_nodes)
+
+    def reservation(self, cloud: CloudOptions, instance: InstanceType, region: str) -> Reservation:
+        """Return the capacity block, in which its nodes can run. Raise an error for each fault."""
+        assert cloud.reservation is not None
+        return check_reservation(
+            self.ask(self.aws.reservation, region, cloud.reservation),
+            reservation_id=cloud.reservation,
+            instance=instance,
+            region=region,
+            num_nodes=cloud.num_nodes,
+            now=self.now,
+        )
+
+    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
+        if request.cloud.reservation is None:
+            return None
+        return known_block(
+            self.reservation(request.cloud, candidate.instance, candidate.region),
+            instance=candidate.instance,
+            region=candidate.region,
+            fee_usd=request.cloud.block_fee_usd,
+            catalogue=self.catalogue,
+            today=self.today,
+        )
+
+    def bucket(self, region: str) -> str:
+        return configured_bucket(self.settings, region)
+
+    def instance_profile(self, region: str) -> str:
+        return configured_profile(self.settings, region)
+
+    def role(self, region: str) -> str:
+        arn = configured_role(self.settings, region)
+        check_role(self.aws, self.ask, region, arn, SAGEMAKER)
+        return arn
+
+    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
+        return self.region_settings(candidate.region).security_groups
+
+    def check(self, request: CloudRequest, candidate: Candidate) -> None:
+        """Raise UserError if the zone lacks the type, or the network or the bucket does not serve the job."""
+        region = candidate.region
+        if request.cloud.backend == "ec2":
+            check_offered(candidate, self.ask(self.aws.zones_offering, region, candidate.instance.name))
+            self._check_network(request, candidate)
+        check_bucket(self.aws, self.ask, region, self.bucket(region))
+
+    def machine_image(self, region: str) -> MachineImage:
+        """Return the AMI that the region's parameter names, with its own root device."""
+        name = self.region_settings(region).ami_parameter
+        return self.ask(self.aws.machine_image, region, self.ask(self.aws.parameter, region, name))
+
+    def image(self, request: CloudRequest, region: str) -> str:
+        if request.cloud.image is None:
+            return self.base_image(region)
+        self.is_image_visible(request.cloud.image, region)
+        return request.cloud.image
+
+    def base_image(self, region: str) -> str:
+        """Return AWS's own image in the region, by the digest that its tag has now."""
+        base = self.base
+        assert base is not None, "a container image, or a base image to look one up by"
+        account = registry_account(region)
+        digest = self.ask(self.aws.image_digest, region, account, base.repository, base.tag)
+        if digest is None:
+            raise BadConfiguration(
+                f"the registry of AWS in {region} ({account}) has no image {base.name}",
+                "give another one to submit, such as --base-image 2.12",
+            )
+        return image_uri(base, region, digest)
+
+    def is_image_visible(self, uri: str, region: str) -> bool:
+        """Return whether the user's image is seen: False if only the machine's role may look at it.
+
+        Raises BadConfiguration if it is not there, or not where a job in the region can name it.
+        """
+        image = own_image(uri, region)
+        try:
+            digest = self.ask(self.aws.image_digest, region, image.account, image.repository, image.digest)
+        except NotAuthorised:
+            return False
+        if digest is None:
+            raise BadConfiguration(
+                f"{region} has no image {uri}",
+                f"fastlaunch build --push --region {region} ends with one that it has",
+            )
+        return True
+
+    def code(self, region: str) -> CodeBundle | None:
+        if self.bundle is None:
+            return None
+        prefix = self.region_settings(region).prefix
+        return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
+
+    def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
+        aws, ask, region = self.aws, self.ask, candidate.region
+        here = self.region_settings(region)
+        vpcs = group_vpcs(aws, ask, region, here.security_groups)
+        if candidate.subnet is not None:
+            # All of a region's subnets are one request.
+            subnet = find_subnet(aws, ask, region, candidate.subnet, tuple(here.subnets.values()))
+            check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
+            return
+        if has_several_interfaces(candidate.instance, request.cloud.num_nodes):
+            raise BadConfiguration(
+                f"{candidate.instance.name} has several network interfaces on {request.cloud.num_nodes} "
+                "nodes, which get no public address, and no subnet is named",
+                f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
+                "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
+            )
+        check_default_vpc(aws, ask, region, vpcs)
+
+
+def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tuple[str, ...]]:
+    """Return the request as it fits into its capacity block, if it is for one; and what of it was changed.
+
+    Raises UserError's kinds where the block cannot carry the job at all.
+    """
+    if request.cloud.reservation is None:
+        return request, ()
+    (instance,), (region,) = request.instances, request.cloud.regions
+    block = lookup.reservation(request.cloud, instance, region)
+    longest = max_minutes_in(block, lookup.now)
+    if request.cloud.max_minutes <= longest:
+        return request, ()
+    change = (
+        f"--max-hours is cut from {request.cloud.max_minutes} to {longest} min: EC2 begins to end the "
+        f"instances of {block.id} then"
+    )
+    return replace(request, cloud=replace(request.cloud, max_minutes=longest)), (change,)
+
+
+def in_zone_of(block: Reservation, known: Sequence[Candidate], *, num_nodes: int) -> tuple[Candidate, ...]:
+    """Return the candidates in the block's zone. Raises BadConfiguration if no subnet of it is named."""
+    if in_zone := tuple(candidate for candidate in known if candidate.zone == block.zone):
+        return in_zone
+    first = known[0]
+    if first.subnet is None and not has_several_interfaces(first.instance, num_nodes):
+        # The default VPC has a subnet in every zone.
+        return (replace(first, zone=block.zone),)
+    raise BadConfiguration(
+        f"{block.id} is in {block.zone}, and no subnet there is named",
+        f"write `subnets: {{{block.zone}: subnet-...}}` under `aws: {first.region}:` in the config file, or "
+        f"give --subnet {block.zone}=ID",
+    )
+
+
+def check_offered(candidate: Candidate, zones: Sequence[str]) -> None:
+    """Raise NoCapacity if none of the zones that have the type serves the candidate."""
+    name, region = candidate.instance.name, candidate.region
+    if not zones:
+        raise NoCapacity(f"{region} has no {name}", "allow another region or instance type")
+    if candidate.zone is not None and candidate.zone not in zones:
+        raise NoCapacity(
+            f"{candidate.zone} has no {name}",
+            f"name a subnet in {' or '.join(zones)}: `aws.{region}.subnets` in the config file",
+        )

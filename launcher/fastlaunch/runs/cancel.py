@@ -1,0 +1,140 @@
+"""Cancels a run: here at once, on AWS by stopping its attempt's machines."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
+from fastlaunch.core.errors import Throttled, Unreachable, UserError
+from fastlaunch.core.plan import RunState
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.attempt_price import note_machines
+from fastlaunch.runs.deadline_schedule import disarm
+from fastlaunch.runs.describe import how_to_stop, machine_of
+from fastlaunch.runs.display import report_line
+from fastlaunch.runs.finish import STOPPED_BY, finish_attempt, settle_run
+from fastlaunch.runs.local import LOOK_INTERVAL_S, finish_run
+from fastlaunch.runs.monitor import SHUTDOWN_WAIT
+from fastlaunch.runs.reconcile import adopt, handle_of
+
+_CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
+#: How long a launcher that lives may take to note what it started, here and on AWS.
+_GRACE_S = 10.0
+_CLOUD_GRACE_S = 60.0
+
+
+def cancel(
+    run: Run,
+    *,
+    backend: Backend | CloudBackend,
+    ledger: Ledger,
+    sleep: Callable[[float], None] = time.sleep,
+    report: Callable[[str], None] = report_line,
+) -> RunState:
+    """Stop `run`, or keep it from starting, and return its final state.
+
+    On AWS all other runs of its attempt stop too. Raises CloudRefused's kinds if AWS refuses, UserError if it
+    is not known yet whether there is a machine.
+    """
+    if run.backend in CLOUD_BACKENDS:
+        return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
+    backend = cast(Backend, backend)
+    if ledger.get(run.id).state is RunState.PLANNED:
+        ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
+    if ledger.get(run.id).state.is_final:
+        return ledger.get(run.id).state
+    handle = handle_of(run, ledger=ledger, backend=backend)
+    waited_s = 0.0
+    while handle is None and ledger.launcher_lives(run) and waited_s < _GRACE_S:
+        sleep(LOOK_INTERVAL_S)
+        waited_s += LOOK_INTERVAL_S
+        handle = handle_of(run, ledger=ledger, backend=backend)
+    if handle is None:
+        ledger.set_state(run.id, RunState.LOST, "its launcher ended before it started")
+        return ledger.get(run.id).state
+    for attempt in ledger.attempts_of(run.id):
+        # A note for its launcher, which may be the first to see the job end.
+        ledger.end_attempt(attempt.id, RunState.CANCELLED)
+    backend.stop(handle)
+    return finish_run(run, handle, backend=backend, ledger=ledger)
+
+
+def _cancel_cloud(
+    run: Run, *, backend: CloudBackend, ledger: Ledger, report: Callable[[str], None]
+) -> RunState:
+    attempt = _attempt_to_stop(run, backend, ledger)
+    if attempt is None:
+        return ledger.get(run.id).state
+    assert attempt.handle is not None
+    others = [run_id for run_id in attempt.run_ids if run_id != run.id and not _has_ended(ledger, run_id)]
+    if others:
+        report(f"its machine does other runs too, which are stopped as well: {', '.join(others)}")
+    # A note for its launcher, which may be the first to see the machine end. A full disk must not keep the
+    # machine alive.
+    with suppress(UserError):
+        ledger.explain_attempt(attempt.id, _CANCELLED)
+    try:
+        backend.stop(attempt.handle)
+    except KeyboardInterrupt:
+        report(f"{machine_of(attempt, backend)} was not seen to end; {how_to_stop(attempt, backend)}")
+        raise
+    aws_status = _wait_for_end(backend, attempt.handle)
+    note_machines(ledger, backend, [(ledger.attempt(attempt.id), aws_status)])
+    finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
+    if ledger.attempt(attempt.id).ended_at is not None:
+        disarm(ledger, backend.aws, attempt)
+    return ledger.get(run.id).state
+
+
+def _wait_for_end(backend: CloudBackend, handle: Mapping[str, Any]) -> AttemptStatus:
+    """Return what AWS shows of the machines once they have ended, or after a while."""
+    deadline = backend.now() + SHUTDOWN_WAIT
+    while True:
+        try:
+            (aws_status,) = backend.describe([handle])
+            if aws_status.has_ended or backend.now() >= deadline:
+                return aws_status
+        except (Throttled, Unreachable):
+            if backend.now() >= deadline:
+                raise
+        backend.sleep(5.0)
+
+
+def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt | None:
+    """Return the run's attempt that has a machine; wait for one that is being started.
+
+    None if there is none: the run has then ended, and its launcher starts nothing more for it.
+    """
+    waited_s = 0.0
+    while True:
+        # In one transaction: a launcher that is about to ask for a machine finds the run ended, or is seen.
+        with ledger.transaction():
+            attempts = ledger.attempts_of(run.id)
+            unfinished = [attempt for attempt in attempts if attempt.ended_at is None]
+            if not unfinished:
+                had_machine = any(attempt.handle for attempt in attempts)
+                why = _CANCELLED if had_machine else "cancelled before it started"
+                settle_run(ledger, run.id, why, stopped=True)
+                return None
+        if unfinished[-1].handle is not None:
+            return unfinished[-1]
+        is_starting = ledger.launcher_lives(run) and not ledger.get(run.id).state.is_final
+        if not is_starting or waited_s >= _CLOUD_GRACE_S:
+            adopt(ledger, backend, unfinished)
+            attempt = ledger.attempt(unfinished[-1].id)
+            if attempt.ended_at is not None:
+                continue
+            if attempt.handle is not None:
+                return attempt
+            raise UserError(
+                f"run {run.id}: whether a machine was started is not known yet: {attempt.reason}",
+                f"type the same again in a few minutes; or fastlaunch reap --region {attempt.region}",
+            )
+        backend.sleep(LOOK_INTERVAL_S)
+        waited_s += LOOK_INTERVAL_S
+
+
+def _has_ended(ledger: Ledger, run_id: str) -> bool:
+    return not ledger.existing([run_id]) or ledger.get(run_id).state.is_final

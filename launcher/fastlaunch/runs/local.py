@@ -1,0 +1,110 @@
+"""Runs a job on this machine: starts it, follows it, and stores how it ended."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastlaunch.backends.protocol import Backend
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import last_words
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.measure.outcome import contradictions, outcome_of, read_records
+from fastlaunch.runs.display import Display, RecordTail
+from fastlaunch.runs.stop_request import StopRequest
+
+#: Between two looks at a running job.
+LOOK_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRunner:
+    """Runs planned runs of this machine, one at a time."""
+
+    backend: Backend
+    ledger: Ledger
+    display: Display
+    stop: StopRequest
+    sleep: Callable[[float], None]
+
+    def run(self, run_id: str, label: str) -> RunState:
+        """Return the run's final state. Raises UserError, with the run failed, where it cannot be started."""
+        run = self.ledger.get(run_id)
+        assert run.plan is not None and run.spec is not None and run.directory is not None
+        # Claimed before it is started: whoever cancels it meanwhile finds it planned or running, not between.
+        if not self.ledger.set_state(run_id, RunState.RUNNING):
+            return self.ledger.get(run_id).state
+        attempt_id, _ = self.ledger.add_attempt([run_id])
+        try:
+            handle = self.backend.execute(Plan.from_json(run.plan))
+        except UserError as error:
+            self.ledger.set_state(run_id, RunState.FAILED, error.message)
+            self.ledger.end_attempt(attempt_id, RunState.FAILED)
+            raise
+        try:
+            self.ledger.set_handle(attempt_id, handle)
+            self.display.start(label, run.spec["steps"])
+            self._follow(handle, run.directory)
+        except BaseException:
+            # A second Ctrl-C, a ledger that cannot be written, a bug: nobody would follow the job any more.
+            self.backend.kill(handle)
+            if self.stop.by:
+                self._finish(run, handle)
+            raise
+        state = self._finish(run, handle)
+        self.display.finish(str(state))
+        return state
+
+    def _follow(self, handle: Mapping[str, Any], directory: Path) -> None:
+        tail = RecordTail(directory)
+        while self.backend.state(handle) is RunState.RUNNING:
+            if self.stop.by:
+                self.backend.stop(handle)
+                break
+            self._show(tail)
+            self.sleep(LOOK_INTERVAL_S)
+        self._show(tail)
+
+    def _show(self, tail: RecordTail) -> None:
+        if progress := tail.read():
+            self.display.show(progress)
+
+    def _finish(self, run: Run, handle: Mapping[str, Any]) -> RunState:
+        return finish_run(run, handle, backend=self.backend, ledger=self.ledger, stopped_by=self.stop.by)
+
+
+def finish_run(
+    run: Run, handle: Mapping[str, Any], *, backend: Backend, ledger: Ledger, stopped_by: str | None = None
+) -> RunState:
+    """Store state, reason and summary of a run whose job is no longer alive; return its state.
+
+    Of a launcher and another command, whoever comes second changes nothing.
+    """
+    # Imported late: it brings numpy.
+    from fastlaunch.measure.summarize import summarize
+
+    assert run.spec is not None
+    records, unreadable = read_records(backend.collect(handle))
+    outcome = outcome_of(records)
+    state, reason = backend.state(handle), "; ".join(unreadable) or outcome.reason
+    if not records and run.directory and (words := last_words(run.directory)):
+        reason = f"{reason}: {words}"
+    if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)):
+        # Only `cancel` ends an attempt before its run.
+        stopped_by = "fastlaunch cancel"
+    if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
+        state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
+    problems = contradictions(JobSpec.from_json(run.spec), records)
+    summary = summarize(records) if records else None
+    if summary and problems:
+        summary = replace(summary, problems=(*summary.problems, *problems))
+        state, reason = RunState.FAILED, problems[0]
+    with ledger.transaction():
+        if ledger.set_state(run.id, state, reason):
+            if summary:
+                ledger.set_summary(run.id, summary)
+            for attempt in ledger.attempts_of(run.id):
+                ledger.end_attempt(attempt.id, state)
+    return ledger.get(run.id).state

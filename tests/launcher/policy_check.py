@@ -1,0 +1,44 @@
+"""Whether a policy of ours allows an action: its statements only allow, with a handful of conditions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One action on one resource."""
+
+    action: str
+    resource: str = "*"
+    # The request's condition keys.
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
+def allows(policies: Iterable[Mapping[str, Any]], ask: Ask) -> bool:
+    """Return whether a statement of the policies allows it."""
+    return any(_fits(statement, ask) for policy in policies for statement in policy["Statement"])
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _fits(statement: Mapping[str, Any], ask: Ask) -> bool:
+    return (
+        any(fnmatchcase(ask.action, pattern) for pattern in as_list(statement["Action"]))
+        and any(fnmatchcase(ask.resource, pattern) for pattern in as_list(statement["Resource"]))
+        and all(
+            _holds(operator, ask.context.get(key), as_list(values))
+            for operator, tests in statement.get("Condition", {}).items()
+            for key, values in tests.items()
+        )
+    )
+
+
+def _holds(operator: str, value: str | None, expected: list[str]) -> bool:
+    if operator == "Null":
+        return expected == ["true" if value is None else "false"]
+    assert operator in ("StringEquals", "StringLike", "Bool")
+    return value is not None and any(fnmatchcase(value, pattern) for pattern in expected)

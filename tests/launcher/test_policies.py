@@ -1,0 +1,198 @@
+"""The policies: every call of ours is allowed, and what the conditions forbid is not."""
+
+import ast
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from policy_check import Ask, allows, as_list
+
+from fastlaunch.account.policies import names_by_hand, policy, policy_names, trust
+from fastlaunch.catalog.container_images import shipped_base_images
+from fastlaunch.core.conventions import SCHEDULE_PREFIX
+
+ACCOUNT, BUCKET, REGION = "123456789012", "acme-training", "us-west-2"
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d"
+NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_key=KEY)
+POLICIES = {name: policy(name, NAMES) for name in policy_names()}
+PLANS = Path(__file__).parents[1] / "plans"
+INSTANCE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*"
+JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/run-a1"
+TAGS = {"aws:RequestTag/fastlaunch:run": "run", "aws:RequestTag/fastlaunch:max-minutes": "120"}
+OURS = {"aws:ResourceTag/fastlaunch:run": "run"}
+#: Actions whose right has another name. docs.aws.amazon.com/AmazonS3, "Required permissions for S3 API".
+RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
+#: Allowed to everybody.
+FREE = {"sts:GetCallerIdentity"}
+
+
+def actions(*names: str) -> set[str]:
+    return {
+        action
+        for name in names
+        for statement in POLICIES[name]["Statement"]
+        for action in as_list(statement["Action"])
+    }
+
+
+def calls_of_the_launcher() -> set[str]:
+    """`service:Action` of every call in the room `aws`: two constants, the second in CamelCase."""
+    calls = set()
+    for path in files("fastlaunch.aws").iterdir():
+        if not path.name.endswith(".py"):
+            continue
+        for node in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            texts = [str(one.value) for one in given if isinstance(one, ast.Constant)]
+            if ast.unparse(node.func) in ("self.call", "self.paginate", "ApiCall") and len(texts) > 1:
+                calls.add(f"{texts[0]}:{texts[1]}")
+    return calls
+
+
+def test_every_call_of_the_launcher_is_allowed() -> None:
+    calls = calls_of_the_launcher()
+    assert len(calls) > 30 and "ec2:RunInstances" in calls
+    allowed = actions("launcher", "launcher-sagemaker", "launcher-build")
+    assert {RIGHTS.get(call, call) for call in calls} - FREE - allowed == set()
+
+
+def test_every_golden_plan_may_be_sent_and_nothing_without_its_tags() -> None:
+    launcher = [POLICIES["launcher"], POLICIES["launcher-sagemaker"]]
+    for path in PLANS.glob("*.json"):
+        plan = json.loads(path.read_text())
+        if plan["backend"] == "ec2":
+            for tagged in plan["request"]["TagSpecifications"]:
+                resource = f"arn:aws:ec2:{REGION}:{ACCOUNT}:{tagged['ResourceType']}/*"
+                tags = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tagged["Tags"]}
+                creating = {**tags, "ec2:CreateAction": "RunInstances"}
+                assert allows(launcher, Ask(action="ec2:RunInstances", resource=resource, context=tags))
+                assert allows(launcher, Ask(action="ec2:CreateTags", resource=resource, context=creating))
+        elif plan["backend"] == "sagemaker":
+            tags = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in plan["request"]["Tags"]}
+            assert allows(launcher, Ask(action="sagemaker:CreateTrainingJob", resource=JOB, context=tags))
+
+
+S3 = f"arn:aws:s3:::{BUCKET}"
+TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "resource", "allowed", "forbidden"),
+    [
+        ("launcher", "ec2:RunInstances", INSTANCE, TAGS, {}),
+        # Without a limit nothing would end it.
+        ("launcher", "ec2:RunInstances", INSTANCE, TAGS, {"aws:RequestTag/fastlaunch:run": "run"}),
+        (
+            "launcher",
+            "ec2:CreateTags",
+            INSTANCE,
+            {"ec2:CreateAction": "RunInstances"},
+            {"ec2:CreateAction": "CreateVolume"},
+        ),
+        ("launcher", "ec2:TerminateInstances", INSTANCE, OURS, {}),
+        ("launcher", "sagemaker:StopTrainingJob", JOB, OURS, {}),
+        (
+            "launcher",
+            "iam:PassRole",
+            NAMES.node_role,
+            {"iam:PassedToService": "ec2.amazonaws.com"},
+            {"iam:PassedToService": "lambda.amazonaws.com"},
+        ),
+        (
+            "launcher",
+            "iam:PassRole",
+            NAMES.scheduler_role,
+            {"iam:PassedToService": "scheduler.amazonaws.com"},
+            {"iam:PassedToService": "lambda.amazonaws.com"},
+        ),
+        ("launcher", "kms:CreateGrant", KEY, {"kms:GrantIsForAWSResource": "true"}, {}),
+        ("launcher-sagemaker", "sagemaker:CreateTrainingJob", JOB, TAGS, {}),
+        (
+            "launcher-sagemaker",
+            "sagemaker:AddTags",
+            JOB,
+            {"sagemaker:TaggingAction": "CreateTrainingJob"},
+            {},
+        ),
+        (
+            "launcher-sagemaker",
+            "iam:PassRole",
+            NAMES.training_role,
+            {"iam:PassedToService": "sagemaker.amazonaws.com"},
+            {"iam:PassedToService": "ec2.amazonaws.com"},
+        ),
+        ("node", "s3:ListBucket", S3, {"s3:prefix": "fastlaunch/runs/r/"}, {"s3:prefix": "others/"}),
+        (
+            "training",
+            "s3:ListBucket",
+            S3,
+            {"s3:prefix": "fastlaunch/code/x.tar.gz"},
+            {"s3:prefix": "others/"},
+        ),
+        (
+            "training",
+            "cloudwatch:PutMetricData",
+            "*",
+            {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"},
+            {"cloudwatch:namespace": "AWS/EC2"},
+        ),
+        ("scheduler", "ec2:TerminateInstances", INSTANCE, OURS, {}),
+    ],
+)
+def test_every_condition_allows_and_forbids(
+    name: str, action: str, resource: str, allowed: dict[str, str], forbidden: dict[str, str]
+) -> None:
+    assert allows([POLICIES[name]], Ask(action=action, resource=resource, context=allowed))
+    assert not allows([POLICIES[name]], Ask(action=action, resource=resource, context=forbidden))
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "allowed", "forbidden"),
+    [
+        ("launcher", "s3:GetObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/others"),
+        ("launcher", "scheduler:DeleteSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", f"{TIMER}nightly"),
+        ("node", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
+        ("training", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
+    ],
+)
+def test_resources(name: str, action: str, allowed: str, forbidden: str) -> None:
+    assert allows([POLICIES[name]], Ask(action=action, resource=allowed))
+    assert not allows([POLICIES[name]], Ask(action=action, resource=forbidden))
+
+
+def test_the_node_gets_its_image_and_code_and_ends_nothing() -> None:
+    assert not any(action.startswith(("ec2:", "iam:")) for action in actions("node", "training"))
+    assert actions("node") >= {"s3:GetObject", "s3:PutObject", "s3:ListBucket", "ecr:GetAuthorizationToken"}
+    for image in shipped_base_images().images:
+        resource = f"arn:aws:ecr:eu-west-1:763104351884:repository/{image.repository}"
+        for name in ("node", "training", "launcher", "launcher-build"):
+            assert allows([POLICIES[name]], Ask(action="ecr:BatchGetImage", resource=resource))
+
+
+def test_a_role_is_assumed_by_its_service_alone() -> None:
+    for name, service in (("node", "ec2"), ("training", "sagemaker"), ("scheduler", "scheduler")):
+        (statement,) = trust(name, NAMES)["Statement"]
+        assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
+        if name != "node":
+            assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
+
+
+def test_without_a_key_of_its_own_no_statement_names_one() -> None:
+    plain: Any = [policy(name, names_by_hand(account=ACCOUNT, bucket=BUCKET)) for name in policy_names()]
+    assert "kms" not in json.dumps(plain)
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_policy_is_no_larger_than_iam_takes(name: str) -> None:
+    # IAM does not count white space. docs.aws.amazon.com/IAM, "IAM and AWS STS quotas".
+    names = names_by_hand(
+        account=ACCOUNT,
+        bucket="b" * 63,
+        prefix="p" * 40,
+        kms_key="arn:aws-us-gov:kms:us-gov-east-1:123456789012:key/" + "0" * 36,
+        partition="aws-us-gov",
+    )
+    assert len(re.sub(r"\s", "", json.dumps(policy(name, names)))) < 6144

@@ -1,0 +1,169 @@
+"""Runs as rows and as a sentence, and how a command that started them ends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_records import write_run
+from fake_summaries import changed
+
+from fastlaunch.cli.render import duration, exit_code_of, print_runs, run_row, runs_sentence
+from fastlaunch.core.log_file import LOG
+from fastlaunch.core.plan import RunState
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Run
+from fastlaunch.measure.summarize import summarize
+from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.records.records import read_record
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
+    """Two images per step on each of eight ranks."""
+    paths = write_run(tmp_path_factory.mktemp("run"), step_time_s=0.1, batch_size=2, world_size=8)
+    return summarize([read_record(path) for path in paths])
+
+
+def run(
+    summary: RunSummary | None,
+    seconds: float = 0.1,
+    *,
+    recipe: str = "bf16",
+    state: RunState = RunState.COMPLETED,
+    reason: str | None = None,
+) -> Run:
+    if summary:
+        summary = changed(
+            summary, step_time_s=Interval(value=seconds, low=seconds * 0.99, high=seconds * 1.01)
+        )
+    return Run(
+        id="r1",
+        submission_id="s1",
+        created_at="2026-11-21T10:00:00+00:00",
+        backend="local",
+        state=state,
+        reason=reason,
+        workload="vit-huge",
+        recipe=recipe,
+        instance=None,
+        directory=Path("/home/user/runs/r1"),
+        price=None,
+        summary=summary,
+    )
+
+
+def test_one_run_has_its_own_interval_and_all_ranks_count(summary: RunSummary) -> None:
+    assert runs_sentence([run(summary)]) == (
+        "bf16 on vit-huge, batch 2: 100 ms per step (99.0 to 101), 160 images/s."
+    )
+
+
+def test_several_runs_are_their_geometric_mean_and_the_two_ends(summary: RunSummary) -> None:
+    assert runs_sentence([run(summary, 0.1), run(summary, 0.144)]) == (
+        "bf16 on vit-huge, batch 2: 120 ms per step (100 to 144), 133 images/s over 2 runs."
+    )
+
+
+def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(summary: RunSummary) -> None:
+    bf16 = [run(summary, 0.1), run(summary, 0.11)]
+    fp32 = [run(summary, 0.5, recipe="fp32"), run(summary, 0.6, recipe="fp32")]
+    assert runs_sentence([*fp32, *bf16]) == (
+        "bf16 is the fastest on vit-huge, batch 2: 105 ms per step (100 to 110), 153 images/s over 2 runs; "
+        "fp32 548 ms per step."
+    )
+    close = [run(summary, 0.105, recipe="fp32"), run(summary, 0.2, recipe="fp32")]
+    assert runs_sentence([*close, *bf16]).startswith("bf16 on vit-huge")
+    assert runs_sentence([*close, *bf16]).endswith("; fp32 145 ms per step, too close to tell apart.")
+
+
+def test_runs_that_did_not_settle_or_contradict_are_left_out(summary: RunSummary) -> None:
+    restless = run(changed(summary, steady=False), 0.2)
+    assert run_row(restless)["note"] == "its step time did not settle"
+    assert runs_sentence([restless]) == "No step time: its step time did not settle."
+    wrong = run(changed(summary, problems=("the ranks differ",)), 0.2)
+    assert runs_sentence([restless, wrong, run(summary)]).endswith("; 2 of 3 runs gave no step time.")
+
+
+def test_a_run_that_was_stopped_half_way_was_measured_up_to_there(summary: RunSummary) -> None:
+    stopped = run(summary, state=RunState.INTERRUPTED, reason="stopped by Ctrl-C")
+    assert runs_sentence([stopped]).startswith("bf16 on vit-huge, batch 2: 100 ms per step")
+    assert run_row(stopped)["note"] == "stopped by Ctrl-C"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00123456, "1.23 ms"), (0.0123, "12.3 ms"), (0.1234, "123 ms"), (0.9996, "1.00 s"), (12.34, "12.3 s")],
+)
+def test_durations_have_three_digits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_runs_of_other_batch_sizes_get_a_sentence_of_their_own(summary: RunSummary) -> None:
+    larger = run(changed(summary, batch_size_per_gpu=4), 0.15)
+    told = runs_sentence(
+        [run(summary, 0.1), larger, run(None, state=RunState.FAILED, reason="out of memory")]
+    )
+    assert [line.split(":")[0] for line in told.splitlines()] == [
+        "bf16 on vit-huge, batch 2",
+        "bf16 on vit-huge, batch 4",
+    ]
+    assert told.endswith("; 1 of 3 runs gave no step time.") and told.count("gave no") == 1
+
+
+# After a submission
+
+
+def a_run(state: RunState, directory: Path | None = None) -> Run:
+    return replace(run(None, state=state), id="20261121-090312-k3f9", directory=directory)
+
+
+@pytest.mark.parametrize(
+    ("states", "stopped", "code"),
+    [
+        ([RunState.COMPLETED] * 2, False, 0),
+        ([RunState.COMPLETED, RunState.RUNNING], False, 0),
+        ([RunState.PLANNED], False, 0),
+        ([RunState.COMPLETED, RunState.FAILED], False, 1),
+        ([RunState.INTERRUPTED], False, 1),
+        ([RunState.LOST], False, 1),
+        ([RunState.COMPLETED], True, 130),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_well(states: list[RunState], stopped: bool, code: int) -> None:
+    assert exit_code_of([a_run(state) for state in states], stopped=stopped) == code
+
+
+def test_the_next_command_is_one_that_has_something_to_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def next_after(run: Run) -> str:
+        print_runs([run], output="table")
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert next_after(a_run(RunState.RUNNING)) == "next: fastlaunch logs -f 20261121-090312-k3f9"
+    stopped = a_run(RunState.CANCELLED, tmp_path)
+    assert next_after(stopped) == "next: fastlaunch runs show 20261121-090312-k3f9"
+    (tmp_path / LOG).write_text("it said something\n")
+    assert next_after(stopped) == "next: fastlaunch logs 20261121-090312-k3f9"
+
+
+def test_the_end_of_a_failed_runs_log_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / LOG).write_text("ValueError: no such thing\n")
+    print_runs([replace(a_run(RunState.FAILED, tmp_path), reason="failed")], output="table")
+    out, err = capsys.readouterr()
+    assert "20261121-090312-k3f9" in out
+    assert f"the end of {tmp_path / LOG}:\nValueError: no such thing\n" in err
+
+
+def test_runs_of_one_recipe_are_told_apart_in_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=64, steps=9, num_gpus=8)
+    of_64, of_128 = (
+        replace(a_run(RunState.COMPLETED), spec=one.to_json()) for one in (job, replace(job, batch_size=128))
+    )
+    print_runs([of_64, of_128], output="table")
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert ["bf16 at batch 64 " in rows[0], "bf16 at batch 128 " in rows[1]] == [True, True]
+    # Imported runs, of which no request is known, have their recipe's name.
+    print_runs([of_64, replace(of_128, spec=None)], output="table")
+    assert "at batch" not in capsys.readouterr().out

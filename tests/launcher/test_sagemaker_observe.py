@@ -1,0 +1,194 @@
+"""What is made of a training job's status: how it stands, what went wrong, what is billed."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from fastlaunch.aws.sagemaker import TrainingJob
+from fastlaunch.backends.protocol import AttemptStatus, Billed
+from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
+
+THEN = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+
+
+def job(**changes: Any) -> TrainingJob:
+    """A job on demand that trains since ten minutes after it was asked for."""
+    usual: dict[str, Any] = {
+        "name": "run-a1",
+        "arn": "arn:aws:sagemaker:us-east-1:1:training-job/run-a1",
+        "region": "us-east-1",
+        "status": "InProgress",
+        "secondary_status": "Training",
+        "created_at": THEN,
+        "started_at": THEN + timedelta(minutes=10),
+        "instance_type": "ml.p5.48xlarge",
+    }
+    return TrainingJob(**{**usual, **changes})
+
+
+def failed(reason: str | None, **changes: Any) -> AttemptStatus:
+    return attempt_status(
+        job(status="Failed", secondary_status="Failed", failure_reason=reason, **changes), is_old=False
+    )
+
+
+def test_a_job_that_trains() -> None:
+    assert attempt_status(job(), is_old=True) == AttemptStatus(
+        has_ended=False,
+        is_live=True,
+        is_up=True,
+        instance_type="p5.48xlarge",
+        launched_at=THEN + timedelta(minutes=10),
+        detail="training",
+    )
+
+
+def test_a_job_that_waits_has_no_machine_yet() -> None:
+    waiting = job(secondary_status="Pending", started_at=None, instance_type=None, is_spot=True)
+    aws_status = attempt_status(waiting, is_old=True)
+    assert (aws_status.is_live, aws_status.is_up, aws_status.launched_at, aws_status.instance_type) == (
+        True,
+        False,
+        None,
+        None,
+    )
+    assert aws_status.detail == "waiting for capacity" and aws_status.is_spot
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "is_up"),
+    [
+        ("InProgress", "Starting", False),
+        ("InProgress", "Uploading", True),
+        ("InProgress", "Interrupted", False),
+        ("InProgress", "SomethingNew", False),
+        ("Stopping", "Training", False),
+        ("Stopped", "MaxRuntimeExceeded", False),
+        ("Completed", "Completed", False),
+    ],
+)
+def test_which_jobs_are_up_live_or_over(status: str, secondary: str, is_up: bool) -> None:
+    aws_status = attempt_status(job(status=status, secondary_status=secondary), is_old=False)
+    assert aws_status.is_up is is_up and aws_status.detail
+    assert aws_status.has_ended is (status in ("Stopped", "Completed")) is not aws_status.is_live
+
+
+def test_what_sagemaker_says_itself_is_told_too() -> None:
+    aws_status = attempt_status(
+        job(secondary_status="Pending", status_message="Insufficient capacity"), is_old=False
+    )
+    assert aws_status.detail == "waiting for capacity (Insufficient capacity)"
+
+
+def test_every_status_of_the_model_has_words() -> None:
+    import botocore.session
+
+    from fastlaunch.backends.sagemaker import observe
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    assert set(model.shape_for("SecondaryStatus").enum) == set(observe._WORDS)
+
+
+def test_a_job_that_is_not_shown_has_ended_only_when_it_is_old() -> None:
+    assert attempt_status(None, is_old=False) == AttemptStatus(has_ended=False, is_seen=False)
+    assert attempt_status(None, is_old=True) == AttemptStatus(has_ended=True, is_seen=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "code"),
+    [
+        ("CapacityError: Unable to provision requested ML compute capacity.", NoCapacity, "CapacityError"),
+        ("There is not enough capacity for instance type ml.p5.48xlarge.", NoCapacity, "CapacityError"),
+        ("Job exceeded its maximum pending time", NoCapacity, "CapacityError"),
+        ("AlgorithmError: the pending time is over", CloudRefused, "AlgorithmError"),
+        ("ClientError: Data download failed", BadConfiguration, "ClientError"),
+        ("InternalServerError: We encountered an error.", CloudRefused, "InternalServerError"),
+        ("The role may not pull the image", BadConfiguration, "Failed"),
+        (None, BadConfiguration, "Failed"),
+    ],
+)
+def test_what_went_wrong(reason: str | None, kind: type, code: str) -> None:
+    problem = failed(reason).problem
+    assert type(problem) is kind and problem.code == code
+    assert (reason or "does not say why") in problem.message and problem.hint
+
+
+def test_a_time_that_was_up() -> None:
+    over = attempt_status(job(status="Stopped", secondary_status="MaxRuntimeExceeded"), is_old=False)
+    assert type(over.problem) is CloudRefused and over.problem.code == "MaxRuntimeExceeded"
+    waited = attempt_status(job(status="Stopped", secondary_status="MaxWaitTimeExceeded"), is_old=False)
+    assert type(waited.problem) is NoCapacity and "MaxWaitTimeExceeded" in (waited.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "changes", "is_capacity"),
+    [
+        (1_830, {}, True),
+        (600, {}, False),
+        (40_000, {}, False),
+        (1_830, {"started_at": THEN}, False),
+        (1_830, {"is_spot": True}, False),
+    ],
+)
+def test_a_job_that_waited_as_long_as_it_may_found_no_capacity(
+    waited_s: int, changes: dict[str, Any], is_capacity: bool
+) -> None:
+    ended_at = THEN + timedelta(seconds=waited_s)
+    ended = {"status": "Stopped", "secondary_status": "Stopped", "started_at": None, "ended_at": ended_at}
+    waited = job(**{**ended, **changes})
+    problem = attempt_status(waited, is_old=False).problem
+    assert isinstance(problem, NoCapacity) is is_capacity
+    if problem is not None:
+        assert problem.code == "MaxPendingTimeExceeded" and "no machines for 30 minutes" in problem.message
+
+
+@pytest.mark.parametrize(("status", "secondary"), [("Completed", "Completed"), ("Stopped", "Stopped")])
+def test_an_end_that_was_asked_for_is_no_problem(status: str, secondary: str) -> None:
+    assert attempt_status(job(status=status, secondary_status=secondary), is_old=False).problem is None
+
+
+def billed(aws_status: AttemptStatus, status: dict[str, Any] | None = None) -> Billed:
+    return billed_on_sagemaker(launched_at=THEN, max_minutes=120, aws_status=aws_status, status=status)
+
+
+def test_what_is_billed_is_sagemakers_own_count() -> None:
+    # It holds the spot discount: 900 s of 50 minutes.
+    end = THEN + timedelta(minutes=60)
+    aws_status = failed("AlgorithmError: x", ended_at=end, billable_s=900, is_spot=True)
+    assert billed(aws_status) == Billed(lived_s=3000.0, billed_s=900, billing="times")
+    # What it waited for other machines is not a part of what it trained.
+    waited = replace(aws_status, is_spot=True, training_s=2000.0)
+    assert billed(waited) == Billed(lived_s=2000.0, billed_s=900, billing="times")
+
+
+def test_a_job_that_never_had_a_machine_costs_nothing() -> None:
+    aws_status = failed("CapacityError: x", started_at=None, ended_at=THEN + timedelta(minutes=30))
+    assert billed(aws_status) == Billed(lived_s=0.0, billed_s=0.0, billing="times")
+
+
+def test_without_a_count_the_times_are_taken() -> None:
+    aws_status = failed("AlgorithmError: x", ended_at=THEN + timedelta(minutes=60))
+    assert billed(aws_status) == Billed(lived_s=3000.0, billed_s=3000.0, billing="times")
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "billing"),
+    [
+        ({"billed_until": "2026-11-21T09:20:00Z", "uptime_s": 1000}, 1200.0, "node"),
+        ({"billed_until": "2026-11-21T09:20:00"}, 1200.0, "node"),
+        ({"billed_until": "2026-11-21T08:59:00Z", "uptime_s": 1000}, 1000.0, "node"),
+        ({"uptime_s": 1000.5}, 1000.5, "node"),
+        ({"uptime_s": True, "billed_until": "soon"}, 7800.0, "limit"),
+        ({}, 7800.0, "limit"),
+        (None, 7800.0, "limit"),
+    ],
+)
+def test_of_a_job_that_is_gone_its_containers_last_word_counts(
+    status: dict[str, Any] | None, seconds: float, billing: str
+) -> None:
+    assert billed(attempt_status(None, is_old=True), status) == Billed(
+        lived_s=seconds, billed_s=seconds, billing=billing
+    )

@@ -1,0 +1,49 @@
+"""What a record says of the machine and its device."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastlaunch_train.process.device import DeviceMonitor, DeviceState, memory_gib
+from fastlaunch_train.run.session import host_id, machine, versions
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.full
+def test_a_machine_keeps_its_id() -> None:
+    other_process = subprocess.run(
+        [sys.executable, "-c", "from fastlaunch_train.run.session import host_id; print(host_id())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other_process.stdout.strip() == host_id()
+    assert len(host_id()) == 12
+
+
+def test_the_machine_is_plain_data() -> None:
+    facts = machine(CPU)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["device_type"] == "cpu"
+    assert facts["memory_gib"] > 0
+    assert facts["driver"] is None
+
+
+def test_versions_are_of_what_is_loaded() -> None:
+    found = versions((9, 19, 0))
+    assert found["torch"] == torch.__version__
+    assert found["cudnn"] == "9.19.0"
+    assert versions(None)["cudnn"] is None
+    assert found["transformer_engine"] is None
+
+
+def test_a_cpu_has_no_device_state_and_a_peak_memory() -> None:
+    assert DeviceMonitor(CPU).read() == DeviceState()
+    reserved, peak = memory_gib(CPU)
+    assert reserved is None
+    assert peak is not None
+    assert 0.01 < peak < 1000

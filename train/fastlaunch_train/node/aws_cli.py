@@ -1,0 +1,83 @@
+"""S3 by the AWS CLI that the machine's image brings, 1.17 or newer: every call in seconds, or given up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+from fastlaunch_train.node.commands import Commands, Done
+
+#: Of a call that moves next to nothing, and of one that moves segments.
+_SHORT_S, _LONG_S = 20.0, 120.0
+
+
+class AwsCli:
+    """Calls of the AWS CLI in a region. cut: see `Commands`."""
+
+    def __init__(self, region: str, *, cut: threading.Event | None = None, is_nice: bool = False) -> None:
+        self._region = region
+        self._commands = Commands(cut=cut, is_nice=is_nice)
+
+    def call(
+        self, *arguments: str, limit_s: float = _SHORT_S, region: str = "", is_quiet: bool = False
+    ) -> Done:
+        """Call it."""
+        command = ["aws", "--region", region or self._region, "--cli-connect-timeout", "10", *arguments]
+        return self._commands.run(*command, limit_s=limit_s, is_quiet=is_quiet)
+
+    def copy(self, source: object, target: object, *options: str, limit_s: float = _SHORT_S) -> bool:
+        """Copy a file or object; return whether it arrived."""
+        arguments = ("s3", "cp", "--only-show-errors", *options, str(source), str(target))
+        return self.call(*arguments, limit_s=limit_s).is_ok
+
+    def read(self, uri: str) -> str | None:
+        """Return the text of an object; None if it cannot be had."""
+        done = self.call("s3", "cp", "--only-show-errors", uri, "-", is_quiet=True)
+        return done.stdout if done.is_ok else None
+
+    def names(self, uri: str) -> list[str] | None:
+        """Return the last parts of all keys that begin as `uri` does; None if they cannot be listed."""
+        bucket, _, prefix = uri[len("s3://") :].partition("/")
+        where = ("--bucket", bucket, "--prefix", prefix, "--query", "Contents[].Key", "--output", "json")
+        done = self.call("s3api", "list-objects-v2", *where)
+        try:
+            keys = json.loads(done.stdout or "null") if done.is_ok else None
+        except ValueError:
+            return None
+        return [str(key).rpartition("/")[2] for key in keys or ()] if done.is_ok else None
+
+
+class StagedStore:
+    """A store of `uploads` below `uri`: segments wait in the folder `stage`, in memory, until they arrive."""
+
+    def __init__(self, cli: AwsCli, uri: str, stage: Path) -> None:
+        self._cli = cli
+        self._uri = uri
+        self._stage = stage
+        stage.mkdir(parents=True, exist_ok=True)
+
+    def put(self, name: str, data: bytes) -> None:
+        target = self._stage / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, not in it: half a segment is never sent.
+        part = self._stage.with_name(f"{self._stage.name}.part")
+        try:
+            part.write_bytes(data)
+            part.replace(target)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def flush(self) -> bool:
+        if not any(path.is_file() for path in self._stage.rglob("*")):
+            return True
+        if not self._cli.copy(self._stage, self._uri, "--recursive", limit_s=_LONG_S):
+            return False
+        shutil.rmtree(self._stage)
+        self._stage.mkdir()
+        return True
+
+    def end_of(self, name: str) -> int:
+        return 0

@@ -1,0 +1,205 @@
+"""The agent's clock and log, and programs that it runs: each has a limit, none outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Between SIGTERM and SIGKILL, for a program whose limit is over.
+_KILL_AFTER_S = 5.0
+_LOOK_S = 0.1
+
+
+class Clock:
+    """The machine's time; never that of day, which jumps when the machine learns it."""
+
+    def uptime_s(self) -> float:
+        """Return seconds since the machine booted."""
+        return round(time.clock_gettime(time.CLOCK_BOOTTIME), 2)
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait; return False, as `wait` does where nothing came."""
+        time.sleep(seconds)
+        return False
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait for the event, no longer than so many seconds; return whether it is set."""
+        return event.wait(seconds)
+
+
+class Log:
+    """Prints lines, each after what `stamp` returns; also into a file, where stdout does not lead there."""
+
+    def __init__(self, stamp: Callable[[], object], file: Path | None = None) -> None:
+        self._stamp = stamp
+        self._file = file
+
+    def __call__(self, text: str) -> None:
+        line = f"fastlaunch {self._stamp()}: {text}\n".encode(errors="replace")
+        # A full disk, or a console that nobody reads, is no reason to end.
+        with suppress(OSError):
+            os.write(1, line)
+        if self._file is not None:
+            with suppress(OSError), self._file.open("ab") as file:
+                file.write(line)
+
+
+class Stop:
+    """That no more runs are to be begun, and why: the first reason counts, and the first problem.
+
+    event: set by either.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._lock = threading.Lock()
+        #: Why the run under way is to end, too.
+        self.reason: str | None = None
+        #: Why no run would fare better than the last one.
+        self.problem: str | None = None
+
+    def ask(self, reason: str) -> bool:
+        """Ask to stop; return whether nobody had before."""
+        with self._lock:
+            is_first = self.reason is None
+            self.reason = self.reason or reason
+        self.event.set()
+        return is_first
+
+    def fail(self, problem: str) -> bool:
+        """Say that nothing more can be done here; return whether nobody had before."""
+        with self._lock:
+            is_first = self.problem is None
+            self.problem = self.problem or problem
+        self.event.set()
+        return is_first
+
+
+def stop_on_signals(stop: Stop, reason: str, clock: Clock) -> None:
+    """Ask to stop when a signal asks this process to end."""
+    heard: list[int] = []
+    for number in SIGNALS:
+        # Only noted by the handler: the thread that it interrupts may hold a lock of `stop`.
+        signal.signal(number, lambda number, frame: heard.append(number))
+
+    def look() -> bool:
+        return bool(heard) and (stop.ask(reason) or True)
+
+    every(0.2, look, name="signals", clock=clock, say=lambda text: None)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A program that has ended. code: 124 if its limit was over or it was cut short, 127 if there is none."""
+
+    code: int
+    stdout: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Return whether it succeeded."""
+        return self.code == 0
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Runs programs, whose messages go to the agent's own stdout.
+
+    cut: ends those that are run while it is set, or becomes set, at once; None for those that nothing ends
+    but their limits. is_nice: they leave the processors to training.
+    """
+
+    cut: threading.Event | None = None
+    is_nice: bool = False
+    environment: Mapping[str, str] | None = None
+
+    def run(self, *command: str, limit_s: float, stdin: str | None = None, is_quiet: bool = False) -> Done:
+        """Run a program to its end, `limit_s` at most. is_quiet: what it has to say is nobody's."""
+        argv = ["nice", "-n", "10", *command] if self.is_nice else list(command)
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if is_quiet else None,
+                env=None if self.environment is None else {**os.environ, **self.environment},
+                # A group of its own, so that ending it reaches what it started.
+                start_new_session=True,
+            )
+        except OSError as error:
+            sys.stderr.write(f"{command[0]}: {error}\n")
+            return Done(127)
+        end = time.monotonic() + limit_s
+        given: bytes | None = None if stdin is None else stdin.encode()
+        while True:
+            try:
+                out, _ = process.communicate(given, timeout=_LOOK_S)
+            except subprocess.TimeoutExpired:
+                given = None
+                if time.monotonic() < end and not (self.cut is not None and self.cut.is_set()):
+                    continue
+                end_group(process, _KILL_AFTER_S)
+                return Done(124)
+            return Done(process.returncode, out.decode(errors="replace"))
+
+
+def end_group(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """End a process that leads its group, with what it started: SIGTERM, and SIGKILL `wait_s` later."""
+    for number, patience_s in ((signal.SIGTERM, wait_s), (signal.SIGKILL, 5.0)):
+        with suppress(OSError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+
+def every(
+    seconds: float, look: Callable[[], bool], *, name: str, clock: Clock, say: Callable[[str], None]
+) -> threading.Thread:
+    """Call `look` in a thread of its own, again and again, until it returns True; whatever it raises."""
+
+    def loop() -> None:
+        while True:
+            try:
+                if look():
+                    return
+            except Exception:
+                say(f"{name}: {traceback.format_exc()}")
+            clock.sleep(seconds)
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def attempts(
+    number: int,
+    pause_s: float,
+    command: Callable[[], object],
+    *,
+    clock: Clock,
+    cut: threading.Event | None = None,
+) -> bool:
+    """Call `command` until it returns something true, so often at most; return whether it did.
+
+    cut: ends this once it is set.
+    """
+    for at in range(number):
+        if at and (clock.wait(cut, pause_s) if cut else clock.sleep(pause_s)):
+            return False
+        if command():
+            return True
+    return False

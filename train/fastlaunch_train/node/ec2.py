@@ -1,0 +1,560 @@
+"""A machine of EC2's: training in containers of docker's, S3 by the AWS CLI, and off in the end.
+
+It never ends without turning the machine off. State that must survive a full disk is in memory, below /run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import traceback
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from fastlaunch_train.node.agent import Agent, Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.aws_cli import AwsCli, StagedStore
+from fastlaunch_train.node.commands import (
+    SIGNALS,
+    Clock,
+    Commands,
+    Log,
+    Stop,
+    attempts,
+    every,
+    stop_on_signals,
+)
+from fastlaunch_train.node.peers import PORT, AbortWatch, Peers
+from fastlaunch_train.node.protocol import (
+    BLOCK,
+    CHECKPOINT,
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    LOG,
+    SPOT,
+    WATCHDOG,
+    Identity,
+    NodeProgram,
+    NodeRun,
+    Outcome,
+    RunEnd,
+    outcome_of,
+    program_from_json,
+    skip_name,
+    status,
+    status_name,
+    stop_lead_s,
+)
+from fastlaunch_train.node.training import ContainerTraining, Training
+from fastlaunch_train.node.uploads import Uploads, checkpoints
+
+STATE, WORK = Path("/run/fastlaunch"), Path("/var/lib/fastlaunch")
+INSTANCE_STORE = Path("/opt/dlami/nvme")
+_IMDS = "http://169.254.169.254/latest"
+_UPLOAD_EVERY_S = 30
+#: Of a checkpoint, or an image: tens of gigabytes.
+_LARGE_S = 1800.0
+_DOCKER_S = 60.0
+#: For a container that is asked to stop, and for one whose peer can train no more.
+_GRACE_S, _HASTY_GRACE_S = 100.0, 5.0
+#: Until docker has killed a container whose time is over.
+_MARGIN_S = 30.0
+#: EC2 ends the machines of a block from half an hour before its end on: 15 minutes for the checkpoint.
+_BLOCK_LEAD_S = 2700
+
+
+class Ec2(Machine):
+    """The machine that this program runs on.
+
+    rank: among the attempt's nodes. address: where they reach it. boot_s: when its own program began, in
+    seconds since boot.
+    """
+
+    def __init__(
+        self,
+        program: NodeProgram,
+        *,
+        rank: int,
+        address: str,
+        boot_s: float,
+        clock: Clock,
+        state: Path = STATE,
+        work: Path = WORK,
+    ) -> None:
+        self._program = program
+        self._rank = rank
+        self._boot_s = boot_s
+        self._clock = clock
+        self._state = state
+        self._work = work
+        self.stop = Stop()
+        self._log = Log(clock.uptime_s)
+        booted = json.loads((state / "boot.json").read_text())
+        self._identity = Identity(
+            token=program.token,
+            node=rank,
+            instance_id=booted["instance_id"],
+            instance_type=booted["instance_type"],
+            zone=booted["zone"],
+        )
+        #: Ended as soon as the agent is to stop, and for what is done in any case.
+        self._work_cli = AwsCli(program.region, cut=self.stop.event)
+        self._cli = AwsCli(program.region)
+        self._upload_cli = AwsCli(program.region, is_nice=True)
+        self._commands = Commands(cut=self.stop.event)
+        self._uploads = Uploads(
+            StagedStore(self._upload_cli, program.output, state / "stage"),
+            f"node-{rank}",
+            work=work,
+            log=state / LOG,
+            every_s=_UPLOAD_EVERY_S,
+            say=self.say,
+            clock=clock,
+        )
+        self._watch = AbortWatch(self._cli, program.output, self.stop, self.say)
+        self._peers: Peers | None = None
+        if program.num_nodes > 1:
+            self._peers = Peers(
+                self._watch,
+                self._cli,
+                program.output,
+                rank=rank,
+                address=address,
+                num_nodes=program.num_nodes,
+                state=state,
+                stop=self.stop,
+                clock=clock,
+                say=self.say,
+                fail=self.fail,
+            )
+        self._pulled_s: float | None = None
+        self._skipped: list[str] = []
+        self._ended: set[str] = set()
+        #: Checkpoints that lie in S3.
+        self._sent: set[str] = set()
+        self._has_all_ended = threading.Event()
+        self._sender: threading.Thread | None = None
+        self._asked_s = 0.0
+        #: What EC2 says of taking the machine.
+        self._notice = ""
+
+    def say(self, text: str) -> None:
+        self._log(text)
+
+    def uptime_s(self) -> float:
+        return self._clock.uptime_s()
+
+    def ask(self, reason: str) -> None:
+        """Ask all nodes to stop."""
+        if self._peers:
+            self._peers.alarm(reason)
+        if self.stop.ask(reason):
+            self._asked_s = self.uptime_s()
+            self.say(f"stopping: {reason}")
+
+    def fail(self, problem: str) -> None:
+        """Say that nothing more can be done here, nor on the other nodes."""
+        if self.stop.fail(problem):
+            self.say(f"failed: configuration {problem}")
+        if self._peers:
+            self._peers.alarm(f"failed configuration {problem}")
+
+    # Getting ready
+
+    def prepare(self) -> bool:
+        program = self._program
+        self._uploads.start()
+        self._begin_to_watch()
+        if program.has_instance_store and not self._use_instance_store():
+            self.say("no instance store: the root volume has to do")
+        for folder in ("code/user", "out", "log"):
+            (self._work / folder).mkdir(parents=True, exist_ok=True)
+        if program.needs_efa and not list(Path("/dev/infiniband").glob("uverbs*")):
+            self.fail("fabric")
+        if self.stop.event.is_set():
+            return False
+        self._systemctl("start", "containerd.service", "docker.service", limit_s=300)
+        steps: tuple[tuple[bool, str, int, float, Callable[[], bool]], ...] = (
+            (program.has_nvswitch, "fabric manager", 60, 5, self._has_fabric_manager),
+            (program.num_gpus > 0, "driver", 24, 5, lambda: count_gpus() == program.num_gpus),
+            (True, "docker", 24, 5, self._has_docker),
+            (program.code_uri is not None, "code", 5, 10, self._fetch_code),
+            (True, "image pull", 5, 20, self._pull),
+        )
+        for is_needed, problem, number, pause_s, step in steps:
+            if is_needed and not self._try(number, pause_s, step, problem):
+                return False
+        self._pulled_s = self.uptime_s()
+        return self._peers is None or self._try(20, 15, self._peers.find_master, "rank 0")
+
+    def _begin_to_watch(self) -> None:
+        """Begin to listen to all that may end this, and to send checkpoints."""
+        program = self._program
+        left_s = (
+            program.max_minutes * 60 - stop_lead_s(program.max_minutes) - (self.uptime_s() - self._boot_s)
+        )
+        self._after(left_s, WATCHDOG)
+        if program.block_ends_at:
+            self._heed_block(program.block_ends_at)
+        if self._peers:
+            self._peers.begin()
+        self._every(5 if self._peers else 10, "abort", lambda: bool(self._watch.look() and self.stop.reason))
+        if program.is_spot:
+            self._every(5, SPOT, self._look_for_notice)
+        self._sender = self._every(5, "checkpoints", self._send_checkpoints)
+
+    def _heed_block(self, ends_at: str) -> None:
+        # By now the clock is right: S3 takes nothing from one that is a quarter of an hour wrong.
+        left_s = block_left_s(ends_at, datetime.now(timezone.utc))
+        if left_s <= 0:
+            self.fail(BLOCK)
+            return
+        self._after(left_s, BLOCK)
+        minutes = left_s // 60 + 15
+        if minutes < self._program.max_minutes:
+            Commands().run("shutdown", "-P", f"+{minutes}", limit_s=60)
+
+    def _after(self, seconds: float, reason: str) -> None:
+        def wait() -> None:
+            self._clock.sleep(max(0.0, seconds))
+            self.ask(reason)
+
+        threading.Thread(target=wait, name=reason, daemon=True).start()
+
+    def _every(self, seconds: float, name: str, look: Callable[[], bool]) -> threading.Thread:
+        return every(seconds, look, name=name, clock=self._clock, say=self.say)
+
+    def _try(self, number: int, pause_s: float, step: Callable[[], bool], problem: str) -> bool:
+        """Try a step so often; return whether it was done, and the agent goes on."""
+        cut = self.stop.event
+        is_done = attempts(number, pause_s, step, clock=self._clock, cut=cut)
+        if not is_done and not cut.is_set():
+            self.fail(problem)
+        return is_done and not cut.is_set()
+
+    def _look_for_notice(self) -> bool:
+        notice = metadata("spot/instance-action")
+        if notice is None:
+            return False
+        self.say(notice)
+        self._notice = notice
+        self.ask(SPOT)
+        return True
+
+    def _use_instance_store(self) -> bool:
+        """Put docker's images and what runs write on the instance's own disks, if they come up."""
+        cut = self.stop.event
+        if not attempts(36, 5, lambda: os.path.ismount(INSTANCE_STORE), clock=self._clock, cut=cut):
+            return False
+        self._systemctl("stop", "docker.socket", "docker.service", "containerd.service", limit_s=300)
+        for name in ("docker", "containerd", "fastlaunch"):
+            source, target = INSTANCE_STORE / name, self._work.parent / name
+            source.mkdir(exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
+            if not self._commands.run("mount", "--bind", str(source), str(target), limit_s=60).is_ok:
+                return False
+        return True
+
+    def _systemctl(self, *arguments: str, limit_s: float = 60) -> bool:
+        return self._commands.run("systemctl", *arguments, limit_s=limit_s).is_ok
+
+    def _has_fabric_manager(self) -> bool:
+        return self._systemctl("is-active", "--quiet", "nvidia-fabricmanager")
+
+    def _has_docker(self) -> bool:
+        return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
+
+    def _fetch_code(self) -> bool:
+        program, file = self._program, self._work / "code.tar.gz"
+        if not self._work_cli.copy(program.code_uri, file, limit_s=_DOCKER_S):
+            return False
+        check = self._commands.run(
+            "sha256sum", "-c", "--quiet", limit_s=60, stdin=f"{program.code_sha256}  {file}\n"
+        )
+        unpack = ("tar", "-xzf", str(file), "-C", str(self._work / "code"), "--no-same-owner")
+        return check.is_ok and self._commands.run(*unpack, limit_s=300).is_ok
+
+    def _pull(self) -> bool:
+        host = self._program.image.partition("/")[0]
+        # A private registry of ECR wants a login; any other host is taken to be open.
+        if ".dkr.ecr." in host or ".dkr.ecr-fips." in host:
+            region = self._program.image_region
+            password = self._work_cli.call("ecr", "get-login-password", region=region, limit_s=60)
+            login = ("docker", "login", "--username", "AWS", "--password-stdin", host)
+            if not (password.is_ok and self._commands.run(*login, limit_s=60, stdin=password.stdout).is_ok):
+                return False
+        return self._commands.run("docker", "pull", "-q", self._program.image, limit_s=_LARGE_S).is_ok
+
+    # Runs
+
+    def goes_on(self) -> bool:
+        return not self.stop.event.is_set()
+
+    def settled(self, run: NodeRun) -> RunEnd | None:
+        return None
+
+    def start(self, number: int, run: NodeRun) -> Training | None:
+        for folder in ("out", "log"):
+            (self._work / folder / run.run_id).mkdir(parents=True, exist_ok=True)
+        is_skipped = self._rank == 0 and self._is_settled(run.run_id)
+        if self._program.attempt > 1 and not is_skipped:
+            what = f"checkpoint of {run.run_id}"
+            if not self._try(5, 10, lambda: self._resume(run.run_id), what):
+                return None
+        if self._peers:
+            # Rank 0 decides for all.
+            is_skipped = self._peers.meet(str(number), is_skipped=is_skipped) is True
+        if not self.goes_on():
+            return None
+        if is_skipped:
+            self.say(f"run {run.run_id}: skipped")
+            self._skipped.append(run.run_id)
+            return None
+        self.say(f"run {run.run_id}")
+        command = ["/fastlaunch/run_train.sh", *run.arguments, "--output", "/out"]
+        return ContainerTraining(
+            self._options(number, run),
+            self._program.image,
+            [*command, *["--resume"][: self._program.attempt - 1]],
+            log=self._work / "log" / run.run_id / LOG,
+        )
+
+    def _is_settled(self, run_id: str) -> bool:
+        """Return whether the launcher has settled the run meanwhile; not where that cannot be told."""
+        name = skip_name(run_id)
+        return run_id in (self._work_cli.names(f"{self._program.output}/{name}") or ())
+
+    def _resume(self, run_id: str) -> bool:
+        """Bring the newest checkpoint of an earlier attempt; True also if there is none."""
+        uri = f"{self._program.runs_uri}/{run_id}/checkpoints"
+        names = self._work_cli.names(f"{uri}/")
+        if names is None:
+            return False
+        found = checkpoints_among(names)
+        if not found:
+            return True
+        folder = self._work / "out" / run_id / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._work_cli.copy(f"{uri}/{found[-1]}", folder / ".part", limit_s=_LARGE_S):
+            return False
+        (folder / ".part").replace(folder / found[-1])
+        self._sent.add(f"{run_id}/checkpoints/{found[-1]}")
+        self.say(f"going on from {found[-1]}")
+        return True
+
+    def _options(self, number: int, run: NodeRun) -> list[str]:
+        """Return the options of `docker run`."""
+        program, options = self._program, ["--log-driver", "none", "--entrypoint", "/bin/bash"]
+        options += ["--gpus", "all"] if program.num_gpus else []
+        options += ["--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+        options += ["--stop-timeout", "100", "-w", "/fastlaunch/user"]
+        options += ["-v", f"{self._work}/code:/fastlaunch:ro"] if program.code_uri else []
+        options += ["-v", f"{self._work}/out/{run.run_id}:/out"]
+        environment = {
+            "FASTLAUNCH_RUN_ID": run.run_id,
+            "FASTLAUNCH_TOKEN": program.token,
+            **program.environment,
+            **run.environment,
+        }
+        if self._peers:
+            options += ["--network", "host"]
+            devices = sorted(Path("/dev/infiniband").glob("*"))
+            options += [word for path in devices if path.is_char_device() for word in ("--device", str(path))]
+            environment |= {
+                "FASTLAUNCH_NODE_RANK": str(self._rank),
+                "FASTLAUNCH_MASTER_ADDR": self._peers.master,
+                # The next run does not need the port that this one leaves behind.
+                "FASTLAUNCH_MASTER_PORT": str(PORT + number),
+            }
+        return [*options, *(word for item in environment.items() for word in ("-e", "=".join(item)))]
+
+    def ending(self, number: int) -> Ending | None:
+        if self.stop.reason:
+            grace_s = _GRACE_S
+            if self.stop.reason == WATCHDOG:
+                grace_s = min(grace_s, stop_lead_s(self._program.max_minutes) // 2)
+            if self._watch.is_hasty:
+                grace_s = _HASTY_GRACE_S
+        elif number in self._watch.failed_runs:
+            grace_s = _HASTY_GRACE_S
+        else:
+            return None
+        return Ending(kill_after_s=grace_s + _MARGIN_S, grace_s=grace_s)
+
+    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool, started_s: float) -> RunEnd:
+        if code and self._peers:
+            # It may be a peer's failure that ended it.
+            attempts(3, 1, self._watch.look, clock=self._clock)
+        is_ended = bool(self.stop.reason) or number in self._watch.failed_runs
+        state = COMPLETED if code == 0 else INTERRUPTED if is_ended else FAILED
+        end = RunEnd(run.run_id, state, code, started_s, self.uptime_s())
+        self._ended.add(run.run_id)
+        self.say(f"run {run.run_id}: {state}, exit code {code}")
+        if state == FAILED:
+            if self._peers:
+                self._peers.tell_failed(number)
+            problem = problem_after(
+                code, work=self._work, num_gpus=self._program.num_gpus, has_fabric=self._peers is not None
+            )
+            if problem is None and not self._has_docker() and self.goes_on():
+                problem = "docker"
+            if problem:
+                self.fail(problem)
+        return end
+
+    def leave(self) -> None:
+        if self._peers and self._peers.meet("end") is not None:
+            self._peers.is_done = True
+
+    def outcome(self, ends: Sequence[RunEnd]) -> Outcome:
+        stop = self.stop
+        return outcome_of(ends, skipped=self._skipped, stop=stop.reason, problem=stop.problem)
+
+    def _send_checkpoints(self) -> bool:
+        """Send what is not in S3 yet, one at a time; return whether nothing more will come."""
+        has_all_ended = self._has_all_ended.is_set()
+        is_waiting = False
+        for folder in sorted((self._work / "out").glob("*/checkpoints")):
+            for file in checkpoints(folder)[-1:]:
+                run_id = folder.parent.name
+                key = f"{run_id}/checkpoints/{file.name}"
+                if key in self._sent:
+                    if run_id in self._ended:
+                        shutil.rmtree(folder, ignore_errors=True)
+                elif not self._send_checkpoint(file, key):
+                    is_waiting = True
+        return has_all_ended and not is_waiting
+
+    def _send_checkpoint(self, file: Path, key: str) -> bool:
+        # A link keeps what training removes meanwhile.
+        link = self._work / "sending"
+        try:
+            link.unlink(missing_ok=True)
+            os.link(file, link)
+            if not self._upload_cli.copy(link, f"{self._program.runs_uri}/{key}", limit_s=_LARGE_S):
+                return False
+        except FileNotFoundError:
+            return False
+        finally:
+            link.unlink(missing_ok=True)
+        self._sent.add(key)
+        self.say(f"sent {key}")
+        return True
+
+    # The end
+
+    def finish(self, outcome: Outcome, ends: Sequence[RunEnd]) -> int:
+        self._has_all_ended.set()
+        self.say(f"{outcome.name} {outcome.reason or ''}")
+        if self._peers and not self._peers.is_done:
+            self._peers.alarm(f"failed {outcome.name}")
+        is_taken = self.stop.reason == SPOT
+        wait_s = 900.0
+        if is_taken:
+            # All is said before EC2 takes the machine, 120 s after the notice.
+            wait_s = 100 + self._asked_s - self.uptime_s()
+        elif self.stop.reason == BLOCK:
+            wait_s = 600
+        elif self.stop.reason == WATCHDOG:
+            wait_s = stop_lead_s(self._program.max_minutes) // 4
+        if attempts(15, 10, self._uploads.last, clock=self._clock):
+            for _ in range(int(wait_s)):
+                if self._sender is None or not self._sender.is_alive():
+                    break
+                self._clock.sleep(1)
+        self._say_last(outcome, ends)
+        if is_taken:
+            # Interrupted in its first hour it is free, turned off by itself it is not.
+            self.say("waiting for EC2")
+            self._clock.sleep(900)
+        return 0
+
+    def _say_last(self, outcome: Outcome, ends: Sequence[RunEnd]) -> None:
+        word = status(
+            self._identity,
+            outcome,
+            ends,
+            uptime_s=self.uptime_s(),
+            boot_s=self._boot_s,
+            pull_s=self._pulled_s,
+            billed_until=_time_of(self._notice) if self.stop.reason == SPOT else None,
+        )
+        path = self._state / "status.json"
+        path.write_text(json.dumps(word) + "\n")
+        attempts(5, 10, self._uploads.last, clock=self._clock)
+        uri = f"{self._program.output}/{status_name(self._rank)}"
+        attempts(5, 10, lambda: self._cli.copy(path, uri), clock=self._clock)
+
+
+def main(arguments: Sequence[str], clock: Clock) -> int:
+    """Do what the list of runs says, and turn the machine off, whatever comes.
+
+    arguments: file of the list, rank and address of this node, and when its program began, in seconds since
+    boot.
+    """
+    try:
+        file, rank, address, boot_s = arguments
+        program = program_from_json(Path(file).read_text())
+        machine = Ec2(program, rank=int(rank), address=address, boot_s=float(boot_s), clock=clock)
+        stop_on_signals(machine.stop, "shutdown", clock)
+        return Agent(program.runs, machine).work()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        power_off(clock)
+
+
+def power_off(clock: Clock) -> None:
+    """Turn the machine off.
+
+    A shutdown may wait half an hour for a service that does not end: docker, or an upgrade of packages.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    Log(clock.uptime_s)("turning off")
+    commands = Commands()
+    while not (
+        commands.run("shutdown", "-P", "now", limit_s=60).is_ok
+        or commands.run("systemctl", "poweroff", "--force", limit_s=60).is_ok
+    ):
+        clock.sleep(5)
+    clock.sleep(240)
+    commands.run("systemctl", "poweroff", "-ff", limit_s=60)
+
+
+def metadata(name: str) -> str | None:
+    """Return what the machine's metadata service says; None if it does not."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, ValueError):
+        token_ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+        ask = urllib.request.Request(f"{_IMDS}/api/token", method="PUT", headers=token_ttl)
+        with opener.open(ask, timeout=5) as answer:
+            token = answer.read().decode()
+        get = urllib.request.Request(f"{_IMDS}/meta-data/{name}", headers={"X-aws-ec2-metadata-token": token})
+        with opener.open(get, timeout=5) as answer:
+            return str(answer.read().decode())
+    return None
+
+
+def block_left_s(ends_at: str, now: datetime) -> int:
+    """Return seconds until training has to stop in a capacity block that ends at `ends_at` (ISO 8601)."""
+    return int((datetime.fromisoformat(ends_at) - now).total_seconds()) - _BLOCK_LEAD_S
+
+
+def checkpoints_among(names: Sequence[str]) -> list[str]:
+    """Return those of the names that are a checkpoint's, oldest first."""
+    return sorted(name for name in names if CHECKPOINT.fullmatch(name))
+
+
+def _time_of(notice: str) -> str | None:
+    """Return when EC2 takes the machine, by what it says of that."""
+    with suppress(ValueError, AttributeError):
+        return str(json.loads(notice).get("time") or "") or None
+    return None

@@ -1,0 +1,123 @@
+"""`Recipe`: how to train, as data, and the values that its fields may have. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Counts changes to the meaning of a recipe's fields; in every record. 2 renamed `blocks=timm` to `native`
+#: and added the fields from `fp8_format` to `loop`. 3 added `overlap_comm`; before it zero1 and zero2 did not
+#: overlap, and DeepSpeed's buckets held 500 million gradients.
+RECIPE_SCHEMA = 3
+
+#: FP8 scalings of Transformer Engine's blocks, and of the model's own through torchao.
+TE_SCALINGS = ("delayed", "current", "block", "mxfp8")
+TORCHAO_SCALINGS = ("tensorwise", "rowwise")
+ZERO_STAGES = ("zero1", "zero2", "zero3")
+#: Transformer Engine's documented default, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
+AMAX_HISTORY = 1024
+#: The words that a field may be, if it is one of several.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
+    "blocks": ("native", "te", "te-article"),
+    "fp8_scaling": ("none", *TE_SCALINGS, *TORCHAO_SCALINGS),
+    "fp8_format": ("hybrid", "e4m3"),
+    "pointwise": ("written", "scripted", "library"),
+    "engine": ("torch", "ort"),
+    "compile_mode": ("none", "default", "reduce-overhead", "max-autotune"),
+    "compile_scope": ("block", "model", "wrapped"),
+    "parallelism": ("ddp", "fsdp2", *ZERO_STAGES),
+    "wire_dtype": ("fp32", "bf16"),
+    "activation_checkpointing": ("none", "block"),
+    "optimizer": ("workload", "sgd", "adamw", "adafactor"),
+    "optimizer_impl": ("auto", "for-loop", "foreach", "fused"),
+    "parameter_dtype": ("fp32", "bf16", "bf16-master"),
+    "loop": ("ours", "lightning", "transformers"),
+}
+#: What is wrong, and what to do instead.
+Problem = tuple[str, str]
+
+
+class RecipeError(ValueError):
+    """A recipe that does not exist or contradicts itself; `hint` says what to do instead."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def refuse(problem: Problem | None, of: str) -> None:
+    """Raise RecipeError if a rule has found a problem with `of`, such as `recipe bf16`."""
+    if problem is not None:
+        message, hint = problem
+        raise RecipeError(f"{of}: {message}", hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One way to train a model; which model and which data is the workload's business."""
+
+    name: str
+    description: str
+    #: Of matrix products. `fp32`: full fp32; `tf32`: TF32; `bf16`, `fp16`: autocast, fp16 with loss scaling;
+    #: `fp8`: bf16 autocast, with the blocks' products in FP8.
+    precision: str = "bf16"
+    #: `native`: as the model was built. `te`: replaced by Transformer Engine's, which compute the same.
+    #: `te-article`: replaced by Transformer Engine's with its defaults, as an article of November 2023 had
+    #: them: they attend across the batch, and train another model.
+    blocks: str = "native"
+    fp8_scaling: str = "none"  #: how FP8 scale factors are found; `none` unless precision is `fp8`
+    fp8_format: str = "hybrid"  #: `hybrid`: E4M3 forward, E5M2 for gradients
+    fp8_blocks: str = "all"  #: which of the model's blocks compute in FP8: `all`, or a slice such as `1:-1`
+    amax_history: int = AMAX_HISTORY  #: steps whose largest value gives the scale of delayed scaling
+    #: Pointwise functions that the model writes out in several operations: as `written`, `scripted` by
+    #: torch.jit.script, or by torch's own single operator (`library`).
+    pointwise: str = "written"
+    engine: str = "torch"  #: what runs the model; `ort` is ONNX Runtime's ORTModule
+    compile_mode: str = "none"
+    compile_backend: str = "inductor"
+    compile_scope: str = "block"  #: what is compiled at once; `wrapped`: the model and its parallel wrapper
+    parallelism: str = "ddp"  #: `fsdp2`: torch's fully_shard; `zero1` to `zero3`: DeepSpeed
+    ddp_bucket_mb: int = 160  #: 160 MB hold the fp32 gradients of two ViT-Huge blocks
+    overlap_comm: bool = True  #: DeepSpeed exchanges gradients while it computes; DDP and FSDP2 always do
+    wire_dtype: str = "fp32"  #: of gradients on their way between ranks
+    grad_accumulation: int = 1  #: micro-batches that a rank's batch is split into
+    activation_checkpointing: str = "none"  #: `block`: keep a block's input, recompute the rest in backward
+    optimizer: str = "workload"
+    optimizer_impl: str = "auto"  #: `auto`: torch chooses
+    set_to_none: bool = True  #: gradients are freed, not zeroed
+    #: `bf16`: weights are held and updated in bf16. `bf16-master`: bf16 weights, updated in fp32 masters.
+    parameter_dtype: str = "fp32"
+    deterministic: bool = False  #: torch's deterministic algorithms
+    loop: str = "ours"  #: whose loop calls the steps; else Lightning's or Transformers' Trainer
+    learning_rate: float | None = None  #: None: the workload's own
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> "Recipe":
+        """Return the recipe that `to_record` wrote, in this schema or an older one."""
+        values = {key: value for key, value in data.items() if key not in ("label", "schema")}
+        if data.get("schema", 1) < 2 and values.get("blocks") == "timm":
+            values["blocks"] = "native"
+        if data.get("schema", 1) < 3:
+            values["overlap_comm"] = data.get("parallelism") not in ("zero1", "zero2")
+        values["overrides"] = tuple(dict(values["overrides"]).items())
+        return cls(**values)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first call of the recipe's model compiles, scripts or exports something."""
+        return self.compile_mode != "none" or self.pointwise == "scripted" or self.engine == "ort"
+
+    @property
+    def label(self) -> str:
+        """Name and overrides, by which runs are pooled: `bf16 optimizer_impl=fused`."""
+        return " ".join([self.name, *(f"{field}={value}" for field, value in self.overrides)])
+
+    def to_record(self) -> dict[str, Any]:
+        """Return every resolved field, as a record's header holds it."""
+        resolved = asdict(self)
+        resolved["overrides"] = dict(self.overrides)
+        resolved["label"] = self.label
+        resolved["schema"] = RECIPE_SCHEMA
+        return resolved

@@ -1,0 +1,151 @@
+"""The workloads by name. No torch: a workload's module is imported to build it.
+
+A name is built in, such as `vit-huge`, or `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
+language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
+own function, without arguments, which returns a `fastlaunch_train.Workload`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadInfo:
+    """What is known of a workload without building it."""
+
+    name: str
+    description: str
+    module: str
+    sample_unit: str
+    batch_size: int
+    small: str  #: the workload that replaces it where there is no GPU
+    #: Of a training step, forward and backward, without recomputation; None: unknown.
+    flops_per_sample: int | None = None
+    num_parameters: int | None = None
+    takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it has a use for
+
+
+_TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
+
+WORKLOADS: Mapping[str, WorkloadInfo] = {
+    info.name: info
+    for info in (
+        WorkloadInfo(
+            name="vit-huge",
+            description="ViT-Huge/16 at 224 px, 1000 classes, as in the FP8 experiment",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            # 3 x forward less the patch embedding's input gradient; FlopCounterMode counts the same.
+            flops_per_sample=763_504_000_000,
+            num_parameters=632_199_400,
+            batch_size=64,
+            small="vit-tiny",
+        ),
+        WorkloadInfo(
+            name="vit-tiny",
+            description="a small ViT at 32 px, 10 classes, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            batch_size=8,
+            small="vit-tiny",
+        ),
+        WorkloadInfo(
+            name="gpt2-xsmall",
+            description="causal-LM fine-tuning of a small GPT-2 (rinna/japanese-gpt2-xsmall)",
+            module="fastlaunch_train.workloads.causal_lm",
+            sample_unit="sequences",
+            num_parameters=37_398_016,
+            batch_size=4,
+            small="gpt2-tiny",
+            takes=_TEXT_OPTIONS,
+        ),
+        WorkloadInfo(
+            name="gpt2-tiny",
+            description="a small GPT-2 on bytes, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.causal_lm",
+            sample_unit="sequences",
+            batch_size=4,
+            small="gpt2-tiny",
+            takes=_TEXT_OPTIONS,
+        ),
+        WorkloadInfo(
+            name="distilbert-imdb",
+            description="DistilBERT fine-tuned to tell good film reviews from bad",
+            module="fastlaunch_train.workloads.sentiment",
+            sample_unit="reviews",
+            num_parameters=66_955_010,
+            batch_size=12,
+            small="distilbert-tiny",
+            takes=_TEXT_OPTIONS,
+        ),
+        WorkloadInfo(
+            name="distilbert-tiny",
+            description="a small DistilBERT, that two CPU cores train in seconds",
+            module="fastlaunch_train.workloads.sentiment",
+            sample_unit="reviews",
+            batch_size=12,
+            small="distilbert-tiny",
+            takes=_TEXT_OPTIONS,
+        ),
+        WorkloadInfo(
+            name="gelu",
+            description="GELU written out in five operations, forward alone: what pointwise fusion gains",
+            module="fastlaunch_train.workloads.gelu",
+            sample_unit="tensors",
+            batch_size=8,
+            small="gelu:256x1024",
+        ),
+    )
+}
+
+
+class WorkloadError(ValueError):
+    """A workload that does not exist or cannot be built; `hint` says what to do instead."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def names_folder(name: str) -> bool:
+    """Return whether a model or tokenizer is named by a path, not by its name on the Hugging Face hub."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def workload_info(name: str) -> WorkloadInfo:
+    """Return what is known of workload `name`. Raises WorkloadError, naming the nearest."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if name.startswith("timm:") and len(name) > len("timm:"):
+        return WorkloadInfo(
+            name=name,
+            description="a timm image model",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            batch_size=64,
+            small="vit-tiny",
+        )
+    if name.startswith("hf-clm:") and len(name) > len("hf-clm:"):
+        return replace(
+            WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model", num_parameters=None
+        )
+    if re.fullmatch(r"gelu:[1-9]\d{0,8}x[1-9]\d{0,8}", name):
+        return replace(WORKLOADS["gelu"], name=name, small=name)
+    if ".py:" in name:
+        return WorkloadInfo(
+            name=name,
+            description="the user's own",
+            module=name,
+            sample_unit="samples",
+            batch_size=8,
+            small=name,
+        )
+    near = get_close_matches(name, WORKLOADS, n=3, cutoff=0.5)
+    raise WorkloadError(
+        f"unknown workload {name!r}",
+        (f"did you mean {' or '.join(near)}? " if near else "")
+        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS, ./file.py:function",
+    )
