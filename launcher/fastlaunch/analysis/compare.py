@@ -167,6 +167,14 @@ class Comparison:
     allow_unverified: bool = False  # whether rows are ranked whatever their judge_validity hold against them
     unfit: tuple[MeasuredRun, ...] = ()  # the runs that were left out for their problems
 
+    @property
+    def by_workload(self) -> dict[str, list[Row]]:
+        """The rows of each workload."""
+        workloads: dict[str, list[Row]] = {}
+        for row in self.rows:
+            workloads.setdefault(row.setup.workload, []).append(row)
+        return workloads
+
 
 def compare(
     candidates: Sequence[MeasuredRun],

@@ -79,6 +79,11 @@ def by_reason(skipped: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{', '.join(group)}: {reason}" for reason, group in names.items()]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 run`, `2 runs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def is_region(name: str) -> bool:
     """Return whether it is written like the name of a region."""
     return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None

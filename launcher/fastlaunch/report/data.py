@@ -107,19 +107,16 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of JSON as columns: nested names are joined by `_`."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name == "held_out":
-            flat |= _flat_convergence(row)
+            figures = value or dict.fromkeys(HeldOut.__dataclass_fields__)
+            flat |= {f"held_out_{figure}": number for figure, number in figures.items()}
         elif name == "convergence":
-            continue  # its columns came with those of `held_out`
+            flat |= _flat_convergence(value)
         elif name in QUANTITIES:
-            quantity = value or {"value": None, "low": None, "high": None}
-            flat |= {
-                name: quantity["value"],
-                f"{name}_low": quantity["low"],
-                f"{name}_high": quantity["high"],
-            }
+            flat |= _flat_quantity(name, value)
         elif isinstance(value, list):
             flat[name] = " ".join(value) if name == "run_ids" else "; ".join(value)
         elif isinstance(value, dict):
@@ -130,15 +127,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(quantity: Interval | None) -> dict[str, float | None] | None:
-    """Return a quantity as plain data; None if it is unknown or, from an absurd record, not finite."""
-    if quantity is None or not 0 < quantity.value < math.inf:
-        return None
-    known = all(bound is not None and math.isfinite(bound) for bound in (quantity.low, quantity.high))
-    return {
-        "value": quantity.value,
-        "low": quantity.low if known else None,
-        "high": quantity.high if known else None,
-    }
+    """Return a quantity of a row as plain data; an absurd record makes it 0 or infinite, which is None."""
+    return quantity_to_json(quantity) if quantity and quantity.value > 0 else None
 
 
 def product(*factors: float | None) -> float | None:
@@ -152,23 +142,18 @@ def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | Non
     """Return a quantity as plain data; None if it is unknown or not finite. A bound may be open."""
     if quantity is None or not math.isfinite(quantity.value):
         return None
-    bounds = (quantity.low, quantity.high)
-    low, high = (bound if bound is not None and math.isfinite(bound) else None for bound in bounds)
-    return {"value": quantity.value, "low": low, "high": high}
+    bounds = {"low": quantity.low, "high": quantity.high}
+    return {
+        "value": quantity.value,
+        **{name: bound if bound is None or math.isfinite(bound) else None for name, bound in bounds.items()},
+    }
 
 
 def place_to_json(row: Row) -> dict[str, str | int | None]:
     """Return what tells a row from the others, as plain data."""
-    return {
-        "recipe": row.setup.recipe,
-        "instance": row.setup.instance,
-        "device_name": row.setup.device_name,
-        "num_nodes": row.setup.num_nodes,
-        "num_gpus": row.setup.num_gpus,
-        "batch_size_per_gpu": row.setup.batch_size_per_gpu,
-        "sequence_length": row.setup.sequence_length,
-        "data": row.setup.data,
-    }
+    names = ("recipe", "instance", "device_name", "num_nodes", "num_gpus")
+    names += ("batch_size_per_gpu", "sequence_length", "data")
+    return {name: getattr(row.setup, name) for name in names}
 
 
 def held_out_to_json(row: Row) -> dict[str, Any] | None:
@@ -196,24 +181,20 @@ def convergence_to_json(row: Row) -> dict[str, Any]:
 def _point(of: Difference | None) -> dict[str, Any]:
     if of is None:
         return {"step": None, "reference_loss": None, "difference": None}
-    difference = None
     value, low, high = map(of.relative, (of.mean, of.low, of.high))
-    if value is not None and math.isfinite(value):
-        bounds = (bound if bound is not None and math.isfinite(bound) else None for bound in (low, high))
-        difference = {"value": value, **dict(zip(("low", "high"), bounds, strict=True))}
-    return {"step": of.step, "reference_loss": of.reference_loss, "difference": difference}
+    difference = None if value is None else Interval(value=value, low=low, high=high)
+    return {
+        "step": of.step,
+        "reference_loss": of.reference_loss,
+        "difference": quantity_to_json(difference),
+    }
 
 
-def _flat_convergence(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `held_out` and `convergence` of a row of JSON as columns: nested names are joined by `_`."""
-    figures = row["held_out"] or dict.fromkeys(HeldOut.__dataclass_fields__)
-    columns = {f"held_out_{name}": value for name, value in figures.items()}
-    for name, value in row["convergence"].items():
+def _flat_convergence(convergence: Mapping[str, Any]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in convergence.items():
         if name == "difference":
-            quantity = value or {"value": None, "low": None, "high": None}
-            columns["convergence_difference"] = quantity["value"]
-            columns["convergence_difference_low"] = quantity["low"]
-            columns["convergence_difference_high"] = quantity["high"]
+            columns |= _flat_quantity("convergence_difference", value)
         elif name == "checkpoints":
             points = [(point["step"], point["difference"]) for point in value]
             columns["convergence_checkpoints"] = "; ".join(
@@ -222,3 +203,8 @@ def _flat_convergence(row: Mapping[str, Any]) -> dict[str, Any]:
         else:
             columns[f"convergence_{name}"] = "; ".join(map(str, value)) if isinstance(value, list) else value
     return columns
+
+
+def _flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:
+    quantity = quantity or {"value": None, "low": None, "high": None}
+    return {name: quantity["value"], f"{name}_low": quantity["low"], f"{name}_high": quantity["high"]}

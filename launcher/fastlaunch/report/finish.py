@@ -1,7 +1,6 @@
 """What jobs cost to their end, as a table for people and as plain data for programs."""
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from fastlaunch.analysis.finish import (
 from fastlaunch.analysis.verdicts import NOT_STEADY, THROUGHPUT, TRAINING
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
-from fastlaunch.report.table import WIDTH, grid
+from fastlaunch.report.table import WIDTH, bulleted, grid
 from fastlaunch.report.text import about, dollars, name_of, number, with_range
 
 
@@ -41,8 +40,7 @@ def _section(result: ToFinish, width: int) -> str:
     """Return one workload: rows that train alike, those that do not, break-even points, what is left out."""
     rows = [finish.row for finish in result.rows]
     unit = rows[0].setup.sample_unit
-    head = f"{result.workload}: to the end of {_steps(result)}, {about(result.samples)} {unit}"
-    parts = [head]
+    parts = [f"{result.workload}: to the end of {_steps(result)}, {about(result.samples)} {unit}"]
     trains = [finish for finish in result.rows if finish.row.verdict.comparable_as == TRAINING]
     others = [finish for finish in result.rows if finish.row.verdict.comparable_as == THROUGHPUT]
     if trains:
@@ -52,12 +50,7 @@ def _section(result: ToFinish, width: int) -> str:
             f"throughput, not training progress (the same number of {unit}, in other batches or lengths):"
         )
         parts.append(_table(others, rows, width))
-    notes = [f"* {note}" for note in (*sentences(result), *_left_out(result))]
-    parts.append(
-        "\n".join(
-            textwrap.fill(note, width, subsequent_indent="  ", break_on_hyphens=False) for note in notes
-        )
-    )
+    parts.append(bulleted([*sentences(result), *_left_out(result)], width))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -71,7 +64,7 @@ def _table(finishes: Sequence[Finish], rows: Sequence[Row], width: int) -> str:
                 "steps": about(finish.steps) if with_steps else None,
                 **{f"{WORDS.get(name, name)} s": _seconds(finish.parts_s.get(name)) for name in shown},
                 "total s": with_range(finish.total_s),
-                "total $": _usd(finish),
+                "total $": with_range(finish.usd, format_value=dollars),
             }
             for finish in finishes
         ],
@@ -83,14 +76,6 @@ def _seconds(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return number(seconds) if seconds >= 99.95 else f"{round(seconds, 1) + 0.0:.1f}"
-
-
-def _usd(finish: Finish) -> str | None:
-    usd = finish.usd
-    if usd is None:
-        return None
-    text = with_range(usd)
-    return text and text.replace(number(usd.value), dollars(usd.value), 1)
 
 
 def sentences(result: ToFinish) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """A comparison as a table for people: a section for each workload, what the columns leave out underneath."""
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,25 +11,24 @@ from fastlaunch.analysis.notes import FURTHER_APART, OF_COMMITS
 from fastlaunch.analysis.validity import percent
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
+from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import dollars, name_of, number, which
-
-#: What a row has no need of: the reference is not compared with itself.
-NOTHING = "-"
-
-#: Between two columns.
-_GAP = 2
+from fastlaunch.report.text import dollars, half_width, name_of, which, with_range
 
 WIDTH = 120
 UNKNOWN = "n/a"
-#: A reason that the section's own line gives already.
-_TOLD_BY_THE_SECTION = "throughput, not training progress"
-#: Columns of words.
+#: A cell that does not apply to its row.
+NOTHING = "-"
+#: Characters between two columns.
+_GAP = 2
+#: The heading of rows that do not train like the baseline. It replaces the same words in their reasons.
+_THROUGHPUT = "throughput, not training progress"
+#: Columns of words, aligned to the left.
 _WORDS = ("instance", "recipe", "data", "which", "verdict", "convergence")
-#: Columns that say which row it is.
-_TELL_APART = ("instance", "recipe", "GPUs", "batch", "tokens each", "data", "which")
-_PRECISIONS_OF_THEIR_OWN = ("fp32", "tf32", "fp16")
-#: Where a command begins that ends a note.
+#: Columns that identify a row.
+_IDENTIFYING = ("instance", "recipe", "GPUs", "batch", "tokens each", "data", "which")
+_PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
+#: A note may end with a command, which begins here.
 _COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
 
 Cell = Callable[[Row], str | None]
@@ -39,16 +37,13 @@ Cell = Callable[[Row], str | None]
 def as_table(
     comparison: Comparison, *, only: Sequence[str] = (), brief: bool = False, width: int = WIDTH
 ) -> str:
-    """Return the comparison as text of up to `width` columns, without the sentence that answers it.
+    """Return the comparison as text of up to `width` characters a line, without the answer.
 
-    only: headings of what to show of each row besides what tells the rows apart; all without any. brief:
-    leave out the times before the steps, the kernels, and all notes but of prices, of what bars a row and of
-    speeds that differ by commit. Raises UnknownName for a heading that no workload has.
+    only: show just the columns with these headings, and those that identify a row. brief: leave out the times
+    before the steps, the kernels, and the notes that `_notes` leaves out. Raises UnknownName for a heading
+    that no workload has.
     """
-    sections = [
-        [row for row in comparison.rows if row.setup.workload == workload]
-        for workload in dict.fromkeys(row.setup.workload for row in comparison.rows)
-    ]
+    sections = comparison.by_workload.values()
     known = dict.fromkeys(name for rows in sections for name in _columns(rows))
     for name in only:
         if name not in known:
@@ -57,32 +52,40 @@ def as_table(
 
 
 def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) -> str:
-    """Return one workload: rows that train alike, those that do not, then what needs words."""
+    """Return one workload: rows that train like the baseline, other rows, held-out losses, notes."""
     shared = _shared(rows)
     parts = [_heading(rows, shared)]
-    columns = {name: cell for name, cell in _columns(rows, only).items() if name not in shared}
-    columns = {name: cell for name, cell in columns.items() if any(cell(row) is not None for row in rows)}
+    columns = _known(_columns(rows, only), rows, shared)
     if only:
-        columns = {name: cell for name, cell in columns.items() if name in (*_TELL_APART, *only)}
+        columns = {name: cell for name, cell in columns.items() if name in (*_IDENTIFYING, *only)}
     trains = [row for row in rows if row.verdict.comparable_as == TRAINING]
     others = [row for row in rows if row.verdict.comparable_as == THROUGHPUT]
     if trains:
         parts += _grids(trains, columns, width)
     if others:
-        parts.append(f"{_TOLD_BY_THE_SECTION} (another {_other(rows)} than the baseline's):")
+        parts.append(f"{_THROUGHPUT} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
     parts += _held_out(rows, shared, width)
     notes, num_hidden = _notes(rows, brief)
     if not brief:
-        parts += [_before(rows, width), _ran(rows, width)]
-    parts.append(_filled(notes, width))
+        parts += [_before(rows, width), _kernels(rows, width)]
+    parts.append(bulleted(notes, width))
     if num_hidden:
-        parts.append(f"({num_hidden} note{_s(str(num_hidden))} left out by --brief)")
+        parts.append(f"({counted(num_hidden, 'note')} left out by --brief)")
     return "\n\n".join(part for part in parts if part)
 
 
+def _known(columns: Mapping[str, Cell], rows: Sequence[Row], shared: Mapping[str, str]) -> dict[str, Cell]:
+    """Return the columns that are not in the heading, and of which some row has a value."""
+    return {
+        name: cell
+        for name, cell in columns.items()
+        if name not in shared and any(cell(row) is not None for row in rows)
+    }
+
+
 def _other(rows: Sequence[Row]) -> str:
-    """Return in what a row differs from its baseline that is compared by throughput only."""
+    """Return what rows that are compared by throughput only may have other than the baseline."""
     lengths = len({row.setup.sequence_length for row in rows}) > 1
     return "global batch or sequence length" if lengths else "global batch"
 
@@ -116,7 +119,7 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
     if "data" in shared:
         details.append(f"data {shared['data']}")
     if "runs" in shared and shared["runs"] != "0":
-        details.append(f"{shared['runs']} run{_s(shared['runs'])} a row")
+        details.append(f"{shared['runs']} run{'' if shared['runs'] == '1' else 's'} a row")
     return f"{' '.join(words)}: {', '.join(details)}" if details else " ".join(words)
 
 
@@ -125,10 +128,6 @@ def _on_cpu(rows: Sequence[Row]) -> bool:
         setup.instance is None and setup.device_name is not None and "NVIDIA" not in setup.device_name
         for setup in (row.setup for row in rows)
     )
-
-
-def _s(number: str) -> str:
-    return "" if number == "1" else "s"
 
 
 def _data(row: Row) -> str:
@@ -141,7 +140,7 @@ def _sequence_length(row: Row) -> str:
 
 
 def _runs(row: Row) -> str:
-    """Return `5`, or `3 of 5` if the step time of two did not settle."""
+    """Return `5`, or `3 of 5` if two did not settle."""
     num_unsteady = row.num_unsteady if row.num_runs else 0
     return f"{row.num_runs} of {row.num_runs + num_unsteady}" if num_unsteady else str(row.num_runs)
 
@@ -157,9 +156,9 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
     tokens = any(row.speed.tokens_per_s for row in rows)
     apart = any(which(row, rows) for row in rows)
     prices = [row.price for row in rows if row.price]
-    # Told in the heading where it is so of every price, else in the cells.
+    # The heading says `prorated` if all prices are, else the cells do.
     hypothetical = bool(prices) and all(price.hypothetical for price in prices)
-    # A quantity's interval is that of the step time; it is shown where it decides, not in every column.
+    # All intervals are that of the step time, so we show it where it decides only.
     by_price = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
     return {
         "instance": lambda row: row.place,
@@ -170,7 +169,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "data": _data,
         **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
         "runs": _runs,
-        "step ms": lambda row: _with_bounds(row.speed.step_time_s, 1000),
+        "step ms": lambda row: with_range(row.speed.step_time_s, factor=1000),
         f"{unit}/s": lambda row: _number(row.speed.samples_per_s),
         **({"tokens/s": lambda row: _number(row.speed.tokens_per_s)} if tokens and unit != "tokens" else {}),
         "padding": lambda row: (
@@ -180,12 +179,8 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "% peak": _percent_of_peak,
         "% fp8 peak": lambda row: _number(row.speed.percent_of_fp8_peak),
         "prorated $/h" if hypothetical else "$/h": lambda row: _usd_per_hour(row, mark=not hypothetical),
-        f"$/M {unit}": lambda row: _with_bounds(row.cost.usd_per_million_samples, say=dollars),
-        **(
-            {"$/B tokens": lambda row: _with_bounds(row.cost.usd_per_billion_tokens, say=dollars)}
-            if tokens
-            else {}
-        ),
+        f"$/M {unit}": lambda row: with_range(row.cost.usd_per_million_samples, format_value=dollars),
+        "$/B tokens": lambda row: with_range(row.cost.usd_per_billion_tokens, format_value=dollars),
         "x per $": lambda row: _ratio(row.verdict.ratio),
         "x speed": lambda row: _ratio(row.verdict.speed_ratio, bounds=not by_price),
         "verdict": lambda row: row.verdict.kind,
@@ -193,59 +188,55 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
 
 
 def _grids(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> list[str]:
-    """Return one table, or, if that would be too wide, one of the speed and one of the cost."""
+    """Return one table; if that would be too wide, a table of the speed and one of the cost."""
     text = _grid(rows, columns, width)
     if "\n\n" not in text and max(map(len, text.splitlines())) <= width:
         return [text]
     of_cost = {name for name in columns if "$" in name or name in ("x speed", "verdict")}
     speed = {name: cell for name, cell in columns.items() if name not in of_cost}
-    cost = {name: cell for name, cell in columns.items() if name in of_cost or name in _TELL_APART}
+    cost = {name: cell for name, cell in columns.items() if name in of_cost or name in _IDENTIFYING}
     return [_grid(rows, speed, width), _grid(rows, cost, width)]
 
 
 def _grid(rows: Sequence[Row], columns: Mapping[str, Cell], width: int) -> str:
     cells = [[cell(row) or UNKNOWN for cell in columns.values()] for row in rows]
-    return tables(list(columns), cells, left=_WORDS, kept=_TELL_APART, width=width)
+    return tables(list(columns), cells, left=_WORDS, kept=_IDENTIFYING, width=width)
+
+
+def _identifying(rows: Sequence[Row]) -> dict[str, Cell]:
+    return {name: cell for name, cell in _columns(rows).items() if name in _IDENTIFYING}
 
 
 def _held_out(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> Iterator[str]:
-    """Yield the held-out losses at the end, a table for each reference, and what follows from them."""
-    for heading, evaluated in by_reference(rows).items():
-        columns = {
-            **{
-                name: cell
-                for name, cell in _columns(rows).items()
-                if name in _TELL_APART and name not in shared
-            },
-            **convergence_columns(evaluated),
-        }
-        shown = {n: cell for n, cell in columns.items() if any(cell(row) is not None for row in evaluated)}
-        yield f"{textwrap.fill(heading, width)}\n{_grid(evaluated, shown, width)}"
+    """Yield a table of held-out losses and convergence for each reference."""
+    by_reference: dict[str | None, list[Row]] = {}
+    for row in rows:
+        if row.validity.held_out is not None:
+            by_reference.setdefault(row.validity.convergence.reference, []).append(row)
+    for reference, evaluated in by_reference.items():
+        against = f", and its difference to that of {reference} at the same seeds (one-sided 95% limits)"
+        heading = f"held-out loss at the end{against if reference else ''}:"
+        columns = {**_identifying(rows), **_convergence_columns(evaluated)}
+        table = _grid(evaluated, _known(columns, evaluated, shared), width)
+        yield f"{textwrap.fill(heading, width)}\n{table}"
 
 
 def _before(rows: Sequence[Row], width: int) -> str:
     """Return the seconds before the measured steps: building, compiling, warming up."""
-    columns: dict[str, Cell] = {
-        **{name: cell for name, cell in _columns(rows).items() if name in _TELL_APART},
+    times: dict[str, Cell] = {
         "build s": lambda row: _seconds(row.overhead.build_s),
         "compile s": lambda row: _seconds(row.overhead.compile_s),
         "warm-up s": lambda row: _seconds(row.overhead.warmup_s),
     }
-    times = {id(row): (row.overhead.build_s, row.overhead.compile_s, row.overhead.warmup_s) for row in rows}
-    timed = [row for row in rows if times[id(row)] != (None, None, None)]
+    timed = [row for row in rows if any(cell(row) is not None for cell in times.values())]
     if not timed:
         return ""
-    shared = _shared(rows)
-    shown = {
-        name: cell
-        for name, cell in columns.items()
-        if name not in shared and any(cell(row) is not None for row in timed)
-    }
-    return "time before the measured steps, not included above:\n" + _grid(timed, shown, width)
+    columns = _known({**_identifying(rows), **times}, timed, _shared(rows))
+    return "time before the measured steps, not included above:\n" + _grid(timed, columns, width)
 
 
-def _ran(rows: Sequence[Row], width: int) -> str:
-    """Return what one forward pass ran, where fusion is measured; rows that ran the same stand together."""
+def _kernels(rows: Sequence[Row], width: int) -> str:
+    """Return the kernels of one forward pass, if that was looked at, with the rows that ran them."""
     by_kernels: dict[str, list[str]] = {}
     for row in rows:
         for kernels in row.kernels:
@@ -253,25 +244,23 @@ def _ran(rows: Sequence[Row], width: int) -> str:
     if not by_kernels:
         return ""
     notes = [f"{', '.join(names)}: {kernels}" for kernels, names in by_kernels.items()]
-    return f"kernels of one forward pass:\n{_filled(notes, width)}"
+    return f"kernels of one forward pass:\n{bulleted(notes, width)}"
 
 
 def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
-    """Return prices with their dates, then the reasons, each once if it holds for every row that can have
-    it.
+    """Return the prices with their dates, then the reasons with their rows; and how many were left out.
 
-    brief: of the reasons those alone that bar a row from being ranked, or would, and that its runs are of
-    commits of several speeds. And how many are left out.
+    A reason of every row names none. brief: leave out all reasons but those that bar a row, or would without
+    --allow-unverified, and that commits differ in speed.
     """
     notes = _price_notes(rows)
-    # The baseline can have these too: where it has not, they are of rows that are named.
+    # These the baseline can have, too: they name no rows only if it has.
     of_runs = {text for row in rows for run in row.runs for text in run.summary.warnings}
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
         for reason in row.verdict.reasons:
-            if reason.startswith(_TOLD_BY_THE_SECTION):
-                continue
-            by_reason.setdefault(reason, []).append(row)
+            if not reason.startswith(_THROUGHPUT):
+                by_reason.setdefault(reason, []).append(row)
     compared = [row for row in rows if not row.is_baseline]
     num_left_out = 0
     for reason, concerned in by_reason.items():
@@ -288,8 +277,8 @@ def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     return notes, num_left_out
 
 
-def _filled(notes: Sequence[str], width: int) -> str:
-    """Return the notes as a list; a command that ends one stands on a line of its own, to be copied."""
+def bulleted(notes: Sequence[str], width: int) -> str:
+    """Return the notes as a list. A command at the end of one has a line of its own, to be copied."""
     lines = []
     for note in notes:
         text, *command = _COMMAND.split(note, maxsplit=1)
@@ -318,15 +307,15 @@ def _price_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _percent_of_peak(row: Row) -> str | None:
-    """Return that of the recipe's own precision if it is wider than bf16, else of bf16."""
-    if row.setup.precision in _PRECISIONS_OF_THEIR_OWN:
+    """Return the percentage of the bf16 peak; of fp32, tf32 and fp16, that of their own peak."""
+    if row.setup.precision in _PRECISIONS_WITH_OWN_PEAK:
         own = _number(row.speed.percent_of_peak)
         return own and f"{own} ({row.setup.precision})"
     return _number(row.speed.percent_of_bf16_peak)
 
 
 def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
-    """Return the price of an hour. mark: say of a prorated price that it is one."""
+    """Return the price of an hour of all nodes. mark: mark a prorated price."""
     if row.price is None:
         return None
     hypothetical = "prorated " if mark and row.price.hypothetical else ""
@@ -335,29 +324,16 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
     return f"{hypothetical}{inferred}{nodes}{row.price.usd_per_hour:.2f}"
 
 
-def _with_bounds(
-    quantity: Interval | None, factor: float = 1.0, *, say: Callable[[float], str] | None = None
-) -> str | None:
-    """Return `12.3 ±0.8%`: half the interval, in percent of the value."""
-    if quantity is None or not 0 < quantity.value * factor < math.inf:
-        return None
-    text = (say or number)(quantity.value * factor)
-    if quantity.low is None or quantity.high is None:
-        return text
-    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
-
-
 def _ratio(quantity: Interval | None, *, bounds: bool = True) -> str | None:
     if quantity is None:
         return None
     text = f"{quantity.value:.3f}" if quantity.value < 99.5 else f"{quantity.value:.0f}"
-    if not bounds or quantity.low is None or quantity.high is None or quantity.low == quantity.high:
-        return text
-    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+    # The baseline's ratio to itself is exactly 1.
+    return f"{text}{half_width(quantity)}" if bounds and quantity.low != quantity.high else text
 
 
-def _number(quantity: Interval | None, factor: float = 1.0) -> str | None:
-    return _with_bounds(quantity and Interval(value=quantity.value), factor)
+def _number(quantity: Interval | None) -> str | None:
+    return with_range(quantity and Interval(value=quantity.value))
 
 
 def _seconds(value: float | None) -> str | None:
@@ -367,7 +343,7 @@ def _seconds(value: float | None) -> str | None:
 def grid(rows: Sequence[Mapping[str, str | None]], *, width: int) -> str:
     """Return cells by heading as a table, or several, without columns in which no row has a value.
 
-    What the column `row` holds are words, and say which row it is.
+    The column `row` names the row.
     """
     headings = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     cells = [[row[name] or UNKNOWN for name in headings] for row in rows]
@@ -382,10 +358,10 @@ def tables(
     kept: Sequence[str],
     width: int,
 ) -> str:
-    """Return `cells`, a row each, as a table; if that is wider than `width`, as several below each other.
+    """Return `cells`, a list for each row, as a table; if that is wider than `width`, as several tables.
 
-    Each of these has the columns of `kept`, which say which row it is, and as many of the others as fit. What
-    fits in no way is left whole, for the terminal to wrap. left: headings of columns of words.
+    Each of these has the columns `kept` and as many others as fit. If `kept` and one other do not fit, it is
+    one table all the same, which the terminal wraps. left: headings of columns aligned to the left.
     """
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     parts = list(_parts(widths, [number for number, name in enumerate(headings) if name in kept], width))
@@ -425,31 +401,17 @@ def _aligned(
 ) -> str:
     from tabulate import tabulate
 
-    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
+    # The headings go in as a row, as tabulate makes a column two characters wider than its heading.
     lines = [headings, ["-" * width for width in widths], *cells]
     alignment = ["left" if name in left else "right" for name in headings]
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def by_reference(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows that were evaluated, by heading: those with one reference together."""
-    by_heading: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.validity.held_out is not None:
-            by_heading.setdefault(_reference_heading(row.validity.convergence.reference), []).append(row)
-    return by_heading
+def _convergence_columns(rows: Sequence[Row]) -> dict[str, Cell]:
+    """Return the cell function by heading of rows that were evaluated.
 
-
-def _reference_heading(reference: str | None) -> str:
-    against = f", and its difference to that of {reference} at the same seeds (one-sided 95% limits)"
-    return f"held-out loss at the end{against if reference else ''}:"
-
-
-def convergence_columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str | None]]:
-    """Return cells of evaluated rows by heading. `test` is the metric of the last weights on test data.
-
-    `test, best` is that of the weights that were best on validation data.
+    `test` is the metric on test data of the last weights, `test, best` of those best on validation data.
     """
     metric = next((of.metric for row in rows if (of := row.validity.held_out) and of.metric), None)
     figures: dict[str, Callable[[HeldOut], float | None]] = {}

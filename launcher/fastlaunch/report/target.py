@@ -1,7 +1,7 @@
 """What it costs to train to a target, as a table for people and as plain data for programs."""
 
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
@@ -17,95 +17,66 @@ from fastlaunch.analysis.target import (
     usd_to_target,
 )
 from fastlaunch.analysis.verdicts import NOT_STEADY
-from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
-from fastlaunch.report.table import WIDTH, grid
-from fastlaunch.report.text import about, dollars, name_of, number, with_range
+from fastlaunch.report.table import WIDTH, bulleted, grid
+from fastlaunch.report.text import about, between, dollars, name_of, number, span, with_range
 
 
 def target_table(comparison: Comparison, target: str, *, width: int = WIDTH) -> str:
-    """Return which seeds of each row reached `target` (`accuracy=0.9`, `loss=2.5`), when, and at what
-    cost.
+    """Return which seeds of each row reached `target`, such as `loss=2.5`, when, and at what cost.
 
     Raises UserError for a target that cannot be read, where no run was evaluated, and for an unknown metric.
     """
     goal = parse_target(target)
-    results = usd_to_target(comparison, goal)
-    workloads = dict.fromkeys(result.row.setup.workload for result in results)
-    return "\n\n".join(
-        _section([result for result in results if result.row.setup.workload == workload], goal, width)
-        for workload in workloads
-    )
+    results = _by_workload(comparison, goal)
+    return "\n\n".join(_section(of_workload, goal, width) for of_workload in results.values())
 
 
 def target_json(comparison: Comparison, target: str) -> dict[str, Any]:
     """Return the same as plain data; docs/reference.md describes its shape."""
     goal = parse_target(target)
-    results = usd_to_target(comparison, goal)
-    workloads = dict.fromkeys(result.row.setup.workload for result in results)
+    results = _by_workload(comparison, goal)
     return {
         "metric": goal.metric,
         "value": goal.value,
-        "workloads": [
-            _to_json(workload, [result for result in results if result.row.setup.workload == workload], goal)
-            for workload in workloads
-        ],
+        "workloads": [_to_json(workload, of_workload, goal) for workload, of_workload in results.items()],
     }
+
+
+def _by_workload(comparison: Comparison, target: Target) -> dict[str, list[RowToTarget]]:
+    groups = groupby(usd_to_target(comparison, target), lambda result: result.row.setup.workload)
+    return {workload: list(results) for workload, results in groups}
 
 
 def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
     rows = [result.row for result in results]
-    lines = [f"* {text}" for text in notes(results, target)]
     return "\n\n".join(
         [
             f"{rows[0].setup.workload}: to {target.text} on held-out data",
             grid([_cells(result, rows) for result in results], width=width),
-            "\n".join(
-                textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in lines
-            ),
+            bulleted(list(notes(results, target)), width),
         ]
     ).rstrip()
 
 
 def _cells(result: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
     reached = [run for run in result.runs if run.step is not None]
-    usd = result.usd
     return {
         "row": name_of(result.row, rows),
         "batch": str(result.row.setup.global_batch),
         "reached": f"{result.num_reached} of {result.num_seeds}",
-        "best": _best(result),
-        "steps": _spanned([float(run.step or 0) for run in reached], about),
-        "seconds": _spanned(result.times_s, number),
+        "best": span([run.best for run in result.runs if run.best is not None], "{:.4g}".format),
+        "steps": span([run.step or 0 for run in reached], about),
+        "seconds": span(result.times_s, number),
         "mean s": with_range(result.time_s),
-        "mean $": None if usd is None else f"{dollars(usd.value)}{_relative(usd)}",
+        "mean $": with_range(result.usd, format_value=dollars),
     }
 
 
-def _best(result: RowToTarget) -> str | None:
-    """Return the worst and the best of the runs' best scores."""
-    values = [run.best for run in result.runs if run.best is not None]
-    if not values:
-        return None
-    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _spanned(values: Sequence[float], say: Callable[[float], str]) -> str | None:
-    if not values:
-        return None
-    low, high = say(min(values)), say(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _relative(quantity: Interval) -> str:
-    if quantity.low is None or quantity.high is None or not quantity.value:
-        return ""
-    return f" \u00b1{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
-
-
 def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:
-    """Yield what gets there for the least, by how much, why others have no mean, what the times leave out."""
+    """Yield which row gets there for the least and by how much, why others have no mean, and what the times
+    leave out.
+    """
     rows = [result.row for result in results]
     yield from _ranking(results, target, rows)
     for result in results:
@@ -143,16 +114,13 @@ def _ranking(results: Sequence[RowToTarget], target: Target, rows: Sequence[Row]
 
 
 def _behind(margin: Margin, rows: Sequence[Row], verb: str) -> str:
-    low, high = margin.ratio.low, margin.ratio.high
-    assert low is not None and high is not None
-    more = f"{100 * (margin.ratio.value - 1):+.1f}%"
-    claim = f"{name_of(margin.other.row, rows)} {verb} {more} (between {100 * (low - 1):+.1f}% and "
-    claim += f"{100 * (high - 1):+.1f}%)"
+    more = f"{100 * (margin.ratio.value - 1):+.1f}%{between(margin.ratio)}"
+    claim = f"{name_of(margin.other.row, rows)} {verb} {more}"
     return claim if margin.is_settled else f"{claim}: not settled"
 
 
 def _why_not(result: RowToTarget) -> str:
-    """Return how the runs ended that did not reach the target, if not at their last step."""
+    """Return how runs ended that stopped before their last step and before the target."""
     ended = dict.fromkeys(run.status for run in result.runs if run.step is None and run.status != "completed")
     return f" (others ended as {', '.join(ended)})" if ended else ""
 

@@ -1,7 +1,7 @@
 """A comparison in one sentence: what bought the most, by how much, and whether that is established."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
@@ -13,19 +13,16 @@ NONE = "none"
 
 def answer(comparison: Comparison) -> str:
     """Return the answer, one clause for each workload."""
-    workloads = list(dict.fromkeys(row.setup.workload for row in comparison.rows))
-    clauses = []
-    for workload in workloads:
-        rows = [row for row in comparison.rows if row.setup.workload == workload]
-        clause = _clause(rows)
-        clauses.append(f"{workload}: {clause}" if len(workloads) > 1 else clause)
-    return "; ".join(clauses) + "."
+    clauses = {workload: _clause(rows) for workload, rows in comparison.by_workload.items()}
+    if len(clauses) == 1:
+        return f"{next(iter(clauses.values()))}."
+    return "; ".join(f"{workload}: {clause}" for workload, clause in clauses.items()) + "."
 
 
 def _clause(rows: Sequence[Row]) -> str:
-    """Return the answer for one workload. Only rows that train alike are ranked, derived figures last.
+    """Return the answer for one workload. It ranks rows that train like the baseline and are not barred.
 
-    Rows that are barred are neither ranked nor named beside those that are.
+    Where enough rows were measured or published as they are, it leaves out those that were derived.
     """
     barred = [row for row in rows if row.is_barred]
     rows = [row for row in rows if not row.is_barred]
@@ -34,7 +31,7 @@ def _clause(rows: Sequence[Row]) -> str:
     base = next(row for row in rows if row.is_baseline)
     trains = [row for row in rows if row.verdict.comparable_as == TRAINING and row.verdict.kind != NOT_STEADY]
     published = [row for row in trains if not row.derived]
-    # Dollars, unless some of what is compared has no price: then speed, of all of them.
+    # By dollars if every row has a price, else by speed.
     ranked = published if len(published) > 1 and base in published else trains
     priced = all(row.verdict.ratio is not None for row in ranked)
     ranked = [row for row in ranked if _ratio(row, priced) is not None]
@@ -52,7 +49,7 @@ def _clause(rows: Sequence[Row]) -> str:
         best = better[0]
         return (
             f"{named(best, rows)}{_gives(best, priced)}, {_more(best, priced)} than"
-            f" {named(base, rows, beside=best)}{_between(best, priced)}"
+            f" {named(base, rows, beside=best)}{between(_ratio(best, priced))}"
             f"{_ahead(others[0], best, rows, priced)}"
         )
     first = others[0]
@@ -67,9 +64,9 @@ def _clause(rows: Sequence[Row]) -> str:
         why = first.verdict.reasons[0] if first.verdict.reasons else ""
         return (
             f"it is not settled whether {named(first, rows)} gives more {what} than {named(base, rows)}"
-            f"{_between(first, priced)}" + (f"; settling it {why}" if why.startswith("needs") else "")
+            f"{between(_ratio(first, priced))}" + (f"; settling it {why}" if why.startswith("needs") else "")
         )
-    # No interval: the figures as they stand.
+    # Without an interval we can only give the figures.
     best, next_best = sorted((base, first), key=lambda row: -_value(row, priced))
     more = _percent(_value(best, priced) / _value(next_best, priced) - 1)
     return (
@@ -79,7 +76,7 @@ def _clause(rows: Sequence[Row]) -> str:
 
 
 def _ahead(first: Row, best: Row, rows: Sequence[Row], priced: bool) -> str:
-    """Return that another row shows a higher figure than the best established one, if so."""
+    """Return a clause on a row with a higher figure than the best established one, if there is such a row."""
     if first is best:
         return ""
     why = "has no interval" if first.verdict.kind == NO_INTERVAL else f"is {first.verdict.kind}"
@@ -96,7 +93,7 @@ def _throughput(rows: Sequence[Row], base: Row) -> str:
 
 
 def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
-    """Return the row in words: its recipe, and what tells it from the others; less what `beside` shares."""
+    """Return the row's name. After the name of `beside`, a row of the same recipe, its place is enough."""
     if beside is not None and beside.setup.recipe == row.setup.recipe and beside.place != row.place:
         return name_of(row, rows).removeprefix(f"{row.setup.recipe} ")
     return name_of(row, rows)
@@ -125,8 +122,8 @@ def _more(row: Row, priced: bool) -> str:
     return f"{_percent(_value(row, priced) - 1)} more"
 
 
-def _between(row: Row, priced: bool) -> str:
-    ratio = _ratio(row, priced)
+def between(ratio: Interval | None) -> str:
+    """Return ` (between +1.2% and +3.4%)`; nothing without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
     return f" (between {100 * (ratio.low - 1):+.1f}% and {100 * (ratio.high - 1):+.1f}%)"
@@ -162,7 +159,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 
 
 def which(row: Row, rows: Sequence[Row]) -> str:
-    """Return what tells the row from others with the same columns, `spot, torch 2.6.0`; else nothing."""
+    """Return `spot, torch 2.6.0`: what tells the row from others with the same columns."""
     same = [other for other in rows if _columns(other) == _columns(row)]
     return ", ".join([*_terms(row, same), *_versions(row, same)])
 
@@ -176,13 +173,13 @@ def _setup_of(row: Row) -> tuple[object, ...]:
 
 
 def _terms(row: Row, same: Sequence[Row]) -> list[str]:
-    """Return `sagemaker`, `us-west-2`, `spot`: how its machine was rented, if not all were alike."""
+    """Return `sagemaker`, `us-west-2`, `spot`: how its machine was rented, as far as that differs."""
     offers = zip(row.offer, *(other.offer for other in same), strict=True)
     return [own for own, *others in offers if len(set(others)) > 1]
 
 
 def _versions(row: Row, same: Sequence[Row]) -> list[str]:
-    """Return `torch 2.6.0`: in what the row differs from those of the same setup."""
+    """Return `torch 2.6.0`: the versions by which the row differs from others of the same setup."""
     own, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
     names = dict.fromkeys(name for of in others for name in sorted(of) if name != "data")
     differing = [name for name in names if len({of.get(name) for of in others}) > 1]
@@ -211,11 +208,25 @@ def about(value: float) -> str:
     return f"{round(value, min(digits, 0)):,.0f}" if value >= 9.95 else f"{value:.2g}"
 
 
-def with_range(quantity: Interval | None) -> str | None:
-    """Return `1,234 ±0.8%`, half the interval in percent; None if unknown or not finite."""
-    if quantity is None or not 0 < quantity.value < math.inf:
+def with_range(
+    quantity: Interval | None, *, factor: float = 1.0, format_value: Callable[[float], str] = number
+) -> str | None:
+    """Return `1,234 ±0.8%`, the quantity x `factor`; None if it is unknown or not finite."""
+    if quantity is None or not 0 < quantity.value * factor < math.inf:
         return None
-    text = number(quantity.value)
+    return f"{format_value(quantity.value * factor)}{half_width(quantity)}"
+
+
+def half_width(quantity: Interval) -> str:
+    """Return ` ±0.8%`, half the interval in percent of the value; nothing without an interval."""
     if quantity.low is None or quantity.high is None:
-        return text
-    return f"{text} ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+        return ""
+    return f" ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+
+
+def span(values: Sequence[float], format_value: Callable[[float], str]) -> str | None:
+    """Return `100 to 300`, the least and the greatest value; one of them if they read alike."""
+    if not values:
+        return None
+    low, high = format_value(min(values)), format_value(max(values))
+    return low if low == high else f"{low} to {high}"
