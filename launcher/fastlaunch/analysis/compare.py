@@ -86,14 +86,14 @@ class Row:
     Quantities are None if unknown.
     """
 
-    group: Group  # the runs
+    group: Group
     price: Price | None  # of one node
     speed: Speed
     cost: Cost
     overhead: Overhead
     verdict: Verdict  # beside the baseline
-    validity: Validity  # of numerics and convergence
-    is_barred: bool  # by its validity; the row then has no verdict
+    validity: Validity
+    is_barred: bool  # by its validity; its verdict is then `not ranked`
 
     @property
     def setup(self) -> Setup:
@@ -207,9 +207,8 @@ def compare(
         for group, validity in zip(of_workload, validities, strict=True):
             price, warning = price_row(group, prices, catalogue)
             warnings += [warning] if warning else []
-            items.append(
-                PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
-            )
+            item = PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
+            items.append(item)
         warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
         baselines[workload] = base.group.setup.recipe
@@ -218,7 +217,7 @@ def compare(
         own = mark_uneven(own if own.dof >= LEAST_DOF else spread, times)
         warnings += uneven_notes(workload, own, times)
         judged = zip(items, judge(items, base, own), strict=True)
-        rows += [make_row(item, verdict, own, catalogue) for item, verdict in judged]
+        rows += [_row(item, verdict, own, catalogue) for item, verdict in judged]
     return Comparison(
         rows=tuple(rows),
         baselines=baselines,
@@ -245,12 +244,10 @@ def _is_named(group: Group, name: str) -> bool:
 
 
 def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
-    """Return the named row, else the first of recipe bf16, as it is or with overrides, else the first of
-    all.
+    """Return the named row, else one of bf16, as it is or with overrides, else the first.
 
-    A row with a speed comes before one without, and of several batches the one at which there are the most
-    rows, then the one of the most runs. A row that is barred is none unless all are, and then has no verdict
-    either; named, it is a UserError.
+    A row with a speed comes before one without; then the batch with the most rows, then the row with the most
+    runs. A barred row is the baseline only if all rows are barred. Raises UserError if it is named.
     """
     num_rows_at = Counter(_batch(item) for item in items)
 
@@ -279,7 +276,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
 
 
 def _batch(item: PricedGroup) -> tuple[int, int | None]:
-    """Return what rows share that are compared as training, beside their workload."""
+    """Return what rows of a workload share whose training can be compared."""
     return item.group.setup.global_batch, item.group.setup.sequence_length
 
 
@@ -291,8 +288,7 @@ def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | 
     return prices.today if as_listed else None
 
 
-def make_row(item: PricedGroup, verdict: Verdict, spread: RunVariance, catalogue: Catalogue) -> Row:
-    """Return the row of a group with its price and the verdict on it."""
+def _row(item: PricedGroup, verdict: Verdict, spread: RunVariance, catalogue: Catalogue) -> Row:
     group = item.group
     speed = _speed(group, spread, catalogue)
     return Row(
@@ -362,9 +358,7 @@ def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
 
 
 def _time_s(group: Group, spread: RunVariance) -> Interval | None:
-    """Return seconds of a step, or of a sample, as the group's measure says: the geometric mean of its
-    runs.
-    """
+    """Return the geometric mean of the runs' times, of a step or a sample, as the group's measure says."""
     mean = log_time(group)
     if mean is None:
         return None

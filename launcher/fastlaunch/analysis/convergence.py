@@ -1,8 +1,7 @@
 """Whether a recipe trains to the held-out loss of its reference, by runs that are paired by their seeds.
 
-Two runs make a pair if they were alike in everything but the recipe: workload, data and their contents, seed
-(which is the initialisation and the order of the data), tokenizer, weights to start from, global batch,
-number of GPUs, sequence length, and the step at which they end. Runs of one seed are no pairs of their own:
+Two runs make a pair if they share everything but the recipe: workload, seed (which is the initialisation and
+the order of the data), the step at which they end, and all of `_SHARED`. Runs of one seed make one pair:
 their losses are averaged first.
 
 The verdict is on the loss at the end. *within*: the one-sided 95% upper limit of the mean paired difference
@@ -10,28 +9,24 @@ is under 1% of the reference's loss. *worse*: the lower limit is above 0 and the
 *unknown*, as with fewer than three pairs. Three checkpoints, a quarter, a half and three quarters through,
 are judged alike, and can only take a *within* back: a recipe that is worse on the way and not at the end
 trains slower, or the end is where everything saturates. They never make a recipe *worse*, so an equal recipe
-is called that at most 5% of the time, for a number of pairs that was chosen beforehand: who looks again after
-each pair and stops at the first verdict errs in 8% of cases at a spread of 1%.
+is called that at most 5% of the time. This holds for a number of pairs chosen beforehand: who stops at the
+first verdict errs in 8% of cases at a spread of 1%.
 
-A loss that is no number has no difference. Where it is the recipe's and the reference never has one, the
-recipe is *worse*; that presumes a reference which diverges in fewer than one run of a hundred.
+A loss that is no number has no difference. If only the recipe diverges and the reference never does, the
+recipe is *worse*. This presumes a reference that diverges in fewer than one run of a hundred.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.pooling import data_of
 from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.records.records import Eval
 
-if TYPE_CHECKING:
-    from fastlaunch.measure.summary import RunSummary
-    from fastlaunch_train.records.records import Eval
-
-#: No loss that was computed in fp32 is larger. What a foreign record holds beyond it would overflow in sums.
+#: No loss that was computed in fp32 is larger. A larger one, in a foreign record, would overflow in sums.
 _MOST = 3.5e38
 COMPLETED, NAN_LOSS = "completed", "nan_loss"
 VALIDATION, TEST = "validation", "test"
@@ -50,7 +45,7 @@ WITHIN, WORSE, UNKNOWN, REFERENCE = "within", "worse", "unknown", "reference"
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Held-out figures at the end of training, means over the runs of a row that have them."""
+    """Held-out figures at the end of training, as means over the runs of a row that were evaluated there."""
 
     num_runs: int
     loss: float | None  # None if that of some run was not finite
@@ -90,9 +85,7 @@ class Difference:
     reference_loss: float  # mean over the same pairs
 
     def relative(self, value: float | None) -> float | None:
-        """Return `value`, one of the above, as a fraction of the reference's loss; None if that is not
-        above 0.
-        """
+        """Return `value`, one of the above, as a fraction of the reference's loss; None if that is <= 0."""
         return None if value is None or self.reference_loss <= 0 else value / self.reference_loss
 
     @property
@@ -192,25 +185,19 @@ def _difference(step: int, pairs: Iterable[Pair]) -> Difference | None:
     if not losses:
         return None
     mean = math.fsum(ours - theirs for ours, theirs in losses) / len(losses)
-    deviation = math.sqrt(
-        math.fsum((ours - theirs - mean) ** 2 for ours, theirs in losses) / max(1, len(losses) - 1)
-    )
-    return _limited(
-        step, len(losses), mean, deviation, math.fsum(theirs for _, theirs in losses) / len(losses)
-    )
+    squares = math.fsum((ours - theirs - mean) ** 2 for ours, theirs in losses)
+    deviation = math.sqrt(squares / max(1, len(losses) - 1))
+    reference_loss = math.fsum(theirs for _, theirs in losses) / len(losses)
+    return _limited(step, len(losses), mean, deviation, reference_loss)
 
 
 def _limited(step: int, num_pairs: int, mean: float, deviation: float, reference_loss: float) -> Difference:
-    half = None
+    low = high = None
     if num_pairs >= 2:
         half = t_quantile(1 - LEVEL, num_pairs - 1) * deviation / math.sqrt(num_pairs)
+        low, high = mean - half, mean + half
     return Difference(
-        step=step,
-        num_pairs=num_pairs,
-        mean=mean,
-        low=None if half is None else mean - half,
-        high=None if half is None else mean + half,
-        reference_loss=reference_loss,
+        step=step, num_pairs=num_pairs, mean=mean, low=low, high=high, reference_loss=reference_loss
     )
 
 
@@ -218,13 +205,11 @@ def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[Difference, ...
     """Return the differences at the evaluations nearest to a quarter, a half and three quarters."""
     shared = set.intersection(*(set(pair.ours) & set(pair.theirs) for pair in pairs)) if pairs else set()
     steps = sorted(step for step in shared if 0 < step < last_step)
-    nearest = [_nearest(steps, part * last_step) for part in QUARTERS if steps]
-    differences = [_difference(step, pairs) for step in dict.fromkeys(nearest)]
+    nearest = dict.fromkeys(
+        min(steps, key=lambda step: abs(step - part * last_step)) for part in QUARTERS if steps
+    )
+    differences = [_difference(step, pairs) for step in nearest]
     return tuple(difference for difference in differences if difference is not None)
-
-
-def _nearest(steps: Sequence[int], to: float) -> int:
-    return min(steps, key=lambda step: abs(step - to))
 
 
 def _more_pairs(end: Difference) -> int | None:
@@ -239,14 +224,14 @@ def _more_pairs(end: Difference) -> int | None:
 
 
 def _on_the_way(convergence: Convergence) -> Iterator[str]:
-    if convergence.end is None or convergence.end.reference_loss <= 0:
-        if convergence.end is not None:
-            yield "the reference's loss is not above 0, so 1% of it is no margin"
-        return
-    for checkpoint in convergence.checkpoints:
-        part = checkpoint.relative(checkpoint.mean)
-        if convergence.end.verdict == WITHIN and checkpoint.verdict == WORSE and part is not None:
-            yield f"within 1% at the end, but {part:+.1%} after step {checkpoint.step}: it trains slower"
+    end = convergence.end
+    if end is not None and end.reference_loss <= 0:
+        yield "the reference's loss is not above 0, so 1% of it is no margin"
+    elif end is not None and end.verdict == WITHIN:
+        for checkpoint in convergence.checkpoints:
+            part = checkpoint.relative(checkpoint.mean)
+            if checkpoint.verdict == WORSE and part is not None:
+                yield f"within 1% at the end, but {part:+.1%} after step {checkpoint.step}: it trains slower"
 
 
 def _schemas(name: str, runs: Sequence[RunSummary], references: Sequence[RunSummary]) -> Iterator[str]:
@@ -259,19 +244,19 @@ def _schemas(name: str, runs: Sequence[RunSummary], references: Sequence[RunSumm
             yield f"{what} schema {listed(ours)} is paired with {listed(theirs)} of {name}"
 
 
-def curve(run: "RunSummary") -> Mapping[int, "Eval"]:
+def curve(run: RunSummary) -> Mapping[int, Eval]:
     """Return the evaluations of the current weights on validation data, by step, in order."""
-    current = [e for e in run.quality.evals if e.split == VALIDATION and e.weights == CURRENT]
-    return {e.step: e for e in sorted(current, key=lambda e: e.step)}
+    evals = sorted(run.quality.evals, key=lambda line: line.step)
+    return {line.step: line for line in evals if line.split == VALIDATION and line.weights == CURRENT}
 
 
-def at_end(run: "RunSummary") -> "Eval | None":
+def at_end(run: RunSummary) -> Eval | None:
     """Return the evaluation at the end of a run; None if the run did not complete or was not evaluated."""
     evals = curve(run)
     return evals[max(evals)] if evals and run.status == COMPLETED else None
 
 
-def diverged(run: "RunSummary") -> bool:
+def diverged(run: RunSummary) -> bool:
     """Return whether the run's loss stopped being a number: in training, or on held-out data at the end."""
     end = at_end(run)
     return run.status == NAN_LOSS or (end is not None and not is_finite(end.loss))
@@ -281,7 +266,7 @@ def is_finite(loss: float | None) -> bool:
     return loss is not None and abs(loss) < _MOST
 
 
-def held_out(runs: Sequence["RunSummary"]) -> HeldOut | None:
+def held_out(runs: Sequence[RunSummary]) -> HeldOut | None:
     """Return the figures at the end of runs that are repeats of each other; None if none was evaluated."""
     ends = [end for run in runs if (end := at_end(run)) is not None]
     if not ends:
@@ -289,24 +274,23 @@ def held_out(runs: Sequence["RunSummary"]) -> HeldOut | None:
     metric = next((end.metric for end in ends if end.metric is not None), None)
     return HeldOut(
         num_runs=len(ends),
-        loss=_mean_if_all(end.loss if is_finite(end.loss) else None for end in ends),
+        loss=mean_if_all(end.loss if is_finite(end.loss) else None for end in ends),
         metric=metric,
-        metric_value=_mean_if_all(end.metric_value for end in ends),
-        test_metric_value=_mean_if_all(_of_test(run, CURRENT) for run in runs if at_end(run)),
-        best_test_metric_value=_mean_if_all(_of_test(run, BEST) for run in runs if at_end(run)),
+        metric_value=mean_if_all(end.metric_value for end in ends),
+        test_metric_value=mean_if_all(_of_test(run, CURRENT) for run in runs if at_end(run)),
+        best_test_metric_value=mean_if_all(_of_test(run, BEST) for run in runs if at_end(run)),
     )
 
 
-def _of_test(run: "RunSummary", weights: str) -> float | None:
+def _of_test(run: RunSummary, weights: str) -> float | None:
     evals = [e for e in run.quality.evals if e.split == TEST and e.weights == weights]
     return max(evals, key=lambda e: e.step).metric_value if evals else None
 
 
-def _mean_if_all(values: Iterable[float | None]) -> float | None:
-    """Return the mean; None if any value is unknown or not finite."""
-    known = list(values)
-    finite = [value for value in known if value is not None and math.isfinite(value)]
-    mean = sum(finite) / len(finite) if finite and len(finite) == len(known) else math.inf
+def mean_if_all(values: Iterable[float | None]) -> float | None:
+    """Return the mean; None if there are no values, or if one is unknown or not finite."""
+    known = [math.nan if value is None else value for value in values]
+    mean = sum(known) / len(known) if known else math.nan
     return mean if math.isfinite(mean) else None
 
 
@@ -363,7 +347,7 @@ def _model_files(run: RunSummary) -> str:
     return f"{run.setup.fingerprint.get('model') or 'the model'} ({', '.join(known)})"
 
 
-#: What a pair shares besides workload and end, and how its lack is told; coarsest first, the seed last.
+#: What a pair shares besides workload and end, and how to say that no run has it; coarsest first.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.setup.data),
     (" trained on the same data ({})", data_of),
@@ -387,8 +371,8 @@ def _mean_curve(runs: Sequence[RunSummary]) -> Mapping[int, float | None]:
     means: dict[int, float | None] = {}
     for step in curves[0]:
         if all(step in other for other in curves):
-            losses = [loss for other in curves if (loss := other[step].loss) is not None and is_finite(loss)]
-            means[step] = sum(losses) / len(losses) if len(losses) == len(curves) else None
+            losses = (other[step].loss for other in curves)
+            means[step] = mean_if_all(loss if is_finite(loss) else None for loss in losses)
     return means
 
 
@@ -399,7 +383,7 @@ def end_step(seeds: Iterable[SeedPairs]) -> int:
 
 
 def by_reason(lacking: Mapping[int, str], *, otherwise: str) -> Iterator[str]:
-    """Yield a sentence for each reason in `lacking`, which is by seed: `seeds 1 and 4 have no bf16 run`."""
+    """Yield `seeds 1 and 4 have no bf16 run` for each reason. lacking: the reasons by seed."""
     reasons = {seed: reason or otherwise for seed, reason in lacking.items()}
     for reason in dict.fromkeys(reasons.values()):
         seeds = [seed for seed, of in reasons.items() if of == reason]

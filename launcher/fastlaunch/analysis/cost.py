@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fastlaunch.analysis.pooling import Group
-from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
+from fastlaunch.catalog.hardware import Accelerator, check_positive
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, Setup
@@ -101,9 +101,7 @@ class PriceRequest:
     today: datetime.date  # whose prices hold unless `as_of` is given
     as_of: datetime.date | None = None  # price every row as of this day, even runs that were billed
     usd_per_hour: float | None = None  # of a node, for every row
-    price_as: tuple[
-        ChargedAs, ...
-    ] = ()  # charge every row as this; of several, as the smallest with its GPUs
+    price_as: tuple[ChargedAs, ...] = ()  # charge rows as this; of several, as the smallest with their GPUs
     region: str = "us-east-1"  # of `price_as`
 
     def __post_init__(self) -> None:
@@ -122,7 +120,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
     """
     service, region, purchase = group.shown_runs[0].offer
     if request.usd_per_hour is not None:
-        return Price(
+        given = Price(
             instance=group.setup.instance or "",
             service=service,
             region=region,
@@ -131,7 +129,8 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
             as_of=request.today,
             source="given",
             basis="given",
-        ), None
+        )
+        return given, None
     if request.price_as:
         return _priced_as(group, request, _charge_of(group, request, catalogue), catalogue), None
     stored = {c.price for c in group.shown_runs if c.price is not None}
@@ -164,34 +163,26 @@ def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
     return catalogue.accelerators[instance.accelerator] if instance else None
 
 
-def _share(num_gpus: int, instance: InstanceType) -> Fraction:
-    return min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
-
-
 def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> ChargedAs:
     """Choose the instance of `request` that a row is charged as."""
     charges = request.price_as
     if len(charges) == 1:
         return charges[0]
     num_gpus, used = _ran_on(group, catalogue)
-    instances = [catalogue.instance(charge.instance) for charge in charges]
-    numbers = [
-        (charge.share or 1) * instance.num_accelerators
-        for charge, instance in zip(charges, instances, strict=True)
-    ]
-    fitting = [
-        (number, index)
-        for index, (number, instance) in enumerate(zip(numbers, instances, strict=True))
-        if catalogue.accelerators[instance.accelerator].name == used
-        and (number == num_gpus or (charges[index].share is not None and number > num_gpus))
-    ]
+    fitting: list[tuple[Fraction, ChargedAs]] = []
+    for charge in charges:
+        instance = catalogue.instance(charge.instance)
+        number = (charge.share or Fraction(1)) * instance.num_accelerators
+        is_large_enough = number == num_gpus or (charge.share is not None and number > num_gpus)
+        if catalogue.accelerators[instance.accelerator].name == used and is_large_enough:
+            fitting.append((number, charge))
     if not fitting:
         raise UserError(
             f"{group.setup.recipe} ran on {num_gpus} x {used}, which none of"
             f" {', '.join(map(str, charges))} has",
             "name one that has, too: --price-as INSTANCE, or a part of it, --price-as INSTANCE:1/8",
         )
-    return charges[min(fitting)[1]]
+    return min(fitting, key=lambda fit: fit[0])[1]
 
 
 def _ran_on(group: Group, catalogue: Catalogue) -> tuple[int, str]:
@@ -207,21 +198,16 @@ def _priced_as(group: Group, request: PriceRequest, charge: ChargedAs, catalogue
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
     charged = catalogue.accelerators[instance.accelerator].name
     num_gpus, used = _ran_on(group, catalogue)
+    ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
+    used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
+    hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"
     if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
-            share = _share(num_gpus, instance)
-            raise UserError(
-                f"{group.setup.recipe} ran on {num_gpus} x {used}; {name} is {instance.num_accelerators} x"
-                f" {charged}",
-                f"choose other runs, or charge a prorated part of it: --price-share {share}",
-            )
+            raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)
         return replace(price, basis="named")
     whole = charge.share * instance.num_accelerators
     if used == charged and num_gpus > whole:
-        raise UserError(
-            f"{group.setup.recipe} ran on {num_gpus} x {used}; {charge.share} of {name} is {float(whole):g}",
-            f"choose other runs, or charge what they used: --price-share {_share(num_gpus, instance)}",
-        )
+        raise UserError(f"{ran}; {charge.share} of {name} is {float(whole):g}", hint)
     of = f" ({charged}), though it ran on {used}" if used != charged else ""
     return replace(
         price,

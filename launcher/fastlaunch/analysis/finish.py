@@ -1,17 +1,16 @@
-"""What a job costs from start to end, and from how many steps on one way to train is cheaper than another.
+"""What a job costs from start to end, and from how many steps on one row is cheaper than another.
 
-`$ per million samples` says nothing of what comes before the steps. A recipe that compiles for ten minutes to
-save a second a step is the dearer one for a job of under 600 steps: here that is counted, and said.
+`$ per million samples` leaves out what comes before the steps. A recipe that compiles for ten minutes to save
+a second a step is the dearer one for a job of under 600 steps.
 
-Rows of different global batch or sequence length do not train alike in equally many steps. They are taken for
-as many samples, which compares throughput and no training progress, and is headed so.
+Rows of different global batch or sequence length are compared over as many samples, which is throughput and
+no training progress.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
@@ -20,22 +19,20 @@ from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.verdicts import NOT_STEADY, TRAINING
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch_train.records.records import Eval
 
-if TYPE_CHECKING:
-    from fastlaunch_train.records.records import Eval
-
-#: The parts, in the order of time; those that come once are the first five.
-PARTS = ("boot", "pull", "build", "compile", "warmup", "steps", "evaluations", "checkpoints")
-ONCE = PARTS[:5]
-#: In words, where they are not the part's name.
+#: The parts of a job in the order of time: those that come once, the steps, those that come between steps.
+ONCE = ("boot", "pull", "build", "compile", "warmup")
+BETWEEN = ("evaluations", "checkpoints")
+PARTS = (*ONCE, "steps", *BETWEEN)
+#: Parts whose name in words is another.
 WORDS = {"warmup": "warm-up"}
 
 USD, TIME = "usd", "time"
-#: Times of compiling that are no further apart than this are alike.
+#: Two rows compile alike if their times differ by no more than this.
 _COMPILES_ALIKE_S = 1.0
-#: Two rows evaluate, or write checkpoints, equally often if their periods differ by no more than this.
+#: Two rows evaluate, or write checkpoints, equally often if their periods differ by no more than this part.
 _SAME_PERIOD = 0.01
-_NO_STEP_TIME = "no step time is known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +46,14 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a job takes, by one run or by repeats, of which these are the means.
+    """What a job takes, by one run or by the means over repeats.
 
     None is for what is not known: of a published figure, everything but its steps.
     """
 
-    step_time_s: Interval  # whose interval carries through to everything here
+    step_time_s: Interval
     once_s: dict[str, float | None]  # seconds by part of ONCE
-    evaluations: Repeated | None
-    checkpoints: Repeated | None
+    between: dict[str, Repeated | None]  # by part of BETWEEN
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -66,13 +62,12 @@ class Account:
 
     def parts_s(self, steps: float) -> dict[str, float | None]:
         """Return seconds by part, in the order of PARTS, of a job of so many steps; None if unknown."""
-        between = {"evaluations": self.evaluations, "checkpoints": self.checkpoints}
         return {
-            **{name: self.once_s[name] for name in ONCE},
+            **self.once_s,
             "steps": steps * self.step_time_s.value,
             **{
                 name: None if part is None else part.once_s + steps * part.s_per_step
-                for name, part in between.items()
+                for name, part in self.between.items()
             },
         }
 
@@ -81,17 +76,14 @@ class Account:
 
         The interval is that of the step time: the one-off parts have none.
         """
-        time, rest = self.step_time_s, self.rest_s(steps)
+        parts_s = self.parts_s(steps)
+        rest = sum(seconds for name, seconds in parts_s.items() if name != "steps" and seconds is not None)
+        time = self.step_time_s
         return Interval(
             value=rest + steps * time.value,
             low=None if time.low is None else rest + steps * time.low,
             high=None if time.high is None else rest + steps * time.high,
         )
-
-    def rest_s(self, steps: float) -> float:
-        """Return the seconds of everything but the steps."""
-        parts = self.parts_s(steps)
-        return sum(seconds for name, seconds in parts.items() if name != "steps" and seconds is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +97,11 @@ class Finish:
     steps: float
     account: Account | None  # None if no step time is known
     usd_per_s: float | None  # of all nodes; None without a price
-    reason: str | None = None  # why there is no total
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no total; None if there is one."""
+        return None if self.account else "no step time is known"
 
     @property
     def parts_s(self) -> dict[str, float | None]:
@@ -208,15 +204,11 @@ def to_finish(comparison: Comparison, steps: float) -> tuple[ToFinish, ...]:
     """
     if not (math.isfinite(steps) and steps > 0):
         raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
-    workloads = dict.fromkeys(row.setup.workload for row in comparison.rows)
-    return tuple(
-        _of_workload([row for row in comparison.rows if row.setup.workload == workload], steps)
-        for workload in workloads
-    )
+    return tuple(_of_workload(rows, steps) for rows in comparison.by_workload.values())
 
 
 def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
-    # Where no row may be ranked none is the baseline; the first that the others are held against will do.
+    # If all rows are barred none is called the baseline, yet one is what the others are compared with.
     base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
     samples = steps * base.setup.global_batch
     finishes = [usd_to_finish(row, samples / row.setup.global_batch) for row in rows]
@@ -233,15 +225,8 @@ def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
 
 def usd_to_finish(row: Row, steps: float) -> Finish:
     """Return what a job of `steps` steps on this row takes and costs, part by part."""
-    account = account_of_row(row)
-    price = row.price
-    return Finish(
-        row=row,
-        steps=steps,
-        account=account,
-        usd_per_s=usd_per_second(price, row.setup.num_nodes) if price else None,
-        reason=None if account else _NO_STEP_TIME,
-    )
+    usd_per_s = usd_per_second(row.price, row.setup.num_nodes) if row.price else None
+    return Finish(row=row, steps=steps, account=account_of_row(row), usd_per_s=usd_per_s)
 
 
 def break_even(first: Finish, second: Finish) -> BreakEven | None:
@@ -282,7 +267,7 @@ def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
     account, batch = finish.account, finish.row.setup.global_batch
     assert account is not None
     unit = finish.usd_per_s if by == USD and finish.usd_per_s else 1.0
-    repeated = [part for name, part in _repeated(account).items() if part and name in counted]
+    repeated = [part for name, part in account.between.items() if part and name in counted]
     time = account.step_time_s
     once_s = sum(account.once_s[name] or 0.0 for name in counted if name in ONCE)
     wide = time.low is not None and time.high is not None
@@ -298,12 +283,11 @@ def _counted(first: Finish, second: Finish) -> tuple[list[str], tuple[str, ...]]
     assert first.account is not None and second.account is not None
     ours, theirs = first.account, second.account
     counted = [name for name in ONCE if ours.once_s[name] is not None and theirs.once_s[name] is not None]
-    batch, second_batch = first.row.setup.global_batch, second.row.setup.global_batch
-    for name, part in _repeated(ours).items():
-        if _are_alike(part, batch, _repeated(theirs)[name], second_batch):
-            counted.append(name)
-    left_out = (name for name in (*ONCE, *_repeated(ours)) if name not in counted)
-    return counted, tuple(left_out)
+    batches = first.row.setup.global_batch, second.row.setup.global_batch
+    counted += [
+        name for name in BETWEEN if _are_alike(ours.between[name], theirs.between[name], batches=batches)
+    ]
+    return counted, tuple(name for name in (*ONCE, *BETWEEN) if name not in counted)
 
 
 def _compile_alike(first: Account, second: Account) -> bool:
@@ -311,22 +295,19 @@ def _compile_alike(first: Account, second: Account) -> bool:
     return abs((ours or 0.0) - (theirs or 0.0)) <= _COMPILES_ALIKE_S
 
 
-def _repeated(account: Account) -> dict[str, Repeated | None]:
-    return {"evaluations": account.evaluations, "checkpoints": account.checkpoints}
-
-
-def _are_alike(first: Repeated | None, batch: int, second: Repeated | None, second_batch: int) -> bool:
-    """Return whether both are done equally often: how often is an option, and no matter of the recipe."""
+def _are_alike(first: Repeated | None, second: Repeated | None, *, batches: tuple[int, int]) -> bool:
+    """Return whether both are done equally often. How often is an option of the run, not of its recipe."""
     if first is None or second is None:
         return False
     if first.every is None or second.every is None:
         return first.every == second.every and (first.once_s > 0) == (second.once_s > 0)
-    return math.isclose(first.every * batch, second.every * second_batch, rel_tol=_SAME_PERIOD)
+    return math.isclose(first.every * batches[0], second.every * batches[1], rel_tol=_SAME_PERIOD)
 
 
 def cheapest(pairs: Sequence[BreakEven], samples: float) -> Row | None:
     """Return the row that costs least for a job of so many samples, or None if there are no two."""
-    for row in _rows(pairs):
+    rows = {id(row): row for pair in pairs for row in (pair.first, pair.second)}
+    for row in rows.values():
         own = [pair for pair in pairs if row is pair.first or row is pair.second]
         if all((pair.difference(samples).value >= 0) == (row is pair.first) for pair in own):
             return row
@@ -337,17 +318,10 @@ def cheapest_in_turn(pairs: Sequence[BreakEven]) -> Iterator[BreakEven]:
     """Yield those of `pairs` at which the cheapest of all their rows changes, as jobs grow longer."""
     row = cheapest(pairs, 0.0)
     crossings = [(samples.value, pair) for pair in pairs if (samples := pair.samples) is not None]
-    while row is not None:
-        after = [(value, pair) for value, pair in crossings if pair.short is row]
-        if not after:
-            return
-        _, pair = min(after, key=lambda item: item[0])
+    while after := [crossing for crossing in crossings if crossing[1].short is row]:
+        _, pair = min(after, key=lambda crossing: crossing[0])
         yield pair
         row = pair.long
-
-
-def _rows(pairs: Sequence[BreakEven]) -> list[Row]:
-    return list({id(row): row for pair in pairs for row in (pair.first, pair.second)}.values())
 
 
 def _can_be_ranked(row: Row) -> bool:
@@ -385,8 +359,10 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary], settled: Sequenc
             "compile": mean_of([run.startup.compile_s or 0.0 for run in first_runs(recorded)]),
             "warmup": mean_of([_warmup_excess_s(run) for run in timed]),
         },
-        evaluations=_mean_repeated([_evaluations(run) for run in timed]),
-        checkpoints=_mean_repeated([_checkpoints(run) for run in timed]),
+        between={
+            "evaluations": _mean_repeated([_evaluations(run) for run in timed]),
+            "checkpoints": _mean_repeated([_checkpoints(run) for run in timed]),
+        },
     )
 
 
@@ -431,7 +407,7 @@ def _evaluations(run: RunSummary) -> Repeated:
     )
 
 
-def evaluations_until(evals: "Sequence[Eval]", step: int) -> float:
+def evaluations_until(evals: Sequence[Eval], step: int) -> float:
     """Return seconds of the evaluations on validation data up to `step`, it included."""
     return sum(line.seconds for line in evals if line.split == "validation" and line.step <= step)
 

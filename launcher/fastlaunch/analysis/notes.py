@@ -17,6 +17,7 @@ from fastlaunch.analysis.pooling import (
     samples_per_step,
 )
 from fastlaunch.analysis.statistics import LEVEL, Sample, mean_of, p_value, pooled_spread, uncertainty
+from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.records.records import FAILED_CHECK
 
@@ -57,11 +58,10 @@ def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
 
 def _schemas(row: Group, what: str) -> list[str]:
     """Return the schemas of the row's runs, in order; `unknown` for summaries from before they were kept."""
-    runs = [candidate.summary for candidate in (*row.steady, *row.unsteady)]
+    runs = [candidate.summary for candidate in row.all_runs]
     schemas = {getattr(run.environment, f"{what}_schema") for run in runs if run.setup.kind == "records"}
-    return [*map(str, sorted(schema for schema in schemas if schema is not None))] + ["unknown"] * (
-        None in schemas
-    )
+    known = [str(schema) for schema in sorted(schemas - {None})]
+    return [*known, "unknown"] if None in schemas else known
 
 
 def idle_note(runs: Sequence[RunSummary]) -> str | None:
@@ -147,8 +147,7 @@ def _rate(group: Group, runs: Sequence[MeasuredRun]) -> str:
 def _named(commit: str | None, groups: _Groups, rate: str | None) -> str:
     """Return `76689a9 (2 runs, 825 images/s)`."""
     number = len(groups[commit])
-    facts = [f"{number} run{'' if number == 1 else 's'}", *([rate] if rate else [])]
-    return f"{_short(commit, groups)} ({', '.join(facts)})"
+    return f"{_short(commit, groups)} ({', '.join([counted(number, 'run'), *([rate] if rate else [])])})"
 
 
 def _short(commit: str | None, known: Iterable[str | None]) -> str:
@@ -216,9 +215,9 @@ def run_notes(group: Group) -> Iterator[str]:
     """Yield what to know of a row's own runs."""
     num_unsteady = len(group.unsteady)
     if not group.is_steady:
-        yield f"the step time of {_num_runs(num_unsteady)} did not settle"
+        yield f"the step time of {counted(num_unsteady, 'run')} did not settle"
     elif num_unsteady:
-        yield f"{_num_runs(num_unsteady)} left out: the step time did not settle"
+        yield f"{counted(num_unsteady, 'run')} left out: the step time did not settle"
     if group.first.figures.derived:
         yield "derived from published percentages"
     yield from commit_notes(group)
@@ -239,7 +238,3 @@ def _power_limits(group: Group) -> list[str]:
     """Return `400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
     limits = {run.summary.environment.power_limit_w or 0 for run in group.shown_runs} - {0}
     return [f"{watts:g} W" for watts in sorted(limits)]
-
-
-def _num_runs(number: int) -> str:
-    return f"{number} run{'' if number == 1 else 's'}"

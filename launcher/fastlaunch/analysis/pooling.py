@@ -3,13 +3,11 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fastlaunch.analysis.statistics import T_WITHIN_RUN, Sample, pooled_spread
+from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.summary import RunSummary, Setup
-
-if TYPE_CHECKING:
-    from fastlaunch.catalog.prices import Price
 
 #: What a run's log time is of. Times of different kinds have no ratio.
 STEP, SAMPLE, TOTAL, RELATIVE = "step", "sample", "total", "relative"
@@ -31,7 +29,7 @@ class MeasuredRun:
 
     run_id: str
     summary: RunSummary
-    price: "Price | None" = None  # what it was billed at; without one it is looked up by the fields below
+    price: Price | None = None  # what it was billed at; without one it is looked up by the fields below
     service: str = "ec2"
     region: str = "us-east-1"
     purchase: str = "on-demand"
@@ -94,9 +92,7 @@ def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredR
             continue
         measure, log_time = log_time_of(candidate.summary)
         key = pooling_key(candidate, measure)
-        row = groups.get(key)
-        if row is None:
-            row = groups[key] = Group(measure=measure)
+        row = groups.setdefault(key, Group(measure=measure))
         if candidate.summary.timing.steady is False:
             row.unsteady.append(candidate)
             continue
@@ -128,22 +124,21 @@ def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:
 
 def data_of(summary: RunSummary) -> str:
     """Return what a run trained on: `synthetic`, `file 0123456789abcdef`, or `file not identified`."""
-    what = summary.setup.fingerprint.get(
-        "data", "not identified" if summary.setup.data in ("file", "folder") else ""
-    )
-    return f"{summary.setup.data} {what}".strip()
+    unknown = "not identified" if summary.setup.data in ("file", "folder") else ""
+    return f"{summary.setup.data} {summary.setup.fingerprint.get('data', unknown)}".strip()
 
 
 def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
     """Return what was timed, and its logarithm; (None, None) for a run that gives no speed."""
+    figures = summary.figures
     if summary.timing.step_time_s is not None:
         return STEP, math.log(summary.timing.step_time_s.value)
-    if summary.figures.total_time_s is not None and summary.figures.num_samples:
-        return SAMPLE, math.log(summary.figures.total_time_s / summary.figures.num_samples)
-    if summary.figures.total_time_s is not None:
-        return TOTAL, math.log(summary.figures.total_time_s)
-    value = summary.figures.metric_value
-    if summary.figures.metric == RELATIVE_THROUGHPUT and value is not None and value > 0:
+    if figures.total_time_s is not None and figures.num_samples:
+        return SAMPLE, math.log(figures.total_time_s / figures.num_samples)
+    if figures.total_time_s is not None:
+        return TOTAL, math.log(figures.total_time_s)
+    value = figures.metric_value
+    if figures.metric == RELATIVE_THROUGHPUT and value is not None and value > 0:
         return RELATIVE, -math.log(value)
     return None, None
 
@@ -162,15 +157,12 @@ def sample_of(group: Group) -> Sample | None:
     """
     if not group.is_steady or not group.log_times:
         return None
-    machines = len({c.summary.environment.host_id for c in group.steady if c.summary.environment.host_id})
-    mean = sum(group.log_times) / len(group.log_times)
-    if len(group.log_times) >= 2:
-        return Sample(
-            log_time=mean,
-            num_runs=len(group.log_times),
-            num_machines=machines,
-            own=pooled_spread([group.log_times]),
-        )
+    machines = len({run.summary.environment.host_id for run in group.steady} - {None, ""})
+    num_runs = len(group.log_times)
+    mean = sum(group.log_times) / num_runs
+    if num_runs >= 2:
+        own_spread = pooled_spread([group.log_times])
+        return Sample(log_time=mean, num_runs=num_runs, num_machines=machines, own=own_spread)
     own = group.first.timing.step_time_s
     if own is None or own.low is None or own.high is None:
         return None

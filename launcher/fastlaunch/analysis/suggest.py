@@ -1,4 +1,4 @@
-"""The command that makes further runs beside those that there are, each of a seed that no pair has yet."""
+"""The command that makes more runs like some, at seeds that none of them has."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,22 +9,22 @@ from fastlaunch.analysis.pooling import MeasuredRun
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-#: Steps between checkpoints of spot, which `submit` wants to know, where the runs made none: a quarter of the
-#: steps, and at most so many, as it proposes itself.
+#: On spot `submit` asks for the steps between checkpoints. For runs that made none we propose a quarter of
+#: their steps, and at most this, as `submit` does.
 _MOST_BETWEEN_CHECKPOINTS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an instance was rented, of `ec2` or `sagemaker`. region: None for the user's own."""
+    """How an instance was rented."""
 
-    service: str
-    region: str | None
+    service: str  # `ec2` or `sagemaker`
+    region: str | None  # None for the user's own
     purchase: str
 
 
 def place_of(run: MeasuredRun, *, own_region: str) -> Place:
-    """Return where `run` was to be placed. own_region: the user's, which `submit` takes by default."""
+    """Return the place that was requested for `run`. own_region: the user's, the default of `submit`."""
     service, region, purchase = run.requested_offer
     return Place(service=service, region=None if region == own_region else region, purchase=purchase)
 
@@ -35,7 +35,7 @@ def next_seed(runs: Iterable[RunSummary]) -> int:
 
 
 def seeds(first: int, number: int) -> str:
-    """Return the options of `submit` for `number` runs of the seeds from `first` on."""
+    """Return the options of `submit` for `number` runs, of the seeds from `first` on."""
     return f"--seed {first} --repeats {number}"
 
 
@@ -44,8 +44,8 @@ def submit_command(
 ) -> str:
     """Return the command that makes `repeats` more runs like `runs` of each of `recipes`.
 
-    recipes: labels that share their overrides. place: of the runs' instance, if they had one. Where data lie
-    stands in no record, nor which capacity block it was: PATH and cr-... are left to fill in.
+    recipes: labels that share their overrides. place: of the runs' instance, if they had one. Records do not
+    say where data lie, nor which capacity block it was: the user fills in PATH and cr-....
     """
     like = runs[0]
     names = [label.split()[0] for label in recipes]
@@ -57,27 +57,24 @@ def submit_command(
     if like.setup.instance is None and (like.setup.num_gpus > 1 or _is_of_gpu(like)):
         words += ["--nproc", str(like.setup.num_gpus)]
     if like.setup.data not in ("synthetic", "published"):
-        words += [
-            "--data",
-            f"{like.setup.data}:PATH" if like.setup.data in ("folder", "file") else like.setup.data,
-        ]
+        is_path = like.setup.data in ("folder", "file")
+        words += ["--data", f"{like.setup.data}:PATH" if is_path else like.setup.data]
     if (num_workers := like.setup.fingerprint.get("num_data_workers")) is not None:
         words += ["--num-workers", num_workers]
     if (model := like.setup.fingerprint.get("model")) is not None:
         words += ["--model", model]
     if like.setup.sequence_length is not None and _takes_a_length(like.setup.workload):
         words += ["--sequence-length", str(like.setup.sequence_length)]
-    words += (
-        ["--steps", str(max(1, *(run.num_steps for run in runs)))] if any(r.num_steps for r in runs) else []
-    )
+    if num_steps := max(run.num_steps for run in runs):
+        words += ["--steps", str(num_steps)]
     if period := _evaluates_every(runs):
         words += ["--eval-every", str(period)]
     return f"fastlaunch submit {shlex.join(words)} {seeds(first_seed, repeats)}"
 
 
 def _rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[str]:
-    """Yield the options that rent the runs' machines once more."""
-    # The prefix says on which of the two, and a record has the type as EC2 calls it.
+    """Yield the options that rent such machines again."""
+    # `submit` tells the service by the prefix, which records leave out.
     yield from ("--instance", f"ml.{instance}" if place.service == "sagemaker" else instance)
     if place.region is not None:
         yield from ("--region", place.region)
@@ -87,13 +84,13 @@ def _rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator
         yield from ("--reservation", "cr-...")
     if place.purchase == "spot":
         yield from ("--checkpoint-every", str(_saves_every(runs)))
-    # Of several nodes here nothing can be submitted: as many processes on one train alike.
+    # Only with an instance: --local knows no nodes, and as many processes on one machine train alike.
     if runs[0].setup.num_nodes > 1:
         yield from ("--num-nodes", str(runs[0].setup.num_nodes))
 
 
 def _saves_every(runs: Sequence[RunSummary]) -> int:
-    """Return the steps between checkpoints of the first run that made some; else what `submit` proposes."""
+    """Return the steps between checkpoints, of the first run that made some; else what `submit` proposes."""
     for run in runs:
         if run.checkpoints.number and run.checkpoints.last_step:
             return max(1, run.checkpoints.last_step // run.checkpoints.number)
@@ -112,5 +109,5 @@ def _takes_a_length(workload: str) -> bool:
 
 
 def _evaluates_every(runs: Iterable[RunSummary]) -> int | None:
-    """Return the steps between evaluations of the first run that has some; None without any."""
+    """Return the steps between evaluations, of the first run that has some; None without any."""
     return next((min(steps) for run in runs if (steps := [step for step in curve(run) if step > 0])), None)

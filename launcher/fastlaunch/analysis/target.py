@@ -1,10 +1,10 @@
-"""What it takes to train to a target on held-out data: which seeds got there, when, and for how much.
+"""What it takes to train to a target on held-out data: which seeds reach it, when, and for how much.
 
-A run has reached the target with the first evaluation at which it holds; its time until then is put together
-as in `accounts`. Rows of different global batch may be compared: whatever a step does, the target is one.
+A run has reached the target with the first evaluation at which it holds; `finish` accounts for its time until
+then. Rows of different global batch may be compared, as the target is the same.
 
-A mean is given only where every seed got there, and there are three or more: a mean over those that did would
-make a recipe look the better the more of its runs fail. Otherwise there is `k of n`, with the range of the k.
+There is a mean only if there are three seeds or more and all reach the target. A mean over those that do
+would make a recipe look the better the more of its runs fail.
 """
 
 import math
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import stdev
-from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.finish import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
@@ -22,10 +22,9 @@ from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_va
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import NOT_STEADY, exp
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, RunSummary
-
-if TYPE_CHECKING:
-    from fastlaunch_train.records.records import Eval
+from fastlaunch_train.records.records import Eval
 
 LOSS = "loss"
 MIN_SEEDS = 3
@@ -45,7 +44,7 @@ class Target:
         """`accuracy >= 0.9`."""
         return f"{self.metric} {'<=' if self.metric == LOSS else '>='} {self.value:g}"
 
-    def value_of(self, line: "Eval") -> float | None:
+    def value_of(self, line: Eval) -> float | None:
         """Return what an evaluation says of the metric; None if nothing, or no number."""
         if self.metric == LOSS:
             value = line.loss
@@ -123,7 +122,7 @@ def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, 
     Raises UserError if no run was evaluated on held-out data, UnknownName if none knows the metric.
     """
     rows = [(row, _runs_of(row, comparison.unfit)) for row in comparison.rows]
-    lines = [line for _, runs in rows for run in runs for line in _evals(run.summary)]
+    lines = [line for _, runs in rows for run in runs for line in curve(run.summary).values()]
     if not lines:
         raise UserError(
             "no run was evaluated on held-out data", "evaluate while training: submit with --eval-every N"
@@ -143,15 +142,7 @@ def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 def _counts(summary: RunSummary) -> bool:
     """Return whether a run that is unfit to be timed says something of how well its recipe trains."""
-    return summary.status in ("nan_loss", "out_of_memory") or bool(_evals(summary))
-
-
-def _evals(summary: RunSummary) -> "list[Eval]":
-    """Return the evaluations of the current weights on validation data, by step."""
-    lines = [
-        line for line in summary.quality.evals if line.split == "validation" and line.weights == "current"
-    ]
-    return sorted(lines, key=lambda line: line.step)
+    return summary.status in ("nan_loss", "out_of_memory") or bool(curve(summary))
 
 
 def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTarget:
@@ -160,10 +151,9 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
     reached = [own for own in by_seed.values() if all(run.step is not None for run in own)]
-    times = [_mean([run.time_s for run in own]) for own in reached]
+    times = [mean_if_all(run.time_s for run in own) for own in reached]
     known = tuple(time for time in times if time is not None)
     reason = _why_no_mean(runs, len(by_seed), len(reached), len(known), target)
-    price = row.price
     return RowToTarget(
         row=row,
         runs=tuple(runs),
@@ -171,27 +161,27 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
         num_reached=len(reached),
         times_s=known,
         time_s=None if reason else _mean_time(known),
-        usd_per_s=usd_per_second(price, row.setup.num_nodes) if price else None,
+        usd_per_s=usd_per_second(row.price, row.setup.num_nodes) if row.price else None,
         reason=reason,
     )
 
 
 def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
     summary = candidate.summary
-    scored = [(line.step, target.value_of(line)) for line in _evals(summary)]
-    values = [value for _, value in scored if value is not None]
-    step = next((step for step, value in scored if target.holds(value)), None)
-    before = max((other for other, _ in scored if step is not None and other < step), default=0)
+    scores = {step: target.value_of(line) for step, line in curve(summary).items()}
+    values = [value for value in scores.values() if value is not None]
+    step = next((step for step, value in scores.items() if target.holds(value)), None)
+    before = max((other for other in scores if step is not None and other < step), default=0)
     account = account_of_run(summary, row.speed.step_time_s)
     time_s: float | None = None
     unknown: tuple[str, ...] = ()
     if step is not None and account is not None:
         parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.quality.evals, step)}
         if parts["warmup"] is not None and summary.timing.num_warmup_steps:
-            # A run that was there before it was warm had but a part of the warm-up.
+            # A run that reached the target while it warmed up did only a part of the warm-up.
             parts["warmup"] *= min(1.0, step / summary.timing.num_warmup_steps)
         if summary.startup.compile_cached and (of_row := account_of_row(row)) is not None:
-            # A job on a machine of its own compiles as the first of the runs did.
+            # A job on a machine of its own compiles without a cache.
             parts["compile"] = of_row.once_s["compile"]
         total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
         time_s = total_s if math.isfinite(total_s) else None
@@ -200,7 +190,7 @@ def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
         seed=summary.seed,
         status=summary.status,
         best=(min if target.metric == LOSS else max)(values, default=None),
-        last_step=max((step for step, _ in scored), default=0),
+        last_step=max(scores, default=0),
         step=step,
         time_s=time_s,
         waited_steps=None if step is None else step - before,
@@ -212,9 +202,9 @@ def _why_no_mean(
     runs: Sequence[RunToTarget], num_seeds: int, num_reached: int, num_timed: int, target: Target
 ) -> str | None:
     """Return why the row has no mean time to the target, and what is missing; None if it has one."""
-    if not any(run.best is not None for run in runs) and all(run.last_step == 0 for run in runs):
-        return "none of its runs was evaluated on held-out data"
-    if not any(run.best is not None for run in runs):
+    if all(run.best is None for run in runs):
+        if all(run.last_step == 0 for run in runs):
+            return "none of its runs was evaluated on held-out data"
         if target.metric == LOSS:
             return "the loss of none of its runs is a number"
         return f"none of its runs has {target.metric}"
@@ -223,7 +213,7 @@ def _why_no_mean(
     if num_seeds < MIN_SEEDS:
         missing = MIN_SEEDS - num_seeds
         first = max((run.seed for run in runs if run.seed is not None), default=-1) + 1
-        more = f"{missing} more run{'s' * (missing > 1)} of other seeds"
+        more = f"{counted(missing, 'more run')} of other seeds"
         return f"{num_seeds} of {MIN_SEEDS} seeds: {more} ({seeds(first, missing)})"
     return "a step time is not known" if num_timed < num_reached else None
 
@@ -234,11 +224,6 @@ def _mean_time(times_s: Sequence[float]) -> Interval:
     deviation = max(FLOOR * mean, stdev(times_s))
     half_width = t_quantile(0.975, len(times_s) - 1) * deviation / math.sqrt(len(times_s))
     return Interval(value=mean, low=max(0.0, mean - half_width), high=mean + half_width)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +250,9 @@ def are_on_other_data(rows: Sequence[RowToTarget], target: Target) -> bool:
 
 def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
     data = data_of(run).replace("loader", "synthetic")
-    return (
-        (data, run.setup.fingerprint.get("tokenizer"), run.setup.sequence_length)
-        if target.metric == LOSS
-        else (data,)
-    )
+    if target.metric != LOSS:
+        return (data,)
+    return data, run.setup.fingerprint.get("tokenizer"), run.setup.sequence_length
 
 
 def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:

@@ -1,7 +1,7 @@
 """What bars a row from being ranked: arithmetic other than the model's, or a loss worse than its reference's.
 
-A fast wrong recipe is shown with all its figures, and gets no verdict on them. What was not checked, as in
-older records and published figures, bars nothing, and is said.
+We show a fast but wrong recipe with all its figures and give no verdict. What was not checked, as in older
+records and published figures, bars nothing; a note says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,21 +27,21 @@ from fastlaunch.analysis.convergence import (
 )
 from fastlaunch.analysis.pooling import Group, MeasuredRun, pooling_key
 from fastlaunch.analysis.suggest import Place, next_seed, place_of, seeds, submit_command
+from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Check
 
-#: Recipes that others' loss is compared with, the first that has any, as they are or with overrides; else,
-#: where none of these was evaluated, the first row that was and that nothing bars. One whose loss is a number
-#: in none of its runs comes after the others.
+#: The recipes to compare losses with, the preferred first; plain ones come before those with overrides. If
+#: none of them was evaluated, it is the recipe of the first row that was.
 REFERENCES = ("bf16", "fp32", "tf32")
-#: Fields of a recipe that decide what it trains to. The others are how it computes, which is compared.
+#: Fields of a recipe that decide what it trains to. We compare only recipes that share these.
 RULES = ("optimizer", "learning_rate")
 
 #: The sample unit of workloads whose steps are no optimizer steps.
 FORWARD_ONLY = "tensors"
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-#: What the value of a check is, which is relative to the outputs that it changed or missed.
+#: What the value of a failed check is; all values are relative to the outputs.
 _CHECKED = {
     "equivalence": "the outputs differ from the model's by",
     "without-fp8": "computed in bf16, the outputs differ from the model's by",
@@ -49,61 +49,58 @@ _CHECKED = {
     "permutation": "the outputs of a permuted batch differ by",
     "as-trained": "once compiled, sharded and wrapped, the outputs differ from those before by",
 }
-#: Blocks that are known to compute something else than the model's, checked or not.
+#: Blocks that compute something else than the model's, whatever a check says.
 _NOT_EQUIVALENT = "te-article"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What the loss of a row is compared with.
+    """What the loss of a row is compared with."""
 
-    recipe: the label of the reference, or of what would be one; None where nothing was evaluated. runs: those
-    of the reference that train by the row's rules. is_alike: whether some are also on its data, from its
-    weights, of its lengths, global batch and number of GPUs: others make no pair with the row.
-    """
-
-    recipe: str | None
-    runs: tuple[RunSummary, ...] = ()
-    is_alike: bool = False
+    recipe: str | None  # its label, also if it has no runs yet; None if no row was evaluated
+    runs: tuple[RunSummary, ...] = ()  # those with the row's rules
+    is_alike: bool = False  # whether some of them share all that a pair shares, apart from seed and end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A row with held-out losses, nothing being wrong with its numerics. rank: the lowest is taken first."""
+    """A row that was evaluated on held-out data, and whose numerics are not known to be wrong."""
 
     runs: tuple[RunSummary, ...]
+    stem: str  # the recipe's label without its rules
     rules: tuple[str, ...]
-    stem: str
-    rank: int
-    ends: frozenset[int]
+    ends: frozenset[int]  # the steps of the last evaluations
 
     @property
     def recipe(self) -> str:
         return self.runs[0].setup.recipe
 
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """The lowest is the reference. A row that always diverges comes last."""
+        name, *overrides = self.stem.split()
+        place = REFERENCES.index(name) if name in REFERENCES else len(REFERENCES)
+        return all(diverged(run) for run in self.runs), bool(overrides), place
+
 
 @dataclass(frozen=True, kw_only=True)
 class Validity:
-    """What is known of a row besides its speed.
+    """What is known of a row besides its speed."""
 
-    numerics: `passed`, `failed` or `not checked`. failures: what bars it from being ranked, with the
-    numbers. notes: what else to say. held_out: its figures at the end, None without evaluations.
-    """
-
-    numerics: str
+    numerics: str  # `passed`, `failed` or `not checked`
     convergence: Convergence
-    held_out: HeldOut | None = None
-    failures: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    held_out: HeldOut | None = None  # None without evaluations
+    failures: tuple[str, ...] = ()  # what bars it from being ranked, with the numbers
+    notes: tuple[str, ...] = ()  # what is unknown
 
 
 def judge_validity(
     groups: Sequence[Group], unfit: Sequence[MeasuredRun], *, own_region: str
 ) -> list[Validity]:
-    """Return what is known of each of `groups`, which are of one workload, besides its speed.
+    """Return the validity of each of `groups`, which are of one workload.
 
-    unfit: runs in no row; those whose loss stopped being a number still count against theirs. own_region: the
-    user's, which the commands that are proposed need not name.
+    unfit: runs in no row; one that diverged counts against the row that it would be in. own_region: the
+    user's, which proposed commands need not name.
     """
     rows = [_runs_of(group, unfit) for group in groups]
     references = evaluated_rows([runs for runs in rows if not list(_wrong_numerics(runs))])
@@ -130,7 +127,7 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
     worse = (f"convergence: {_evidence(convergence)}",) if convergence.verdict == WORSE else ()
     notes = [] if checked else ["numerics not checked"]
     why = ""
-    # A forward pass alone trains nothing, and can be held to nothing.
+    # A forward pass alone trains nothing that could converge.
     if convergence.verdict == UNKNOWN and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
         notes.append(f"convergence unknown: {why}")
@@ -186,25 +183,24 @@ def _evidence(convergence: Convergence) -> str:
     assert end is not None
     return (
         f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
-        f" (at least {percent(end, end.low)}, 95%), {_pairs(convergence.num_pairs)}"
+        f" (at least {percent(end, end.low)}, 95%), {counted(convergence.num_pairs, 'pair')}"
     )
 
 
 def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
-    """Return why it is unknown, and about how many more pairs, or which runs of a reference, would settle
-    it.
-    """
+    """Return why convergence is unknown, and which further runs would settle it."""
     evaluated = any(at_end(run) or diverged(run) for run in runs)
     if not evaluated or reference.recipe is None:
         return convergence.missing[0]
     if not reference.runs:
-        return f"there is no reference with {_rules(runs)}; {_run(reference.recipe, runs, place)}"
+        command = _reference_command(reference.recipe, runs, place)
+        return f"there is no reference with {_rules(runs)}; {command}"
     num_pairs = convergence.num_pairs + len(convergence.diverged)
     if num_pairs < FEWEST_PAIRS:
         why = ", ".join(convergence.missing) or "both recipes need more seeds (--repeats)"
-        if not reference.is_alike:
-            return f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}; {_run(reference.recipe, runs, place)}"
         text = f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}"
+        if not reference.is_alike:
+            return f"{text}; {_reference_command(reference.recipe, runs, place)}"
         if convergence.more_pairs is None:
             return text
         return f"{text}; {_seeds(convergence.more_pairs, runs, reference)} would make {PAIRS_WANTED}"
@@ -213,7 +209,7 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
         limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
         against = f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
         against += "" if end.low is None else f" ({limits}, 95% each)"
-        parts.append(f"{against}, {_pairs(convergence.num_pairs)}")
+        parts.append(f"{against}, {counted(convergence.num_pairs, 'pair')}")
         if convergence.more_pairs is not None:
             parts.append(f"about {_seeds(convergence.more_pairs, runs, reference)} would tell")
         elif end.verdict == UNKNOWN and not convergence.diverged:
@@ -222,33 +218,25 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
 
 
 def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str:
-    """Return `3 more (of both: --seed 5 --repeats 3)`: new seeds, as others make no new pair."""
+    """Return `3 more (of both: --seed 5 --repeats 3)`; only new seeds make new pairs."""
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
 def _rules(runs: Sequence[RunSummary]) -> str:
-    """Return `learning_rate=0.01`, or what a row without such an override has."""
+    """Return `learning_rate=0.01`, or words for a row without such an override."""
     return " and ".join(rules_of(runs[0].setup.recipe)) or "the workload's own optimizer and learning rate"
 
 
-def _run(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
-    """Return the command that makes runs of the reference for the row's seeds."""
+def _reference_command(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
+    """Return `run fastlaunch submit ...`, which makes runs of the reference at the row's seeds."""
     known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
     repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
-    # Between seeds far apart lie more runs than anybody would pay for.
+    # If the seeds are far apart, one command would make too many runs.
     one_by_one = repeats > 2 * max(len(known), FEWEST_PAIRS)
     command = submit_command(
         runs, [recipe], place=place, first_seed=known[0], repeats=1 if one_by_one else repeats
     )
-    return (
-        f"for {named_seeds(known)} one by one, as for the first; run {command}"
-        if one_by_one
-        else f"run {command}"
-    )
-
-
-def _pairs(number: int) -> str:
-    return f"{number} pair{'' if number == 1 else 's'}"
+    return f"{f'for {named_seeds(known)} one by one, as for the first; ' if one_by_one else ''}run {command}"
 
 
 def percent(of: Difference, value: float | None) -> str | None:
@@ -261,19 +249,19 @@ def percent(of: Difference, value: float | None) -> str | None:
 
 def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
     """Return the rows of one workload that may be a reference, the best first."""
-    of = [runs for runs in rows if any(at_end(run) or diverged(run) for run in runs)]
-    labels = [_split(runs[0].setup.recipe) for runs in of]
-    known = any(_name(stem) in REFERENCES for stem, _ in labels)
-    rows_evaluated = [
-        Evaluated(runs=tuple(runs), rules=rules, stem=stem, rank=rank, ends=_ends(runs))
-        for runs, (stem, rules) in zip(of, labels, strict=True)
-        if (rank := _rank(stem) if known else 0 if stem == labels[0][0] else None) is not None
-    ]
-    return sorted(rows_evaluated, key=lambda row: (all(diverged(run) for run in row.runs), row.rank))
+    evaluated = []
+    for runs in rows:
+        if any(at_end(run) or diverged(run) for run in runs):
+            stem, rules = _split(runs[0].setup.recipe)
+            evaluated.append(Evaluated(runs=tuple(runs), stem=stem, rules=rules, ends=_ends(runs)))
+    known = [row for row in evaluated if row.stem.split()[0] in REFERENCES]
+    return sorted(
+        known or [row for row in evaluated if row.stem == evaluated[0].stem], key=lambda row: row.rank
+    )
 
 
 def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Reference:
-    """Return the reference of a row among `rows`, from `evaluated_rows`: the first that makes pairs."""
+    """Return the reference of a row: the first of `rows`, from `evaluated_rows`, that makes pairs with it."""
     if not rows:
         return Reference(recipe=None)
     rules = rules_of(runs[0].setup.recipe)
@@ -302,23 +290,10 @@ def _split(label: str) -> tuple[str, tuple[str, ...]]:
     return " ".join([name, *(override for override in overrides if override not in rules)]), rules
 
 
-def _name(stem: str) -> str:
-    return stem.partition(" ")[0]
-
-
-def _rank(stem: str) -> int | None:
-    if stem in REFERENCES:
-        return REFERENCES.index(stem)
-    return len(REFERENCES) + REFERENCES.index(_name(stem)) if _name(stem) in REFERENCES else None
-
-
 def _ends(runs: Sequence[RunSummary]) -> frozenset[int]:
     return frozenset(max(curve(run)) for run in runs if at_end(run))
 
 
 def _trains_alike(run: RunSummary, ends: frozenset[int], row: Evaluated) -> bool:
-    """Return whether `run` of a row that ends at `ends` is set up as `row` is, but for recipe and seed.
-
-    Runs of one row share what a pair does, except for the seed and the end.
-    """
+    """Return whether runs like `run`, which end at `ends`, pair with runs of `row` at the same seeds."""
     return share_setup(run, row.runs[0]) and (not ends or not row.ends or bool(ends & row.ends))

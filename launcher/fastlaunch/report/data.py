@@ -151,8 +151,10 @@ def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | Non
 
 def place_to_json(row: Row) -> dict[str, str | int | None]:
     """Return what tells a row from the others, as plain data."""
-    names = ("recipe", "instance", "device_name", "num_nodes", "num_gpus")
-    names += ("batch_size_per_gpu", "sequence_length", "data")
+    names = (
+        *("recipe", "instance", "device_name", "num_nodes", "num_gpus"),
+        *("batch_size_per_gpu", "sequence_length", "data"),
+    )
     return {name: getattr(row.setup, name) for name in names}
 
 
