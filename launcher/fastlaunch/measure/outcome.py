@@ -39,24 +39,23 @@ def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[str]]:
 def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -> Outcome:
     """Return how a job that is no longer alive ended, by the end lines of all ranks of its last attempt.
 
-    exit_code: of the process that was started, None where nobody waited for it. Without an end line it is
-    the difference between a job that failed and one of which nothing more is known.
+    exit_code: of the process that was started; None if nobody waited for it. A job without an end line has
+    failed if there is an exit code, else it is lost.
     """
     ranks = _last_attempt(records)
     if not ranks:
         return _without_end("it ended before its first record", exit_code)
-    # Of several the lowest rank, but one whose peer was gone only where nobody has a reason of its own.
+    # The lowest rank decides, but one that only lost its peer gives way to one with a reason of its own.
     ended = sorted((rank for rank in ranks if rank.end is not None), key=_is_echo)
     by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
     missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
     is_silent = bool(missing) or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
-        # Where all that failed lost a peer, it is the one without a word that tells.
+        # If all that failed had lost a peer, the silent rank tells more.
         if status in by_status and not (is_silent and _is_echo(by_status[status])):
             rank = by_status[status]
-            message = rank.end.message if rank.end else None
             where = f" on rank {rank.header['rank']}" if rank.header["world_size"] > 1 else ""
-            why = f": {message}" if message else ""
+            why = f": {_message(rank)}" if _message(rank) else ""
             return Outcome(state=RunState.FAILED, reason=f"{words}{where}{why}")
     for rank in ranks:
         if rank.end is None:
@@ -67,8 +66,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     if missing:
         return _without_end(f"rank {min(missing)} left no record", exit_code)
     if "interrupted" in by_status:
-        message = by_status["interrupted"].end.message if by_status["interrupted"].end else None
-        return Outcome(state=RunState.INTERRUPTED, reason=message or "stopped before its last step")
+        reason = _message(by_status["interrupted"]) or "stopped before its last step"
+        return Outcome(state=RunState.INTERRUPTED, reason=reason)
     return Outcome(state=RunState.COMPLETED)
 
 
@@ -81,7 +80,7 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
         "number of ranks": job.num_gpus,
         "data": job.data.partition(":")[0],
     }
-    # What was left to the entrypoint to find, or to choose, is whatever the record says.
+    # What was left to the entrypoint to choose may be anything.
     left_open = {
         "steps": job.steps,
         "batch size": job.batch_size,
@@ -120,8 +119,12 @@ def _difference(what: str, requested: Any, recorded: Any) -> str:
     return f"the record contradicts the request: {what} {recorded!r} for {requested!r}"
 
 
+def _message(rank: RankRecord) -> str:
+    return (rank.end and rank.end.message) or ""
+
+
 def _is_echo(rank: RankRecord) -> bool:
-    return rank.end is not None and is_echo(rank.end.message or "")
+    return is_echo(_message(rank))
 
 
 def _last_attempt(records: Sequence[RankRecord]) -> list[RankRecord]:

@@ -9,15 +9,15 @@ for what was worked out from published percentages. A row has no interval: nobod
 """
 
 import csv
-import datetime
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastlaunch.core.errors import BadFile
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.units import parse_date
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
@@ -32,8 +32,7 @@ DATA = "published"
 
 _COUNT = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-#: Times outside these are slips, and would overflow what is computed from them.
+#: Times outside these are slips; what is computed from them would overflow.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e12
 
 
@@ -47,81 +46,46 @@ def read_published(path: Path) -> tuple[RunSummary, ...]:
 
     Raises BadFile, with line and column, if anything in it is wrong; then none of it is returned.
     """
-    rows = _rows(path, _text(path))
-    line, cells = next(rows, (1, []))
-    if not cells:
-        raise BadFile(path, "empty: no header", line=1, hint=f"it begins {','.join(REQUIRED_COLUMNS)}")
-    columns = _columns(path, line, cells)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadFile(path, "not UTF-8") from None
+    columns: list[str] = []
     summaries = []
-    for line, cells in rows:
-        if len(cells) != len(columns):
-            raise BadFile(
-                path,
-                f"{len(cells)} cells, the header names {len(columns)}: {_place(columns, cells)}",
-                line=line,
-            )
-        summaries.append(_summary(_Row(path, line, dict(zip(columns, cells, strict=True)))))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for cells in filter(None, reader):
+            line = reader.line_num
+            if not columns:
+                columns = [cell.strip() for cell in cells]
+                _check_columns(path, line, columns)
+            elif len(cells) != len(columns):
+                raise BadFile(path, f"{len(cells)} cells, the header names {len(columns)}", line=line)
+            else:
+                row = dict(zip(columns, (cell.strip() for cell in cells), strict=True))
+                summaries.append(_summary(_Row(path, line, row)))
+    except csv.Error as error:
+        raise BadFile(path, f"not CSV: {error}", line=reader.line_num) from None
     if not summaries:
-        raise BadFile(path, "holds a header and no rows", line=line)
+        what = "holds a header and no rows" if columns else "empty: no header"
+        raise BadFile(path, what, hint=f"it begins {','.join(REQUIRED_COLUMNS)}")
     return tuple(summaries)
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
-    nul = data.find(b"\0")
-    if nul >= 0:
-        raise BadFile(path, "holds a NUL byte: not a CSV file", line=_line_of(data, nul))
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(path, "not UTF-8", line=_line_of(data, error.start)) from None
-
-
-def _line_of(data: bytes, position: int) -> int:
-    return len((data[:position] + b".").splitlines())
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line it begins on, its cells without surrounding blanks) of each row that is not blank."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise BadFile(path, f"not CSV: {error}", line=line) from None
-        if cells is None:
-            return
-        if cells:
-            yield line, [cell.strip() for cell in cells]
-
-
-def _columns(path: Path, line: int, columns: Sequence[str]) -> Sequence[str]:
-    """Return the header's columns. Raises BadFile for an unknown, repeated or missing one."""
+def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
+    """Raise BadFile for an unknown, repeated or missing column."""
     known = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
-    for number, column in enumerate(columns, start=1):
+    for number, column in enumerate(columns):
         if column not in known:
-            raise BadFile(
-                path,
-                f"unknown column {column!r} (column {number})",
-                line=line,
-                hint=f"known: {', '.join(known)}",
-            )
-        if column in columns[: number - 1]:
+            hint = f"known: {', '.join(known)}"
+            raise BadFile(path, f"unknown column {column[:40]!r}", line=line, hint=hint)
+        if column in columns[:number]:
             raise BadFile(path, f"column {column!r} twice", line=line)
     for column in REQUIRED_COLUMNS:
         if column not in columns:
             raise BadFile(path, f"column {column!r} is missing", line=line)
-    return columns
-
-
-def _place(columns: Sequence[str], cells: Sequence[str]) -> str:
-    if len(cells) < len(columns):
-        return f"nothing in column {columns[len(cells)]}"
-    return f"{cells[len(columns)][:40]!r} stands after the last, column {columns[-1]}"
 
 
 def _summary(row: "_Row") -> RunSummary:
@@ -224,10 +188,8 @@ class _Row:
         if text is None:
             return None
         try:
-            if not _DATE.fullmatch(text):
-                raise ValueError
-            return datetime.date.fromisoformat(text).isoformat()
-        except ValueError:
+            return parse_date(text).isoformat()
+        except UserError:
             raise self.bad(column, f"{text[:40]!r} is not a date as YYYY-MM-DD") from None
 
     def flag(self, column: str) -> bool:

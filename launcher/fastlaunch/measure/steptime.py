@@ -36,16 +36,12 @@ class NoTiming(ValueError):
     """Why the records of an attempt yield no step time, in words."""
 
 
+@np.errstate(all="ignore")  # absurd numbers in a foreign file show in the result
 def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     """Return the timing of one attempt by the records of its ranks. Raises NoTiming if it has too few steps.
 
     An attempt that did not settle keeps its last half, without interval.
     """
-    with np.errstate(all="ignore"):  # absurd numbers in a foreign file are told from the result
-        return _time_attempt(ranks)
-
-
-def _time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     num_steps = min(sum(block.last_step - block.first_step + 1 for block in rank.blocks) for rank in ranks)
     first_cut = max(MIN_WARMUP_STEPS, *(steps_until_warm(rank) for rank in ranks))
     if num_steps - first_cut < MIN_TIMED_STEPS:
