@@ -1,9 +1,12 @@
-"""A summary of a run that was never made, for tests to change."""
+"""Summaries of runs that were never made, for tests to change and to compare."""
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.records.records import Eval
@@ -34,6 +37,8 @@ PLAIN = RunSummary(
     ),
     environment=Environment(host_id="host-a", measured_on="2026-11-01"),
 )
+CATALOGUE = load_catalogue()
+TODAY = datetime.date(2026, 11, 21)
 _TOPICS = ("setup", "timing", "startup", "checkpoints", "quality", "environment", "figures")
 
 
@@ -43,6 +48,50 @@ def changed(summary: RunSummary, **values: Any) -> RunSummary:
         own = {name: values.pop(name) for name in vars(getattr(summary, topic)) if name in values}
         summary = replace(summary, **{topic: replace(getattr(summary, topic), **own)})
     return replace(summary, **values)
+
+
+def timed(value: float, *, within: float | None = 0.001) -> Interval:
+    """A time with an interval of this relative half-width; None for none."""
+    if within is None:
+        return Interval(value=value)
+    return Interval(value=value, low=value * (1 - within), high=value * (1 + within))
+
+
+def runs(recipe: str, *times_s: float, **changes: Any) -> list[MeasuredRun]:
+    """A run for each time, repeats of each other."""
+    return [
+        MeasuredRun(
+            run_id=f"{recipe}-{number}",
+            summary=changed(PLAIN, **{"recipe": recipe, "step_time_s": timed(time_s), **changes}),
+        )
+        for number, time_s in enumerate(times_s, start=1)
+    ]
+
+
+def compared(
+    *runs: MeasuredRun | RunSummary | Sequence[MeasuredRun],
+    baseline: str | None = None,
+    allow_unverified: bool = False,
+    **prices: Any,
+) -> Comparison:
+    """The comparison of runs, of lists of runs, or of summaries."""
+    candidates: list[MeasuredRun] = []
+    for number, one in enumerate(runs):
+        if isinstance(one, RunSummary):
+            candidates.append(MeasuredRun(run_id=f"run-{number}", summary=one))
+        else:
+            candidates += [one] if isinstance(one, MeasuredRun) else one
+    return compare(
+        candidates,
+        catalogue=CATALOGUE,
+        prices=PriceRequest(today=TODAY, **prices),
+        baseline=baseline,
+        allow_unverified=allow_unverified,
+    )
+
+
+def by_recipe(comparison: Comparison) -> dict[str, Row]:
+    return {row.setup.recipe: row for row in comparison.rows}
 
 
 def price_of(usd_per_hour: float) -> Price:
