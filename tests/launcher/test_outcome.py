@@ -13,6 +13,7 @@ from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import RankRecord
 
+ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
 JOB = JobSpec(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)
 
 
@@ -29,7 +30,6 @@ def records(directory: Path, **how: Any) -> list[RankRecord]:
         ("interrupted", RunState.INTERRUPTED, "told"),
         ("out_of_memory", RunState.FAILED, "out of memory on rank 0: told"),
         ("nan_loss", RunState.FAILED, "the loss is not a number on rank 0: told"),
-        ("failed", RunState.FAILED, "failed on rank 0: told"),
         (None, RunState.LOST, "rank 0 ended without saying how, after step 20"),
     ],
 )
@@ -48,16 +48,14 @@ def test_rank_that_failed_decides_over_those_it_took_along(tmp_path: Path) -> No
 
 
 def test_rank_whose_peer_was_gone_does_not_decide(tmp_path: Path) -> None:
-    echo = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
-    one = records(tmp_path / "a", status="failed", message=echo)
+    one = records(tmp_path / "a", status="failed", message=ECHO)
     two = records(tmp_path / "b", status="failed", message="KeyError: 'label'")
     assert outcome_of([one[0], two[1]]).reason == "failed on rank 1: KeyError: 'label'"
-    assert outcome_of(one).reason == f"failed on rank 0: {echo}"
+    assert outcome_of(one).reason == f"failed on rank 0: {ECHO}"
 
 
 def test_rank_without_a_word_tells_more_than_those_that_lost_it(tmp_path: Path) -> None:
-    echo = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
-    one = records(tmp_path / "a", status="failed", message=echo)
+    one = records(tmp_path / "a", status="failed", message=ECHO)
     two = records(tmp_path / "b", status=None)
     told = "rank 1 ended without saying how, after step 20"
     # Whether that is a failure, or a machine that was taken, the node or its backend says.
@@ -68,11 +66,6 @@ def test_rank_without_a_word_tells_more_than_those_that_lost_it(tmp_path: Path) 
     assert outcome_of(one[:1]).reason == "rank 1 left no record"
     own = records(tmp_path / "c", status="failed", message="KeyError: 'label'")
     assert outcome_of([own[0], two[1]]).reason == "failed on rank 0: KeyError: 'label'"
-
-
-def test_rank_without_a_record_is_missed(tmp_path: Path) -> None:
-    found = records(tmp_path)
-    assert outcome_of(found[:1]) == Outcome(state=RunState.LOST, reason="rank 1 left no record")
 
 
 def test_exit_code_tells_failed_from_lost(tmp_path: Path) -> None:
@@ -113,9 +106,7 @@ def test_record_of_the_job_contradicts_nothing(tmp_path: Path) -> None:
     [
         ({"workload": "vit-tiny"}, "workload 'vit-tiny' for 'vit-huge'"),
         ({"batch_size": 4}, "batch size 4 for 2"),
-        ({"seed": 3}, "seed 3 for 0"),
         ({"world_size": 1}, "number of ranks 1 for 2"),
-        ({"steps": 10}, "steps 10 for 20"),
         ({"data": "loader"}, "data 'loader' for 'synthetic'"),
         ({"recipe": "bf16 optimizer_impl=fused"}, "optimizer_impl 'fused' for 'auto'"),
     ],
