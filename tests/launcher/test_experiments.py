@@ -40,13 +40,8 @@ def test_every_arm_exists_and_no_two_are_the_same(name: str) -> None:
     experiment = EXPERIMENTS[name]
     assert name == experiment.name and (experiment.steps is None) != (experiment.epochs is None)
     made = {
-        (
-            variant.workload,
-            resolve_recipe(variant.recipe, variant.overrides),
-            variant.batch_size,
-            variant.num_gpus,
-        )
-        for variant in experiment.variants
+        (of.workload, resolve_recipe(of.recipe, of.overrides), of.batch_size, of.num_gpus)
+        for of in experiment.variants
     }
     assert len(made) == len(experiment.variants) > 1
     assert all(workload_info(variant.workload).small for variant in experiment.variants)
@@ -114,19 +109,11 @@ def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     assert [(job.workload, job.recipe.label, job.batch_size) for job in found.specs] == [
         ("vit-huge", "bf16", 64)
     ]
-    assert found.differences[0] == (
-        "run",
-        "te-article on vit-huge at batch 64: blocks te-article needs transformer_engine, which is not "
-        "installed (pip install 'fastlaunch[te]'), left out",
-    )
+    assert "pip install 'fastlaunch[te]'" in found.differences[0][1]
     assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 1
     on_one = here("distilbert", ONE_H200)
     assert {job.num_gpus for job in on_one.specs} == {1}
-    assert on_one.differences[1] == (
-        "run",
-        "lightning precision=fp16 on distilbert-imdb at batch 12: it is for 4 GPUs, and here is 1 x "
-        "NVIDIA H200, left out",
-    )
+    assert "it is for 4 GPUs, and here is 1 x NVIDIA H200" in on_one.differences[1][1]
     assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).differences) == 1
 
 
@@ -154,41 +141,30 @@ def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message", "hint"),
+    ("options", "word"),
     [
-        ({"recipes": ("bf16",)}, "says its own --recipe", "leave out --recipe, or --experiment"),
-        ({"overrides": ("optimizer=sgd",)}, "says its own --set", "fastlaunch experiments fp8"),
-        ({"workload": "vit-tiny"}, "says its own --workload", "leave out --workload"),
-        ({"batch_size": 8}, "says its own --batch-size", "leave out --batch-size"),
-        ({"nproc": 2}, "says its own --nproc", "leave out --nproc"),
-        ({"steps": 3, "epochs": 3}, "--steps and --epochs both", "one of them"),
-        ({"epochs": 3}, "--epochs are passes over the data, and loader data have no end", "give --steps"),
-        (
-            {"experiment": "distilbert", "data": "loader"},
-            "--data loader makes images, and workload 'distilbert-imdb' takes none",
-            "--data synthetic",
-        ),
-        ({"experiment": "fusion", "eval_every": 5}, "'gelu' has no held-out data", "leave out --eval-every"),
-        ({"model": "gpt2"}, "workload 'vit-huge' takes no --model", "leave out --model"),
-        ({"experiment": "fp9"}, "unknown experiment 'fp9'", "did you mean fp8"),
+        ({"recipes": ("bf16",)}, "--recipe"),
+        ({"overrides": ("optimizer=sgd",)}, "--set"),
+        ({"workload": "vit-tiny"}, "--workload"),
+        ({"batch_size": 8}, "--batch-size"),
+        ({"nproc": 2}, "--nproc"),
+        ({"steps": 3, "epochs": 3}, "--epochs"),
+        ({"epochs": 3}, "have no end"),
+        ({"name": "distilbert", "data": "loader"}, "makes images"),
+        ({"name": "fusion", "eval_every": 5}, "no held-out data"),
+        ({"model": "gpt2"}, "--model"),
+        ({"name": "fp9"}, "fp9"),
     ],
 )
-def test_what_an_experiment_says_itself_is_not_asked_for(
-    options: dict[str, Any], message: str, hint: str
-) -> None:
-    request = SubmitOptions(**{"experiment": "fp8", **options})
-    with pytest.raises(UserError) as caught:
-        build_jobs(request, machine=ONE_H200, catalogue=catalogue())
-    assert message in caught.value.message
-    assert hint in str(caught.value.hint)
+def test_what_an_experiment_says_itself_is_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word) as caught:
+        here(**{"name": "fp8", "machine": ONE_H200, **options})
+    assert caught.value.hint
 
 
 def test_an_experiment_of_which_nothing_runs_is_refused() -> None:
-    with pytest.raises(
-        UserError, match="no run of experiment fp8 can be made there: bf16 on vit-huge"
-    ) as caught:
+    with pytest.raises(UserError, match="no run of experiment fp8 can be made"):
         there("fp8", {"instances": ("trn1.32xlarge",)})
-    assert "instance types with NVIDIA GPUs" in str(caught.value.hint)
 
 
 def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_out() -> None:
@@ -212,34 +188,23 @@ def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_o
 def test_on_aws_an_arm_may_use_some_of_the_gpus() -> None:
     own = {"image": IMAGE}
     on_ec2 = there("distilbert", own)
-    assert [job.num_gpus for job in jobs_at(on_ec2, on_ec2.instances[0], "us-east-1")] == [
-        1,
-        1,
-        1,
-        1,
-        4,
-        4,
-        4,
-    ]
+    num_gpus = [job.num_gpus for job in jobs_at(on_ec2, on_ec2.instances[0], "us-east-1")]
+    assert num_gpus == [1, 1, 1, 1, 4, 4, 4]
     trained = there("distilbert", {**own, "backend": "sagemaker", "instances": ("ml.g5.xlarge",)})
     assert len(trained.variants) == 4
-    assert trained.skipped[0][1] == "it is for 4 GPUs, and g5.xlarge has 1"
-    with pytest.raises(UserError, match=r"it is for 1 GPU, and a SageMaker job uses all 8 of ml.p5.48xlarge"):
+    assert "for 4 GPUs" in trained.skipped[0][1]
+    with pytest.raises(UserError, match="for 1 GPU, and a SageMaker job uses all 8"):
         there("fusion", {"backend": "sagemaker"})
 
 
 def test_aws_images_lack_what_language_models_need_and_it_is_said_how_to_get_it() -> None:
-    with pytest.raises(UserError, match="gpt2-xsmall needs transformers, which AWS's images lack") as caught:
-        there("compile-modes")
-    assert "fastlaunch build --with transformers --push" in str(caught.value.hint)
     # One image serves all the variants.
-    for name, options in (("distilbert", "--with transformers --with lightning"), ("ort", "--ort")):
+    builds = {"distilbert": "--with transformers --with lightning", "ort": "--ort"}
+    for name, options in {"compile-modes": "--with transformers", **builds}.items():
         with pytest.raises(UserError, match="needs transformers") as caught:
             there(name)
         assert f"fastlaunch build {options} --push" in str(caught.value.hint)
-    assert len(there("compile-modes", {"image": IMAGE}).variants) == len(
-        EXPERIMENTS["compile-modes"].variants
-    )
+    assert len(there("compile-modes", {"image": IMAGE}).variants) == 6
 
 
 @pytest.mark.slow
@@ -247,11 +212,7 @@ def test_an_experiment_runs_from_the_command_line(capsys: pytest.CaptureFixture[
     machine = replace(CPU, modules=ALL_SOFTWARE | {"torch"})
     argv = ["submit", "--local", "--experiment", "fusion", "--steps", "20"]
     assert fastlaunch(*argv, machine=machine) == 0
-    _, err = capsys.readouterr()
-    assert err.splitlines()[:2] == [
-        "experiment fusion on this machine is not, in all, as it was published:",
-        "  workload  gelu at batch 8: rehearsed with gelu:256x1024 at batch 8",
-    ]
+    assert "rehearsed with gelu:256x1024" in capsys.readouterr().err
     assert [run.recipe for run in runs()] == [
         *("fp32", "jit-script precision=fp32", "compile precision=fp32", "library precision=fp32"),
         *("bf16", "jit-script", "compile", "library"),
