@@ -23,6 +23,7 @@ def test_every_folder_of_measurements_is_in_a_table() -> None:
     assert folders and folders <= imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["<!-- /headline -->", "<!-- /measured -->"])
 def test_a_figure_changed_by_hand_is_written_over(end: str) -> None:
     (page,) = (page for page in (README, RESULTS) if end in page.read_text(encoding="utf-8"))

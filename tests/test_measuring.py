@@ -105,12 +105,12 @@ class Machine:
         return "exit 1" if run.arm.recipe == self.fails else "trained"
 
     def measure(
-        self, output: Path, rounds: Iterable[list[PlannedRun]], num_gpus: int = 1, **options: float
+        self, output: Path, rounds: Iterable[list[PlannedRun]], num_gpus: int = 1, deadline: float = 1000
     ) -> None:
         Measuring(
             output=output,
             archive=output / PACKED,
-            deadline=options.get("deadline", 1000),
+            deadline=deadline,
             train=self.train,
             clock=lambda: self.now,
         ).all_of(rounds, num_gpus=num_gpus)

@@ -21,6 +21,7 @@ def summaries() -> dict[str, RunSummary]:
     return shipped_summaries()
 
 
+@pytest.mark.slow
 def test_the_summaries_are_those_of_the_records(summaries: dict[str, RunSummary]) -> None:
     found = find_runs([shipped("measurements")])
     assert not found.skipped
