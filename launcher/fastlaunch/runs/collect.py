@@ -1,6 +1,5 @@
 """What is here of a run on AWS, what it cost, and what is missing and why."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,8 @@ from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.measure.outcome import contradictions, read_records
+from fastlaunch.runs.display import RecordTail, describe
+from fastlaunch_train.records.records import RankRecord
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
@@ -91,15 +92,26 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
 
 def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary | None":
     """Return what the run measured by the records that are here; None without any."""
+    records, _ = read_records(s3_sync.record_paths(home, run.id))
+    summary, _ = summarize_run(run.spec, records)
+    return summary and with_start(summary, attempts, home)
+
+
+def summarize_run(
+    spec: Mapping[str, Any] | None, records: Sequence[RankRecord]
+) -> "tuple[RunSummary | None, str | None]":
+    """Return what the records say, and the first thing in which they contradict the job of `spec`.
+
+    Contradictions stand among the summary's problems too. Without records both are None.
+    """
     # Imported late: it brings numpy.
     from fastlaunch.measure.summarize import summarize
 
-    records, _ = read_records(s3_sync.record_paths(home, run.id))
     if not records:
-        return None
-    summary = with_start(summarize(records), attempts, home)
-    problems = contradictions(JobSpec.from_json(run.spec), records) if run.spec else ()
-    return replace(summary, problems=(*summary.problems, *problems)) if problems else summary
+        return None, None
+    summary = summarize(records)
+    problems = contradictions(JobSpec.from_json(spec), records) if spec else ()
+    return replace(summary, problems=(*summary.problems, *problems)), next(iter(problems), None)
 
 
 def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
@@ -109,22 +121,17 @@ def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
     """
     status = last_word(attempt, home)
     took = {
-        entry["run_id"]: max(0.0, entry["ended_s"] - entry["started_s"])
-        for entry in _runs_of(status)
-        if _is_number(entry.get("started_s")) and _is_number(entry.get("ended_s"))
+        entry["run_id"]: entry["ended_s"] - entry["started_s"]
+        for entry in run_entries(status)
+        if entry.get("started_s") is not None and entry.get("ended_s") is not None
     }
     if not took:
         return Occupancy()
-    uptime_s = (status or {}).get("uptime_s")
     billing = attempt.billing
-    billed_s = billing.billed_s or (uptime_s if _is_number(uptime_s) else None)
+    billed_s = billing.billed_s or (status or {}).get("uptime_s")
     share = 1.0
-    if (
-        attempt.billing.billed_s
-        and attempt.billing.lived_s
-        and attempt.billing.billed_s < attempt.billing.lived_s
-    ):
-        share = attempt.billing.billed_s / attempt.billing.lived_s
+    if billing.billed_s and billing.lived_s:
+        share = min(1.0, billing.billed_s / billing.lived_s)
     own_s = {run_id: seconds * share for run_id, seconds in took.items()}
     shared_s = max(0.0, billed_s - sum(own_s.values())) if billed_s is not None else None
     return Occupancy(own_s=own_s.get(run.id, 0.0), shared_s=shared_s)
@@ -255,55 +262,72 @@ def _missing(
     run: Run, attempts: Sequence[Attempt], records: Sequence[Path], log: Path, home: Path
 ) -> list[str]:
     """Return what of the newest attempt is not here, and why; empty if all is."""
+    if not run.state.is_final:
+        return [f"under way: {doing(run, attempts, home)}"]
     if not attempts:
-        return ["no machine was asked for yet" if not run.state.is_final else "no machine was ever asked for"]
+        return ["no machine was ever asked for"]
     attempt = attempts[-1]
-    service = SERVICES.get(attempt.backend, attempt.backend)
-    kept, status = s3_sync.kept(home, attempt.token, attempt.num_nodes), last_word(attempt, home)
     if attempt.handle is None:
-        if attempt.ended_at:
-            return [f"no machine was started: {attempt.reason or attempt.state}"]
-        return [attempt.reason or f"{service} has not answered yet"]
+        return [f"no machine was started: {attempt.reason or attempt.state}"]
+    kept, status = s3_sync.kept(home, attempt.token, attempt.num_nodes), last_word(attempt, home)
     if not kept.num_booted and status is None:
-        return [_why_silent(attempt, home)]
-    entry = next((entry for entry in _runs_of(status) if entry["run_id"] == run.id), None)
+        console_log = s3_sync.console_path(home, attempt.token)
+        see = f"; see {console_log}" if console_log.is_file() else ""
+        return [f"{_nodes(range(attempt.num_nodes), attempt)} never started{see}"]
+    entry = next((entry for entry in run_entries(status) if entry["run_id"] == run.id), None)
     if entry and entry.get("state") == "not-started":
         why = (status or {}).get("reason") or (status or {}).get("outcome")
         return [f"the node ended before the run's turn: {why}"]
     missing = []
-    if not run.state.is_final:
-        missing.append("under way: the rest comes when it is uploaded")
-    elif kept.status is None:
-        silent = _silent(attempt, kept)
-        missing.append(f"{silent} ended without a last word: the end of log and records may be lost")
+    if silent := [node for node in range(attempt.num_nodes) if node not in kept.statuses]:
+        silent_nodes = _nodes(silent, attempt)
+        missing.append(f"{silent_nodes} ended without a last word: the end of log and records may be lost")
     ranks = set(range((run.spec or {}).get("num_gpus", 0)))
-    if run.state.is_final and (absent := sorted(ranks - _ranks_of_last(records))):
+    if absent := sorted(ranks - _ranks_of_last(records)):
         missing.append(f"no record of rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
-    if run.state.is_final and not log.is_file():
+    if not log.is_file():
         missing.append("no log")
     return missing
 
 
-def _why_silent(attempt: Attempt, home: Path) -> str:
-    """Return why nothing is here of an attempt that has machines."""
-    several = attempt.num_nodes > 1
-    if attempt.backend == "sagemaker":
-        what, verb = ("the job's containers" if several else "the job's container"), "started"
-    else:
-        what, verb = ("the nodes" if several else "the node"), "booted"
-    if not attempt.ended_at:
-        return f"{what} {'have' if several else 'has'} not {verb} yet"
-    console_log = s3_sync.console_path(home, attempt.token)
-    see = f"; see {console_log}" if console_log.is_file() else ""
-    return f"{what} never said that {'they' if several else 'it'} {verb}{see}"
+def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
+    """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step."""
+    if not attempts:
+        return "waiting for a machine to be asked for"
+    last = attempts[-1]
+    if last.handle is None:
+        machines = "a machine" if last.num_nodes == 1 else f"{last.num_nodes} machines"
+        return last.reason or f"asking {SERVICES.get(last.backend, last.backend)} for {machines}"
+    if run.reason:
+        return run.reason
+    kept = s3_sync.kept(home, last.token, last.num_nodes)
+    if kept.num_booted < last.num_nodes:
+        if last.backend == "sagemaker":
+            return "waiting for the job's container" + ("s" if last.num_nodes > 1 else "")
+        if last.num_nodes == 1:
+            return "waiting for the machine to boot"
+        return f"waiting for the machines to boot, {kept.num_booted} of {last.num_nodes} have"
+    if _has_record(run.id, last, home):
+        progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
+        return describe(progress) if progress else "starting"
+    if kept.status is not None:
+        return "its machine is shutting down"
+    if any(s3_sync.record_paths(home, other) for other in last.run_ids if other != run.id):
+        return "waiting for its turn on the machine"
+    return "pulling the image and starting"
 
 
-def _silent(attempt: Attempt, kept: s3_sync.SyncResult) -> str:
-    """Return the nodes without a last word."""
-    silent = [str(node) for node in range(attempt.num_nodes) if node not in kept.statuses]
+def _has_record(run_id: str, attempt: Attempt, home: Path) -> bool:
+    """Whether the first rank has a record of the attempt, or of a later start of the same job."""
+    names = [_RECORD.fullmatch(path.name) for path in s3_sync.record_paths(home, run_id)]
+    return any(name and int(name[1]) == 0 and int(name[2]) >= attempt.n for name in names)
+
+
+def _nodes(nodes: Sequence[int], attempt: Attempt) -> str:
+    """`the node`, `node 1`, `nodes 0, 1`."""
     if attempt.num_nodes == 1:
         return "the node"
-    return f"node{'s' if len(silent) > 1 else ''} {', '.join(silent)}"
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
 
 
 def _ranks_of_last(records: Sequence[Path]) -> set[int]:
@@ -312,15 +336,9 @@ def _ranks_of_last(records: Sequence[Path]) -> set[int]:
     return {int(name[1]) for name in names if int(name[2]) == last}
 
 
-def _runs_of(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the runs in the node's last word, skipping what is malformed."""
-    given = status.get("runs") if status else None
-    entries = given if isinstance(given, list) else []
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("run_id"), str)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def run_entries(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return what the nodes' last word says of each run; empty without one."""
+    return (status or {}).get("runs") or []
 
 
 def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -> "RunSummary":
@@ -331,17 +349,10 @@ def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -
     for attempt in reversed(attempts):
         kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
         status = kept.status or merged(kept.statuses, attempt.num_nodes, partial=True) or {}
-        boot_s, pulled_s = _seconds(status, "boot_s"), _seconds(status, "pull_s")
+        boot_s, pulled_s = status.get("boot_s"), status.get("pull_s")
         if boot_s is None:
             continue
         # Both count from the machine's start, and the script that fetches begins at boot_s.
         took_s = pulled_s - boot_s if pulled_s is not None and pulled_s >= boot_s else None
         return replace(summary, startup=replace(summary.startup, boot_s=boot_s, pull_s=took_s))
     return summary
-
-
-def _seconds(status: Mapping[str, Any], name: str) -> float | None:
-    value = status.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None

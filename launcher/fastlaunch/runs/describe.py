@@ -6,14 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.backends import s3_sync
-from fastlaunch.backends.protocol import SERVICES, CloudBackend
+from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.collect import attempt_as_json
-from fastlaunch.runs.display import RecordTail, describe
+from fastlaunch.runs.collect import attempt_as_json, doing
 from fastlaunch_train.records.records import Check, Eval
 
 _INDENT = "  "
@@ -70,18 +68,23 @@ def measured(run: Run) -> str | None:
     if summary is None or summary.timing.step_time_s is None:
         return None
     step = summary.timing.step_time_s
-    further = [str(summary.all_reduce)] if summary.all_reduce else []
-    if summary.padding_fraction:
-        further.append(f"{summary.padding_fraction:.1%} of the tokens are padding")
-    further += [f"a forward pass ran {summary.kernels}"] if summary.kernels else []
-    further += [f"at the end {_scored(summary.quality.evals[-1])}"] if summary.quality.evals else []
-    failed = [check.name for check in summary.quality.checks if not check.passed]
-    further += [f"it does NOT pass the check of {', '.join(failed)}"] if failed else []
     if step.low is None or step.high is None:
-        return "; ".join([f"{step.value:.4g} s per step, without an interval", *further])
-    within = f"{step.low:.4g} to {step.high:.4g} within the run"
-    steps = f"{summary.timing.num_retained_steps} of {summary.num_steps} steps"
-    return "; ".join([f"{step.value:.4g} s per step ({within}, {steps})", *further])
+        facts = [f"{step.value:.4g} s per step, without an interval"]
+    else:
+        within = f"{step.low:.4g} to {step.high:.4g} within the run"
+        steps = f"{summary.timing.num_retained_steps} of {summary.num_steps} steps"
+        facts = [f"{step.value:.4g} s per step ({within}, {steps})"]
+    if summary.all_reduce:
+        facts.append(str(summary.all_reduce))
+    if summary.padding_fraction:
+        facts.append(f"{summary.padding_fraction:.1%} of the tokens are padding")
+    if summary.kernels:
+        facts.append(f"a forward pass ran {summary.kernels}")
+    if summary.quality.evals:
+        facts.append(f"at the end {_scored(summary.quality.evals[-1])}")
+    if failed := [check.name for check in summary.quality.checks if not check.passed]:
+        facts.append(f"it does NOT pass the check of {', '.join(failed)}")
+    return "; ".join(facts)
 
 
 def _scored(line: Eval) -> str:
@@ -174,11 +177,6 @@ def how_to_stop(attempt: Attempt, backend: CloudBackend) -> str:
     )
 
 
-def told_to_end(backend: CloudBackend) -> str:
-    """Return what became of machines that were ended at once: `is terminated`."""
-    return "is stopping" if backend.boot_limit is None else "is terminated"
-
-
 def once_more(backend: CloudBackend) -> str:
     """Return what a second signal does to machines that are stopping."""
     if backend.boot_limit is None:
@@ -208,43 +206,6 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     return f"{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
 
 
-def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
-    """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step."""
-    if not attempts:
-        return "waiting for a machine to be asked for"
-    last = attempts[-1]
-    machines = "a machine" if last.num_nodes == 1 else f"{last.num_nodes} machines"
-    if last.handle is None:
-        return last.reason or f"asking {SERVICES.get(last.backend, last.backend)} for {machines}"
-    if run.reason:
-        return run.reason
-    kept = s3_sync.kept(home, last.token, last.num_nodes)
-    if kept.num_booted < last.num_nodes:
-        return _booting(last, kept.num_booted)
-    if _records_of(run.id, last, home):
-        progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
-        return describe(progress) if progress else "starting"
-    if kept.status is not None:
-        return f"the machine{'s are' if last.num_nodes > 1 else ' is'} shutting down"
-    if any(list(s3_sync.run_folder(home, before).glob("rank-*.jsonl")) for before in _others(run, last)):
-        return "waiting for its turn on the machine" + ("s" if last.num_nodes > 1 else "")
-    return "pulling the image and starting"
-
-
-def _booting(attempt: Attempt, num_booted: int) -> str:
-    if attempt.backend == "sagemaker":
-        return "waiting for the job's container" + ("s" if attempt.num_nodes > 1 else "")
-    if attempt.num_nodes == 1:
-        return "waiting for the machine to boot"
-    return f"waiting for the machines to boot, {num_booted} of {attempt.num_nodes} have"
-
-
-def _records_of(run_id: str, attempt: Attempt, home: Path) -> list[Path]:
-    """Return the first rank's records of the attempt, or of a later start of the same job."""
-    paths = s3_sync.run_folder(home, run_id).glob("rank-00000-attempt-*.jsonl")
-    return [path for path in paths if int(path.stem.rpartition("-")[2]) >= attempt.n]
-
-
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
     """Return the most that the attempts can cost together in USD; None if a price or a limit is not known."""
     total = 0.0
@@ -271,7 +232,6 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
 def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
     """Return what `status` adds for a run on AWS: attempts, what it is doing, cost and ceiling in USD."""
     cost = total_cost(attempts, now)
-    ceiling = ceiling_usd(attempts)
     return {
         "instance": run.instance,
         "doing": None if run.state.is_final else doing(run, attempts, home),
@@ -279,9 +239,5 @@ def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dat
         "cost_usd": cost.usd,
         "sunk_usd": cost.sunk_usd,
         "cost_is_final": cost.is_final,
-        "max_cost_usd": ceiling,
+        "max_cost_usd": ceiling_usd(attempts),
     }
-
-
-def _others(run: Run, attempt: Attempt) -> list[str]:
-    return [run_id for run_id in attempt.run_ids if run_id != run.id]

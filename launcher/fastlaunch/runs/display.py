@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +48,14 @@ class Progress:
 
 
 class RecordTail:
-    """Reads what was added to rank 0's record since the last look. A half-written line waits."""
+    """Reads what was added to rank 0's newest record since the last look. A half-written line waits."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._path: Path | None = None
+        self._start(None)
+
+    def _start(self, path: Path | None) -> None:
+        self._path = path
         self._offset = 0
         self._rest = b""
         self._header: dict[str, Any] = {}
@@ -63,10 +66,10 @@ class RecordTail:
 
     def read(self) -> Progress | None:
         """Return how far the run is now; None until its header is there."""
-        if self._path is None:
-            paths = self._directory.glob("rank-00000-attempt-*.jsonl")
-            # By length first: attempt 10 comes after attempt 9.
-            self._path = max(paths, key=lambda path: (len(path.name), path.name), default=None)
+        newest = newest_record(self._directory.glob("rank-00000-attempt-*.jsonl"))
+        if newest != self._path:
+            # A job that SageMaker starts again goes on in another file.
+            self._start(newest)
         if self._path is not None:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -114,6 +117,12 @@ class RecordTail:
             seconds_left=left,
             phase=self._phase,
         )
+
+
+def newest_record(paths: Iterable[Path]) -> Path | None:
+    """Return the record of the last attempt among those of one rank."""
+    # By length first: attempt 10 comes after attempt 9.
+    return max(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
 class Display(Protocol):
@@ -268,62 +277,47 @@ class AttemptDisplay:
     place: str
     #: The name that AWS gave it.
     machine: str
-    _current: int = 0
-    _tail: RecordTail | None = field(default=None)
-    _tail_of: Path | None = field(default=None)
-    _records: tuple[Path, ...] = ()
-
-    @property
-    def current(self) -> ShownRun:
-        """The run that is shown."""
-        return self.runs[self._current]
+    #: The run that is shown.
+    current: ShownRun = field(init=False)
+    _tail: RecordTail = field(init=False)
 
     def start(self) -> None:
         """Show the first run."""
-        self._show_start()
+        self._show_start(self.runs[0])
 
     def update(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> None:
         """Show what is known now, by AWS and by what was synced."""
-        self._records = tuple(path for path in synced.files if path.name.startswith("rank-"))
-        for number in range(self._current + 1, len(self.runs)):
-            if self._record(self.runs[number]):
-                self.finish(self._ended_as(self.current))
-                self._current, self._tail, self._tail_of = number, None, None
-                self._show_start()
-        run = self.current
-        newest = self._record(run)
-        # A job that SageMaker starts again goes on in another file.
-        if newest is not None and newest != self._tail_of:
-            self._tail, self._tail_of = RecordTail(s3_sync.run_folder(self.home, run.id)), newest
-        progress = self._tail.read() if self._tail else None
-        stage = self._stage(aws_status, synced)
-        self.display.show(progress or Progress(step=0, num_steps=run.num_steps or 0, phase=stage))
+        for run in self.runs[self.runs.index(self.current) + 1 :]:
+            if self._has_begun(run, synced):
+                self.finish(self._ended_as(self.current, synced))
+                self._show_start(run)
+        # What lies here of earlier attempts is not this one's progress.
+        progress = self._tail.read() if self._has_begun(self.current, synced) else None
+        if progress is None:
+            stage = self._stage(aws_status, synced)
+            progress = Progress(step=0, num_steps=self.current.num_steps or 0, phase=stage)
+        self.display.show(progress)
 
     def finish(self, outcome: str) -> None:
         """Show that the run that is shown has ended, and how."""
         self.display.finish(outcome)
 
-    def _ended_as(self, run: ShownRun) -> str:
-        """Return how a run ended by its records; the node's word comes later."""
-        records, _ = read_records([path for path in self._of(run) if path.is_file()])
-        last = max((record.header["attempt"] for record in records), default=0)
-        newest = [record for record in records if record.header["attempt"] == last]
-        return str(outcome_of(newest).state) if newest else "ended without a record"
-
-    def _show_start(self) -> None:
-        run = self.current
+    def _show_start(self, run: ShownRun) -> None:
+        self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.home, run.id))
         self.display.start(run.label, run.num_steps)
 
-    def _of(self, run: ShownRun) -> list[Path]:
-        """Return the run's record files under the attempt's own output."""
-        folder = s3_sync.run_folder(self.home, run.id)
-        return [path for path in self._records if path.parent == folder]
+    def _records(self, run: ShownRun, synced: s3_sync.SyncResult) -> list[Path]:
+        """Return the run's records that are under the attempt's own output, and here."""
+        own = set(synced.files)
+        return [path for path in s3_sync.record_paths(self.home, run.id) if path in own]
 
-    def _record(self, run: ShownRun) -> Path | None:
-        """Return the newest record of the run's first rank; None while it is not here."""
-        own = [path for path in self._of(run) if path.name.startswith("rank-00000-") and path.is_file()]
-        # By length first: attempt 10 comes after attempt 9.
-        return max(own, key=lambda path: (len(path.name), path.name), default=None)
+    def _has_begun(self, run: ShownRun, synced: s3_sync.SyncResult) -> bool:
+        return any(path.name.startswith("rank-00000-") for path in self._records(run, synced))
+
+    def _ended_as(self, run: ShownRun, synced: s3_sync.SyncResult) -> str:
+        """Return how a run ended by its records; the node's word comes later."""
+        records, _ = read_records(self._records(run, synced))
+        return str(outcome_of(records).state) if records else "ended without a record"
 
     def _stage(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> str:
         if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):

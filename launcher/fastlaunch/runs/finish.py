@@ -10,14 +10,13 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import in_words, merged
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, NoCapacity
-from fastlaunch.core.log_file import last_words
+from fastlaunch.core.log_file import LOG, last_words
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
+from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
 from fastlaunch.runs.attempt_price import managed_spot_price
-from fastlaunch.runs.collect import with_start
+from fastlaunch.runs.collect import run_entries, summarize_run, with_start
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 STOPPED_BY = "stopped by "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
-#: What ends, as the service calls it.
-_MACHINE = {"SageMaker": "training job"}
 #: AWS's words for machines that it never had, after which another place may have some.
 _NEVER_HAD = (
     "InsufficientInstanceCapacity",
@@ -49,13 +46,6 @@ class AttemptResult:
     try_next: bool = False
     #: Ids of the runs that another attempt may go on with.
     left: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RunResult:
-    run: Run
-    outcome: Outcome
-    summary: "RunSummary | None"
 
 
 def finish_attempt(
@@ -90,10 +80,10 @@ def finish_attempt(
     has_begun = status is not None or bool(synced.num_booted or files)
     result = how_it_ended(attempt, aws_status, status, service=backend.service, why=why, has_begun=has_begun)
     go_on = go_on and (result.can_go_on or result.try_next)
-    nodes = {node.get("run_id"): node for node in _runs_in(status)}
-    open_runs = [ledger.get(run_id) for run_id in _undecided(ledger, attempt)]
-    run_results = [
-        _run_result(run, attempt, nodes.get(run.id), result, backend.home, files) for run in open_runs
+    nodes = {entry["run_id"]: entry for entry in run_entries(status)}
+    results = [
+        (run, *_run_result(run, attempt, nodes.get(run.id, {}), result, backend.home, files))
+        for run in _undecided(ledger, attempt)
     ]
     billed = backend.billed(
         launched_at=datetime.fromisoformat(attempt.launched_at or handle["launched_at"]),
@@ -103,16 +93,15 @@ def finish_attempt(
     )
     left = []
     with ledger.transaction():
-        for each in run_results:
-            run = each.run
+        for run, outcome, summary in results:
             if run.price and (price := managed_spot_price(run.price, aws_status)):
                 ledger.set_price(run.id, price)
-            if go_on and (result.try_next or each.outcome.state in _UNDONE):
+            if go_on and (result.try_next or outcome.state in _UNDONE):
                 further = "tried elsewhere" if result.try_next else "resumed on another"
                 ledger.explain(run.id, f"{result.reason}; to be {further}")
                 left.append(run.id)
-            elif ledger.set_state(run.id, each.outcome.state, each.outcome.reason) and each.summary:
-                ledger.set_summary(run.id, each.summary)
+            elif ledger.set_state(run.id, outcome.state, outcome.reason) and summary:
+                ledger.set_summary(run.id, summary)
         if aws_status.has_ended:
             ledger.end_attempt(
                 attempt.id,
@@ -179,7 +168,7 @@ def how_it_ended(
         return AttemptResult(state=RunState.FAILED, reason=aws_status.problem.message)
     return AttemptResult(
         state=RunState.LOST,
-        reason=f"its {_MACHINE.get(service, 'machine')} ended without saying why"
+        reason=f"its {'training job' if service == 'SageMaker' else 'machine'} ended without saying why"
         + (f" ({aws_status.detail})" if aws_status.detail else ""),
     )
 
@@ -221,19 +210,17 @@ def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) 
 def _run_result(
     run: Run,
     attempt: Attempt,
-    node: Mapping[str, Any] | None,
+    node: Mapping[str, Any],
     result: AttemptResult,
     home: Path,
     files: Collection[Path] | None,
-) -> _RunResult:
+) -> "tuple[Outcome, RunSummary | None]":
     """Return what became of one run, with what it measured over all its attempts.
 
-    files: what lies under the attempt's output; None if the bucket is gone. Only then does a record's number
-    say whose it is: AWS may start an attempt's training several times, and each start has a number.
+    node: what the nodes said last of the run. files: what lies under the attempt's output; None if the bucket
+    is gone. Only then does a record's number say whose it is: AWS may start an attempt's training several
+    times, and each start has a number.
     """
-    # Imported late: it brings numpy.
-    from fastlaunch.measure.summarize import summarize
-
     records, unreadable = read_records(s3_sync.record_paths(home, run.id))
     if files is None:
         own = [record for record in records if record.header["attempt"] >= attempt.n]
@@ -242,26 +229,22 @@ def _run_result(
     outcome = outcome_of(own)
     if outcome.state in (RunState.LOST, RunState.INTERRUPTED):
         folder = s3_sync.run_folder(home, run.id)
-        has_begun = bool(records) or (folder / "log.txt").exists()
+        has_begun = bool(records) or (folder / LOG).exists()
         words = None if own else last_words(folder)
         outcome = _outcome_by_node(outcome, node, result, has_begun=has_begun, words=words, records=own)
-    if (node or {}).get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
+    if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
         outcome = Outcome(state=RunState.FAILED, reason=result.reason)
     if unreadable and outcome.state is not RunState.COMPLETED:
-        outcome = replace(
-            outcome, reason="; ".join([*([outcome.reason] if outcome.reason else []), *unreadable])
-        )
-    summary = with_start(summarize(records), [attempt], home) if records else None
-    problems = contradictions(JobSpec.from_json(run.spec), own) if run.spec else ()
-    if summary and problems:
-        summary = replace(summary, problems=(*summary.problems, *problems))
-        outcome = Outcome(state=RunState.FAILED, reason=problems[0])
-    return _RunResult(run=run, outcome=outcome, summary=summary)
+        outcome = replace(outcome, reason="; ".join(filter(None, [outcome.reason, *unreadable])))
+    summary, contradiction = summarize_run(run.spec, records)
+    if contradiction:
+        outcome = Outcome(state=RunState.FAILED, reason=contradiction)
+    return outcome, summary and with_start(summary, [attempt], home)
 
 
 def _outcome_by_node(
     by_records: Outcome,
-    node: Mapping[str, Any] | None,
+    node: Mapping[str, Any],
     result: AttemptResult,
     *,
     has_begun: bool,
@@ -272,8 +255,8 @@ def _outcome_by_node(
 
     has_begun: it left something here, now or in an earlier attempt. words: the last line that it printed.
     """
-    state, exit_code = (node or {}).get("state"), (node or {}).get("exit_code")
-    if state == "failed" and isinstance(exit_code, int) and exit_code != 0:
+    state, exit_code = node.get("state"), node.get("exit_code")
+    if state == "failed" and exit_code:
         # Before what ended the machine: that came later, while another run was on it.
         outcome = outcome_of(records, exit_code=exit_code)
         return replace(outcome, reason=f"{outcome.reason}: {words}") if words else outcome
@@ -292,18 +275,8 @@ def _outcome_by_node(
     return Outcome(state=RunState.LOST, reason=reason)
 
 
-def _runs_in(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    runs = (status or {}).get("runs")
-    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
-
-
-def _undecided(ledger: Ledger, attempt: Attempt) -> list[str]:
+def _undecided(ledger: Ledger, attempt: Attempt) -> list[Run]:
     """Return the attempt's runs, in its order, that have not ended and that no later attempt took over."""
     known = ledger.existing(attempt.run_ids)
-    return [
-        run_id
-        for run_id in attempt.run_ids
-        if run_id in known
-        and not ledger.get(run_id).state.is_final
-        and ledger.attempts_of(run_id)[-1].id == attempt.id
-    ]
+    runs = [ledger.get(run_id) for run_id in attempt.run_ids if run_id in known]
+    return [run for run in runs if not run.state.is_final and ledger.attempts_of(run.id)[-1].id == attempt.id]

@@ -17,10 +17,9 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_ids, recorded_run_id
-from fastlaunch.measure.outcome import contradictions
 from fastlaunch.measure.published import read_published
-from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary
+from fastlaunch.runs.collect import summarize_run
 from fastlaunch_train.records.records import SUFFIXES, RankRecord, RecordError, read_record
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
@@ -205,12 +204,11 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
 
 def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, Any]) -> ImportedRun:
     records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
-    summary, run_id = summarize(records), recorded_run_id(records[0].header)
+    run_id = recorded_run_id(records[0].header)
     if run_file and run_file["id"] != run_id:
         run_file = {}
-    if run_file and run_file["spec"]:
-        problems = contradictions(JobSpec.from_json(run_file["spec"]), records)
-        summary = replace(summary, problems=(*summary.problems, *problems))
+    summary, _ = summarize_run(run_file.get("spec"), records)
+    assert summary is not None
     if run_file and run_file["summary"]:
         # What its machine took to start stands in no record.
         known = RunSummary.from_json(run_file["summary"])

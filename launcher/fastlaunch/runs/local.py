@@ -1,17 +1,16 @@
 """Runs a job on this machine: starts it, follows it, and stores how it ended."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.measure.outcome import contradictions, outcome_of, read_records
+from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.runs.collect import summarize_run
 from fastlaunch.runs.display import Display, RecordTail
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -46,7 +45,7 @@ class LocalRunner:
         try:
             self.ledger.set_handle(attempt_id, handle)
             self.display.start(label, run.spec["steps"])
-            self._follow(handle, run.directory)
+            self._follow(handle, RecordTail(run.directory))
         except BaseException:
             # A second Ctrl-C, a ledger that cannot be written, a bug: nobody would follow the job any more.
             self.backend.kill(handle)
@@ -57,8 +56,7 @@ class LocalRunner:
         self.display.finish(str(state))
         return state
 
-    def _follow(self, handle: Mapping[str, Any], directory: Path) -> None:
-        tail = RecordTail(directory)
+    def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
         while self.backend.state(handle) is RunState.RUNNING:
             if self.stop.by:
                 self.backend.stop(handle)
@@ -82,9 +80,6 @@ def finish_run(
 
     Of a launcher and another command, whoever comes second changes nothing.
     """
-    # Imported late: it brings numpy.
-    from fastlaunch.measure.summarize import summarize
-
     assert run.spec is not None
     records, unreadable = read_records(backend.collect(handle))
     outcome = outcome_of(records)
@@ -96,11 +91,9 @@ def finish_run(
         stopped_by = "fastlaunch cancel"
     if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
         state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
-    problems = contradictions(JobSpec.from_json(run.spec), records)
-    summary = summarize(records) if records else None
-    if summary and problems:
-        summary = replace(summary, problems=(*summary.problems, *problems))
-        state, reason = RunState.FAILED, problems[0]
+    summary, contradiction = summarize_run(run.spec, records)
+    if contradiction:
+        state, reason = RunState.FAILED, contradiction
     with ledger.transaction():
         if ledger.set_state(run.id, state, reason):
             if summary:

@@ -1,9 +1,10 @@
 """Follows an attempt on AWS until it has ended: brings home what it uploads, and ends what hangs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
@@ -14,7 +15,7 @@ from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
-from fastlaunch.runs.describe import how_to_stop, machine_of, once_more, told_to_end
+from fastlaunch.runs.describe import how_to_stop, machine_of, once_more
 from fastlaunch.runs.display import AttemptDisplay
 from fastlaunch.runs.finish import STOPPED_BY, AttemptResult, finish_attempt
 from fastlaunch.runs.stop_request import StopRequest
@@ -116,7 +117,7 @@ class AttemptMonitor:
                 self._stop()
             # What cannot be seen for a moment is as it was.
             last = self._see() or last
-            self._note(last)
+            note_machines(self.ledger, self.backend, [(self.ledger.attempt(self.attempt.id), last)])
             if last.has_ended:
                 return last
             self._sync()
@@ -126,10 +127,6 @@ class AttemptMonitor:
             self._end_what_hangs(last)
             self._pause()
 
-    def _note(self, aws_status: AttemptStatus) -> None:
-        seen = [(self.ledger.attempt(self.attempt.id), aws_status)]
-        note_machines(self.ledger, self.backend, seen)
-
     def _is_down(self, aws_status: AttemptStatus) -> bool:
         """Whether the machine has been shutting down for a while: it costs and uploads nothing more."""
         if not aws_status.is_seen or aws_status.is_live:
@@ -138,9 +135,8 @@ class AttemptMonitor:
         return self.backend.now() - self._down_since > SHUTDOWN_WAIT
 
     def _see(self) -> AttemptStatus | None:
-        assert self.attempt.handle is not None
         try:
-            aws_status = self.backend.describe([self.attempt.handle])[0]
+            aws_status = self.backend.describe([self._handle])[0]
         except (Throttled, Unreachable) as error:
             now = self.backend.now()
             # A laptop that slept for hours finds its network a while after its clock.
@@ -158,9 +154,8 @@ class AttemptMonitor:
         # A clock that was set back must not make it wait for long.
         if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
             return
-        assert self.attempt.handle is not None
         try:
-            self._synced = self.backend.sync(self.attempt.handle)
+            self._synced = self.backend.sync(self._handle)
             self._synced_at = now
             if self._unseen_since is None:
                 self._warnings.clear()
@@ -207,25 +202,22 @@ class AttemptMonitor:
         return f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
 
     def _terminate(self, why: str) -> None:
-        assert self.attempt.handle is not None
         self.report(f"{self._machine}: {why}; terminating it")
         # Set first: if terminating fails, nobody tries again, but the reason is known.
         self._why = why
-        self.backend.kill(self.attempt.handle)
+        self.backend.kill(self._handle)
 
     def _printed(self) -> str:
-        assert self.attempt.handle is not None
         try:
-            return f"; what it printed is in {self.backend.console_log(self.attempt.handle)}"
+            return f"; what it printed is in {self.backend.console_log(self._handle)}"
         except CloudRefused as error:
             return f"; what it printed cannot be read: {error.message}"
 
     def _stop(self) -> None:
-        assert self.attempt.handle is not None
         self._is_stopping = True
         self._note_stop()
         self.report(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
-        self.backend.stop(self.attempt.handle)
+        self.backend.stop(self._handle)
 
     def _note_stop(self) -> None:
         # A full disk must not keep the machine alive.
@@ -234,12 +226,11 @@ class AttemptMonitor:
 
     def _kill(self) -> None:
         """End the machine at once; where that fails, say what may be running."""
-        assert self.attempt.handle is not None
         if self.stop.by:
             self._note_stop()
         try:
-            self.backend.kill(self.attempt.handle)
-            self.report(f"{self._machine} {told_to_end(self.backend)}")
+            self.backend.kill(self._handle)
+            self.report(f"{self._machine} was told to end")
         except BaseException as error:
             self.report(
                 f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"
@@ -248,7 +239,7 @@ class AttemptMonitor:
                 raise
             return
         with suppress(UserError):
-            aws_status = self.backend.describe([self.attempt.handle])[0]
+            aws_status = self.backend.describe([self._handle])[0]
             # While it is still shutting down, whoever looks next ends it in the ledger.
             if aws_status.has_ended:
                 finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
@@ -263,12 +254,16 @@ class AttemptMonitor:
         )
 
     @property
+    def _handle(self) -> Mapping[str, Any]:
+        assert self.attempt.handle is not None
+        return self.attempt.handle
+
+    @property
     def _machine(self) -> str:
         return machine_of(self.attempt, self.backend)
 
     def _ends_at(self) -> datetime:
-        assert self.attempt.handle is not None
-        started = datetime.fromisoformat(self.attempt.handle["launched_at"])
+        started = datetime.fromisoformat(self._handle["launched_at"])
         return started + timedelta(minutes=(self.attempt.max_minutes or 0) + MARGIN_MINUTES)
 
     def _warn_once(self, message: str) -> None:
