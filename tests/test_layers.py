@@ -266,7 +266,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
     names = importlib.metadata.packages_distributions()
-    optional = {("fastlaunch.runs.rehearsed_job", "sagemaker")}
+    optional = {("fastlaunch.runs.rehearsal", "sagemaker")}
     for module, path in MODULES.items():
         if not within(module, "fastlaunch"):
             continue

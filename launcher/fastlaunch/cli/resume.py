@@ -66,11 +66,11 @@ def resume(run: str, max_cost: float | None, detach: bool, output: str, yes: boo
 
 def _ask(launcher: "Launcher", run: "Run", *, max_cost: float | None, yes: bool) -> None:
     """Say where the run would go on and what that may cost, and return if the user agrees."""
-    from fastlaunch.placement.cost_ceiling import check_budget
-    from fastlaunch.runs.resume import ceiling_of, resumable
+    from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
+    from fastlaunch.runs.resume import resumable
 
     plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
-    ceiling = ceiling_of(plan)
+    ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
     check_budget(ceiling, max_cost)
     click.echo(f"from {plan.checkpoint}, with {plan.minutes_left} minutes left; {ceiling}", err=True)
     confirm(f"go on with {run.id}?", yes=yes)

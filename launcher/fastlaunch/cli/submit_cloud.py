@@ -143,7 +143,7 @@ def _submit(
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.display import make_display
     from fastlaunch.runs.launcher import Launcher, Submission
-    from fastlaunch.runs.spot_checkpoints import slow_checkpoint
+    from fastlaunch.runs.resume import slow_checkpoint
     from fastlaunch.runs.stop_request import StopRequest
 
     submission = Submission(

@@ -20,6 +20,7 @@ from fastlaunch.ledger.rows import Attempt
 GRACE = timedelta(minutes=15)
 #: A schedule in the past may never run: if it is late, make it for soon.
 _SOONEST = timedelta(minutes=5)
+_ONLY_NODE = "only the node's own timer protects"
 #: docs.aws.amazon.com/scheduler/latest/UserGuide/managing-targets-universal.html
 _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
 
@@ -44,8 +45,6 @@ def arm(
             f"no timer in the account was made: {_ONLY_NODE} (name a `scheduler_role` "
             f"under `aws: {attempt.region}:` in the config file; `fastlaunch doctor --setup` says how)"
         )
-    if not ids:
-        return f"no timer in the account was made, for no machine is known: {_ONLY_NODE}"
     at = deadline(attempt, now)
     requests = [
         schedule_request(name, instance_id, role=role, at=at)
@@ -133,6 +132,3 @@ def token_of(name: str, tokens: Sequence[str]) -> str | None:
         if own.startswith(token) and (not rest or (rest[0] == "-" and rest[1:].isdecimal())):
             return token
     return None
-
-
-_ONLY_NODE = "only the node's own timer protects"

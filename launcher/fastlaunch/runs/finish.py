@@ -207,6 +207,12 @@ def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) 
         ledger.set_state(run_id, RunState.FAILED, why)
 
 
+def held_runs(ledger: Ledger, backends: Collection[str], *, without: Collection[int] = ()) -> set[str]:
+    """Return the ids of the runs of unfinished attempts. without: ids of attempts that count as finished."""
+    unfinished = [attempt for name in backends for attempt in ledger.unfinished_attempts(name)]
+    return {run_id for attempt in unfinished if attempt.id not in without for run_id in attempt.run_ids}
+
+
 def _run_result(
     run: Run,
     attempt: Attempt,

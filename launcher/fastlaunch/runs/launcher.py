@@ -28,11 +28,11 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.deadline_schedule import arm
 from fastlaunch.runs.describe import ends_by_itself, machine_of
 from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
-from fastlaunch.runs.finish import settle_run
+from fastlaunch.runs.finish import held_runs, settle_run
 from fastlaunch.runs.local import LocalRunner
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
-from fastlaunch.runs.resume import placement_to_go_on, resumable, root_of
+from fastlaunch.runs.resume import can_go_on, resumable, root_of
 from fastlaunch.runs.stop_request import StopRequest
 
 #: What must fit on the disk before anything starts: more than the records of a few hundred steps.
@@ -137,13 +137,7 @@ class Launcher:
             leftover.why = error.message
             raise
         finally:
-            unfinished = [each for name in self.backends for each in self.ledger.unfinished_attempts(name)]
-            held = {
-                run_id
-                for attempt in unfinished
-                if attempt.id not in leftover.followed
-                for run_id in attempt.run_ids
-            }
+            held = held_runs(self.ledger, self.backends, without=leftover.followed)
             why = f"stopped by {self.stop.by}" if self.stop.by else leftover.why
             # Runs that have ended may have been removed meanwhile.
             for run_id in self.ledger.existing(run_ids) - held:
@@ -245,7 +239,7 @@ class Launcher:
         """Return all placements; once a run has begun, only those with its checkpoints and instance type."""
         if not any(s3_sync.record_paths(self.settings.home, run_id) for run_id in attempt.run_ids):
             return placements
-        return [fitting for placement in placements if (fitting := placement_to_go_on(placement, attempt))]
+        return [placement for placement in placements if can_go_on(attempt, placement)]
 
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
@@ -263,10 +257,11 @@ class Launcher:
     def _monitor(self, attempt: Attempt, run_ids: Sequence[str]) -> AttemptMonitor:
         backend = self._backend(attempt)
         specs = [JobSpec.from_json(self.ledger.get(run_id).spec or {}) for run_id in run_ids]
-        shown = {
-            run_id: ShownRun(id=run_id, label=label, num_steps=spec.steps)
+        shown = [
+            ShownRun(id=run_id, label=label, num_steps=spec.steps)
             for run_id, spec, label in zip(run_ids, specs, _labels(specs), strict=True)
-        }
+            if run_id in attempt.run_ids
+        ]
         return AttemptMonitor(
             attempt=attempt,
             backend=backend,
@@ -275,7 +270,7 @@ class Launcher:
                 display=self.display,
                 home=self.settings.home.absolute(),
                 token=attempt.token,
-                runs=[shown[run_id] for run_id in attempt.run_ids],
+                runs=shown,
                 place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
                 machine=machine_of(attempt, backend),
             ),

@@ -1,10 +1,10 @@
 """Brings the ledger up to what is true, for runs whose launcher is gone, or only started them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
-from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
+from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -12,12 +12,10 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.display import report_line
-from fastlaunch.runs.finish import finish_attempt, settle_run
+from fastlaunch.runs.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.runs.local import finish_run
 
 NEVER_STARTED = "its launcher ended before a machine was started"
-#: How long AWS may take to show what it started. What it does not show after that is gone.
-_SHOWN_AFTER = timedelta(minutes=15)
 
 
 def reconcile(ledger: Ledger, backends: Mapping[str, Backend]) -> None:
@@ -101,7 +99,7 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
             with ledger.transaction():
                 ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
         elif ledger.attempt(attempt.id).handle is None:
-            minutes = _SHOWN_AFTER.total_seconds() / 60
+            minutes = FORGOTTEN_AFTER.total_seconds() / 60
             ledger.explain_attempt(
                 attempt.id,
                 f"its launcher ended while a machine was being started; {backend.service} shows none (yet): "
@@ -127,7 +125,7 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
         # Its bucket is gone.
         return None
     instance_id = {**(synced.boot or {}), **(synced.status or {})}.get("instance_id")
-    if not isinstance(instance_id, str):
+    if instance_id is None:
         return None
     return {**handle, "instance_id": instance_id, "instance_ids": [instance_id]}
 
@@ -138,7 +136,7 @@ def _update(
     """Note the machines that are seen, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
     statuses = backend.describe([attempt.handle for attempt in started if attempt.handle])
-    seen: list[tuple[Attempt, AttemptStatus]] = list(zip(started, statuses, strict=True))
+    seen = list(zip(started, statuses, strict=True))
     note_machines(ledger, backend, seen)
     for attempt, aws_status in seen:
         if not aws_status.has_ended:
@@ -154,8 +152,7 @@ def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
     runs = ledger.fetch_comparable(["state=planned", "state=running"])
     alone = [run for run in runs if run.backend in backends and not ledger.launcher_lives(run)]
     # Looked up after the launchers: one that has ended since may have left an attempt behind.
-    unfinished = [attempt for name in backends for attempt in ledger.unfinished_attempts(name)]
-    held = {run_id for attempt in unfinished for run_id in attempt.run_ids}
+    held = held_runs(ledger, backends)
     for run in alone:
         if run.id not in held:
             attempts = ledger.attempts_of(run.id)
@@ -168,4 +165,4 @@ def _is_followed(ledger: Ledger, attempt: Attempt) -> bool:
 
 
 def _is_old(attempt: Attempt, now: datetime) -> bool:
-    return now - datetime.fromisoformat(attempt.started_at) > _SHOWN_AFTER
+    return now - datetime.fromisoformat(attempt.started_at) > FORGOTTEN_AFTER

@@ -1,23 +1,57 @@
-"""The rehearsal of a SageMaker training job: its own request, carried out in containers on this machine."""
+"""The rehearsal of a SageMaker training job: its own request, carried out in containers on this machine.
+
+`RehearsalBackend` starts this module as a program, by the SageMaker SDK's local mode:
+
+    python -m fastlaunch.runs.rehearsal HOME CODE REQUEST RUNS
+
+REQUEST is the request as JSON, RUNS the list of runs, CODE the code bundle ("" if the image holds the code).
+What the containers leave is brought under HOME/runs while they run, as from a real job. Ends with 0 if every
+run completed.
+
+The SDK starts the containers with docker compose: one per host, with the request's own entrypoint, arguments
+and environment, and SageMaker's folders under /opt/ml. It has no checkpoint folder, so that a part of
+/opt/ml/output stands for it, and `$` in an argument would be compose's, not the shell's.
+"""
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+from fastlaunch.aws.types import StoredObject
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
+from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.node.protocol import agent_name, run_list_name
 
 #: What SageMaker's local mode calls this machine.
 LOCAL_TYPES = {False: "local_cpu", True: "local_gpu"}
+#: What the containers write there, the SDK mounts from, and keeps on, this machine.
+CHECKPOINTS = "/opt/ml/output/data/checkpoints"
+#: docker compose gives a container that has to stop ten seconds.
+STOP_GRACE_S = 7
+_SYNC_INTERVAL_S = 2.0
+_OUTPUT = "s3://rehearsal"
+_PRINTED = re.compile(r"/node-\d+/[^/]+/log\.txt\.\d+$")
+#: The containers' network; the SDK's resourceconfig.json names one that there is in SageMaker only.
+_INTERFACE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
 
 
 class RehearsalBackend(LocalBackend):
-    """A local backend whose jobs are training jobs in containers; see `fastlaunch.runs.rehearsed_job`."""
+    """A local backend whose jobs are training jobs in containers."""
 
     def __init__(
         self,
@@ -43,6 +77,144 @@ class RehearsalBackend(LocalBackend):
         resources = {"InstanceType": self._machine, "InstanceCount": nodes}
         job = json.dumps({**planned.request, "ResourceConfig": resources})
         (run_list,) = (each.text for each in planned.objects if each.text is not None)
-        program = [sys.executable, "-m", "fastlaunch.runs.rehearsed_job"]
+        program = [sys.executable, "-m", "fastlaunch.runs.rehearsal"]
         argv = [*program, str(self.settings.home), str(self._code or ""), job, run_list]
         return replace(here, request={**here.request, "argv": argv})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderStore:
+    """The folders of all hosts, read as `s3_sync` reads a bucket; a name in several of them is one file."""
+
+    root: Path
+
+    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+        """Return what lies under the prefix; files that are being removed may be missing."""
+        objects: dict[str, StoredObject] = {}
+        for folder in self._folders():
+            for path in sorted((folder / prefix).rglob("*")):
+                key = str(path.relative_to(folder))
+                # What a run prints is in this job's own log already, by way of docker compose.
+                if path.is_file() and not _PRINTED.search(key):
+                    objects[key] = StoredObject(key=key, size=path.stat().st_size)
+        return list(objects.values())
+
+    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+        """Return the bytes of a file; None if it is not there."""
+        for folder in self._folders():
+            try:
+                return (folder / key).read_bytes()
+            except FileNotFoundError:
+                continue
+        return None
+
+    def _folders(self) -> list[Path]:
+        # The SDK moves them all into `artifacts` at the end.
+        return [
+            *self.root.glob("algo-*/output/data/checkpoints"),
+            self.root / "artifacts/output/data/checkpoints",
+        ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out the rehearsal; return its exit code. Raises UserError without the SDK or docker."""
+    home, code, text, run_list = arguments
+    request = json.loads(text)
+    token = request["TrainingJobName"]
+    # Beside the run's files; docker compose names the containers after it.
+    root = s3_sync.run_folder(Path(home), token.rpartition("-a")[0]) / f"fastlaunch-{token}"
+    root.mkdir(parents=True)
+    ended = threading.Event()
+    thread = threading.Thread(target=_bring_home, args=(root, Path(home), token, ended))
+    channels = {"code": Path(code).parent} if code else {}
+    told = request["Environment"]
+    for channel, name, data in (
+        ("agent", agent_name(told["FASTLAUNCH_AGENT_SHA256"]), agent_archive()),
+        ("runs", run_list_name(told["FASTLAUNCH_RUNS_SHA256"]), run_list.encode()),
+    ):
+        channels[channel] = root / "channels" / channel
+        channels[channel].mkdir(parents=True)
+        (channels[channel] / name).write_bytes(data)
+    job = _container(request, root, channels)
+    signal.signal(signal.SIGTERM, _stop)
+    thread.start()
+    try:
+        job.train(wait=True)
+    except RuntimeError as error:
+        sys.stderr.write(f"{_cause(root) or error}\n")
+    finally:
+        ended.set()
+        thread.join()
+        _remove(job, root)
+    status = _sync(root, Path(home), token).status or {}
+    return 0 if status.get("outcome") == "completed" else EXIT_JOB_FAILED
+
+
+def _cause(root: Path) -> str:
+    """Return what the first host that failed told SageMaker."""
+    return next((path.read_text().strip() for path in sorted(root.glob("algo-*/output/failure"))), "")
+
+
+def _remove(job: Any, root: Path) -> None:
+    """Remove the containers and their network, which the SDK leaves behind."""
+    compose = [*job._get_compose_cmd_prefix(), "--file", str(root / "docker-compose.yaml")]
+    subprocess.run([*compose, "down"], check=False, capture_output=True, timeout=60)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Pass the signal on to docker compose, which stops the containers: the SDK does not."""
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+
+
+def _bring_home(root: Path, home: Path, token: str, ended: threading.Event) -> None:
+    while not ended.wait(_SYNC_INTERVAL_S):
+        _sync(root, home, token)
+
+
+def _sync(root: Path, home: Path, token: str) -> s3_sync.SyncResult:
+    return s3_sync.sync(FolderStore(root=root), home, region="", output=f"{_OUTPUT}/{token}", token=token)
+
+
+def _container(request: Mapping[str, Any], root: Path, folders: Mapping[str, Path]) -> Any:
+    """Return the SDK's local job for the request. Raises UserError if the SDK is not installed."""
+    try:
+        from sagemaker.core.shapes import Channel, DataSource, FileSystemDataSource
+        from sagemaker.train.local.local_container import _LocalContainer
+    except ImportError as error:
+        raise UserError(
+            f"a rehearsal in containers needs the SageMaker SDK: {error}",
+            "pip install 'fastlaunch[sagemaker]'",
+        ) from None
+    channels = []
+    for name, folder in folders.items():
+        source = FileSystemDataSource.model_construct(directory_path=str(folder), file_system_type="EFS")
+        data = DataSource(file_system_data_source=source)
+        channels.append(Channel(channel_name=name, data_source=data, input_mode="File"))
+    algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
+    return _LocalContainer(
+        training_job_name=request["TrainingJobName"],
+        instance_type=resources["InstanceType"],
+        instance_count=resources["InstanceCount"],
+        image=algorithm["TrainingImage"],
+        container_root=str(root),
+        input_data_config=channels,
+        environment={
+            **request["Environment"],
+            "FASTLAUNCH_CHECKPOINT_FOLDER": CHECKPOINTS,
+            "FASTLAUNCH_STOP_GRACE_S": str(STOP_GRACE_S),
+            "FASTLAUNCH_SHIP_EVERY_S": str(_SYNC_INTERVAL_S),
+            "FASTLAUNCH_INSTANCE": "",
+            **(_INTERFACE if resources["InstanceCount"] > 1 else {}),
+        },
+        hyper_parameters={},
+        container_entrypoint=[part.replace("$", "$$") for part in algorithm["ContainerEntrypoint"]],
+        container_arguments=[part.replace("$", "$$") for part in algorithm["ContainerArguments"]],
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,6 +1,9 @@
-"""What a run on AWS goes on with after its machine is gone: a checkpoint, the minutes left, placements."""
+"""What a run on AWS goes on with after its machine is gone: a checkpoint, the minutes left, placements.
 
-from collections.abc import Callable, Mapping, Sequence
+And whether its checkpoints are quick enough for spot.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.backends.placements import Placement, placement_from_json
@@ -12,8 +15,20 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.placement.cost_ceiling import CostCeiling, cost_ceiling
 from fastlaunch.runs.collect import checkpoints
+
+#: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
+LONGEST_S = 60.0
+#: What becomes of a slower checkpoint. SageMaker documents 120 s between SIGTERM and the end for jobs that
+#: are stopped (API_StoppingCondition), but for jobs that lose their spot machine only that they start again
+#: from what had been copied to S3 (model-checkpoints).
+_CONSEQUENCES = {
+    "ec2": "EC2 gives a spot instance two minutes, upload included; a checkpoint under way may be lost",
+    "sagemaker": (
+        "SageMaker promises no time for a checkpoint before it takes a spot instance; the job goes on from"
+        " the last that reached S3"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +76,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         )
     last = attempts[-1]
     stored = map(placement_from_json, ledger.sites_of(run.submission_id))
-    placements = tuple(fitting for placement in stored if (fitting := placement_to_go_on(placement, last)))
+    placements = tuple(placement for placement in stored if can_go_on(last, placement))
     saved = checkpoints(run, [last], backends)
     if saved is None or saved.newest is None:
         raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
@@ -79,12 +94,11 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
     )
 
 
-def placement_to_go_on(placement: Placement, attempt: Attempt) -> Placement | None:
-    """Return `placement` if it has the attempt's instance type and bucket, else None."""
+def can_go_on(attempt: Attempt, placement: Placement) -> bool:
+    """Whether `placement` has the attempt's instance type, and the bucket with its checkpoints."""
     folder = f"s3://{placement.bucket}/" + (f"{placement.prefix}/" if placement.prefix else "")
-    if not (attempt.output or "").startswith(f"{folder}runs/"):
-        return None
-    return placement if placement.instance.name == attempt.instance else None
+    has_bucket = (attempt.output or "").startswith(f"{folder}runs/")
+    return has_bucket and placement.instance.name == attempt.instance
 
 
 def root_of(attempts: Sequence[Attempt]) -> str | None:
@@ -96,6 +110,22 @@ def root_of(attempts: Sequence[Attempt]) -> str | None:
     return output.rsplit("/", 2)[1] if output else None
 
 
-def ceiling_of(plan: Resumable) -> CostCeiling:
-    """Return the most that going on can cost."""
-    return cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
+def slow_checkpoint(ledger: Ledger, jobs: Iterable[JobSpec], *, backend: str) -> str | None:
+    """Return a warning if a run of the same workload and recipe took long to write a checkpoint."""
+    on_spot = {(job.workload, job.recipe.label) for job in jobs if job.purchase == "spot"}
+    if not on_spot:
+        return None
+    measured = [
+        (run.summary.checkpoints.longest_s, run)
+        for run in ledger.fetch_comparable(all_runs=True)
+        if (run.workload, run.recipe) in on_spot
+        and run.summary
+        and run.summary.checkpoints.longest_s is not None
+    ]
+    longest_s, run = max(measured, key=lambda item: item[0], default=(0.0, None))
+    if run is None or longest_s <= LONGEST_S:
+        return None
+    return (
+        f"a checkpoint of {run.recipe} on {run.workload} took {longest_s:.0f} s to write (run {run.id}): "
+        f"{_CONSEQUENCES[backend]}"
+    )
