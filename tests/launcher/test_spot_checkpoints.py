@@ -9,7 +9,7 @@ from fake_summaries import PLAIN, changed
 
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.runs.spot_checkpoints import slow_checkpoint
+from fastlaunch.runs.resume import slow_checkpoint
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 SPOT = JobSpec(

@@ -57,6 +57,7 @@ class BadFile(UserError):
         where = f"{path}:{line}" if line is not None else f"{path}"
         super().__init__(f"{where}: {problem}", hint)
         self.path = path
+        self.problem = problem
         self.line = line
 
 

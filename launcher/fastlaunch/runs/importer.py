@@ -23,6 +23,7 @@ from fastlaunch.runs.collect import summarize_run
 from fastlaunch_train.records.records import SUFFIXES, RankRecord, RecordError, read_record
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
+_SUFFIXES = (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
@@ -68,32 +69,25 @@ def find_runs(paths: Sequence[Path]) -> Imports:
     where nothing at all is found.
     """
     imports = Imports()
-    folders: dict[Path, dict[Path, None]] = {}
-    archives: dict[Path, None] = {}
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise UserError(
                 f"{path} does not exist", "give record files, CSV files, exports or folders of them"
             )
         if path.is_dir():
-            for file in _walk(path, imports, (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)):
-                if file.name.endswith(ARCHIVE_SUFFIXES):
-                    archives[file] = None
-                else:
-                    _add_all(folders, [file])
+            files += _walk(path, imports)
         elif not path.is_file():
             raise UserError(f"{path} is neither a file nor a folder", "give record files or CSV files")
-        elif path.name.endswith((*SUFFIXES, ".csv")):
-            _add_all(folders, [path])
-        elif path.name.endswith(ARCHIVE_SUFFIXES):
-            archives[path] = None
+        elif path.name.endswith(_SUFFIXES):
+            files.append(path)
         else:
-            kinds = ", ".join((*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES))
             raise UserError(
-                f"{path} is of no kind that can be imported", f"its name must end in one of {kinds}"
+                f"{path} is of no kind that can be imported",
+                f"its name must end in one of {', '.join(_SUFFIXES)}",
             )
-    for folder, files in folders.items():
-        _read_folder(folder, list(files), imports)
+    archives = [file for file in dict.fromkeys(files) if file.name.endswith(ARCHIVE_SUFFIXES)]
+    _read_files([file for file in files if file not in archives], imports)
     for archive in archives:
         try:
             _read_archive(archive, imports)
@@ -101,11 +95,10 @@ def find_runs(paths: Sequence[Path]) -> Imports:
             if archive in paths:
                 raise
             imports.skipped.append(error)
-    if imports.skipped and len(paths) == 1 and paths[0].name.endswith((*SUFFIXES, ".csv")):
+    is_single_file = len(files) == 1 and list(paths) == files and not archives
+    if imports.skipped and (is_single_file or not imports.runs):
         raise imports.skipped[0]
     if not imports.runs:
-        if imports.skipped:
-            raise imports.skipped[0]
         raise UserError(
             f"no record file and no CSV in {', '.join(map(str, paths))}",
             f"record files end in {', '.join(SUFFIXES)}",
@@ -130,35 +123,27 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 def _read_archive(archive: Path, imports: Imports) -> None:
     """Add what is in an archive, but for archives within it. Raises BadFile for one that is none."""
-    with unpacked(archive) as folder:
-        _read_unpacked(archive, folder, imports)
-
-
-def _read_unpacked(archive: Path, folder: Path, imports: Imports) -> None:
     inside = Imports()
-    folders: dict[Path, dict[Path, None]] = {}
-    _add_all(folders, _walk(folder, inside, (*SUFFIXES, ".csv")))
-    for place, files in folders.items():
-        _read_folder(place, list(files), inside)
+    with unpacked(archive) as folder:
+        files = [file for file in _walk(folder, inside) if not file.name.endswith(ARCHIVE_SUFFIXES)]
+        _read_files(files, inside)
     for run in inside.runs.values():
         imports.add(replace(run, source=archive, files=()))
-    for problem in inside.skipped:
-        path = str(problem.path).replace(str(folder), str(archive))
-        text = problem.message.replace(str(folder), str(archive))
-        _, _, what = text.removeprefix(path).partition(": ")
-        imports.skipped.append(BadFile(path, what, line=problem.line))
+    for error in inside.skipped:
+        path, problem = (text.replace(str(folder), str(archive)) for text in (str(error.path), error.problem))
+        imports.skipped.append(BadFile(path, problem, line=error.line))
 
 
-def _walk(folder: Path, imports: Imports, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _walk(folder: Path, imports: Imports) -> Iterator[Path]:
     """Yield the files under `folder` that may be imported, by their names, in order."""
 
-    def tell(error: OSError) -> None:
+    def skip(error: OSError) -> None:
         imports.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
 
-    for place, subfolders, names in os.walk(folder, onerror=tell):
+    for place, subfolders, names in os.walk(folder, onerror=skip):
         subfolders.sort()
         for name in sorted(names):
-            if name.endswith(suffixes) or name == RUN_FILE:
+            if name.endswith(_SUFFIXES) or name == RUN_FILE:
                 path = Path(place, name)
                 # A pipe or a device would be read for ever; a link to nothing is told of when it is opened.
                 if path.exists() and not path.is_file():
@@ -167,9 +152,13 @@ def _walk(folder: Path, imports: Imports, suffixes: tuple[str, ...]) -> Iterator
                     yield path
 
 
-def _add_all(folders: dict[Path, dict[Path, None]], files: Iterable[Path]) -> None:
-    for file in files:
-        folders.setdefault(file.parent, {})[file] = None
+def _read_files(files: Iterable[Path], imports: Imports) -> None:
+    """Add the runs in record files, CSV files and run files."""
+    folders: dict[Path, list[Path]] = {}
+    for file in dict.fromkeys(files):
+        folders.setdefault(file.parent, []).append(file)
+    for folder, own in folders.items():
+        _read_folder(folder, own, imports)
 
 
 def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
@@ -261,14 +250,9 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
 def _check_summary(summary: RunSummary) -> None:
     """Raise ValueError unless every value is of its field's type and can be stored."""
     _check_type("summary", summary, RunSummary)
-    if summary.setup.kind not in ("records", "published"):
-        raise ValueError(f"kind is {summary.setup.kind!r}")
-    if min(summary.setup.num_gpus, summary.setup.num_nodes, summary.setup.batch_size_per_gpu) < 1:
-        raise ValueError("a number of GPUs, nodes or samples is below 1")
-    step = summary.timing.step_time_s
-    for seconds in (step.value, step.low, step.high) if step else ():
-        if seconds is not None and not (isinstance(seconds, float | int) and seconds > 0):
-            raise ValueError(f"step_time_s holds {seconds!r}")
+    setup, step = summary.setup, summary.timing.step_time_s
+    if min(setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu, step.value if step else 1) <= 0:
+        raise ValueError("a number of GPUs, nodes or samples, or a step time, is not positive")
     # What is no number, and what is no text, can be written in JSON but not be stored.
     json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
 

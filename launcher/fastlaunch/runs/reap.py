@@ -4,11 +4,11 @@ Instances, training jobs, warm pools, and schedules whose machines are gone. It 
 stop paying, and needs no ledger. A ledger adds what it knows, but never keeps alive what is over its time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
@@ -30,6 +30,7 @@ YOUNG_SCHEDULE = timedelta(minutes=15)
 _MOST_MINUTES = 366 * 24 * 60
 
 Kind = Literal["instance", "job", "pool", "schedule"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,23 +104,21 @@ class Refusal:
 
 def take_inventory(aws: Aws, regions: Sequence[str]) -> Inventory:
     """Return everything that lives in the regions, oldest first. A region that refuses hides nothing else."""
-    instances: list[Instance] = []
-    jobs: list[TrainingJob] = []
-    pools: list[TrainingJob] = []
-    schedules: list[Schedule] = []
     refused: list[Refusal] = []
-    listings: tuple[tuple[Kind, Callable[[str], object]], ...] = (
-        ("instance", lambda region: instances.extend(_live_instances(aws, region))),
-        ("job", lambda region: jobs.extend(aws.live_training_jobs(region))),
-        ("pool", lambda region: pools.extend(aws.kept_pools(region))),
-        ("schedule", lambda region: schedules.extend(aws.list_schedules(region))),
-    )
-    for region in regions:
-        for kind, extend in listings:
+
+    def listed(kind: Kind, list_region: Callable[[str], Iterable[T]]) -> list[T]:
+        found: list[T] = []
+        for region in regions:
             try:
-                extend(region)
+                found += list_region(region)
             except CloudRefused as error:
                 refused.append(Refusal(kind=kind, region=region, error=error))
+        return found
+
+    instances = listed("instance", lambda region: _live_instances(aws, region))
+    jobs = listed("job", aws.live_training_jobs)
+    pools = listed("pool", aws.kept_pools)
+    schedules = listed("schedule", aws.list_schedules)
     return Inventory(
         instances=tuple(sorted(instances, key=lambda instance: (instance.launch_time, instance.id))),
         jobs=tuple(sorted(jobs, key=lambda job: (job.created_at, job.name))),
