@@ -2,13 +2,14 @@
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
@@ -25,11 +26,10 @@ _NUM_BLOCKS = 10
 _PLAIN_INTERVAL_S = 5.0
 
 
-def report_line(line: str) -> None:
-    """Write a line for the user to stderr. The terminal may be gone; the run is not."""
+def report_line(line: str, stream: TextIO | None = None) -> None:
+    """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
     with suppress(OSError):
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        print(line, file=stream or sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,32 +125,8 @@ def newest_record(paths: Iterable[Path]) -> Path | None:
     return max(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
-class Display(Protocol):
-    """Shows the progress of one run after another. num_steps: None where only its record will tell."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def start(self, label: str, num_steps: int | None) -> None: ...
-    def show(self, progress: Progress) -> None: ...
-    def finish(self, outcome: str) -> None: ...
-
-
-def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
-    """Return a progress bar if `stream` is a terminal, else plain lines."""
-    return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
-
-
-@dataclass(kw_only=True)
-class PlainLines:
-    """Prints a line for every tenth of the steps or every five seconds, if there is something new to say."""
-
-    stream: TextIO = field(default_factory=lambda: sys.stderr)
-    clock: Callable[[], float]
-    _label: str = ""
-    _shown: Progress | None = None
-    _shown_at: float = 0.0
+class Display(ABC):
+    """Shows the progress of one run after another. As a context manager it is on show."""
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +136,35 @@ class PlainLines:
     ) -> None:
         return
 
+    @abstractmethod
+    def start(self, label: str, num_steps: int | None) -> None:
+        """Go on with another run. num_steps: None where only its record will tell."""
+
+    @abstractmethod
+    def show(self, progress: Progress) -> None: ...
+
+    @abstractmethod
+    def finish(self, outcome: str) -> None: ...
+
+
+def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
+    """Return a progress bar if `stream` is a terminal, else plain lines."""
+    return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
+
+
+@dataclass(kw_only=True)
+class PlainLines(Display):
+    """Prints a line for every tenth of the steps or every five seconds, if there is something new to say."""
+
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    clock: Callable[[], float]
+    _label: str = ""
+    _shown: Progress | None = None
+    _shown_at: float = 0.0
+
     def start(self, label: str, num_steps: int | None) -> None:
         self._label, self._shown, self._shown_at = label, None, self.clock()
-        self._print(f"{label}: started" + (f", {num_steps} steps" if num_steps else ""))
+        report_line(f"{label}: started" + (f", {num_steps} steps" if num_steps else ""), self.stream)
 
     def show(self, progress: Progress) -> None:
         before = self._shown
@@ -173,19 +175,13 @@ class PlainLines:
         if not moved and self.clock() - self._shown_at < _PLAIN_INTERVAL_S:
             return
         self._shown, self._shown_at = progress, self.clock()
-        self._print(f"{self._label}: {describe(progress)}")
+        report_line(f"{self._label}: {describe(progress)}", self.stream)
 
     def finish(self, outcome: str) -> None:
-        self._print(f"{self._label}: {outcome}")
-
-    def _print(self, line: str) -> None:
-        # The terminal or the reader may be gone; the run is not.
-        with suppress(OSError):
-            self.stream.write(f"{line}\n")
-            self.stream.flush()
+        report_line(f"{self._label}: {outcome}", self.stream)
 
 
-class ProgressBar:
+class ProgressBar(Display):
     """A bar with step, samples/s, loss and time left."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
@@ -103,13 +104,6 @@ def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
 
 def _compress(file: Path, folder: Path) -> None:
     name = file.name.removesuffix(".xz").removesuffix(".gz")
-    with lzma.open(Path(folder, f"{name}.xz"), "wb") as target:
-        if file.suffix == ".xz":
-            with lzma.open(file) as xz:
-                shutil.copyfileobj(xz, target)
-        elif file.suffix == ".gz":
-            with gzip.open(file) as gz:
-                shutil.copyfileobj(gz, target)
-        else:
-            with file.open("rb") as plain:
-                shutil.copyfileobj(plain, target)
+    open_source: Any = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, open)
+    with lzma.open(Path(folder, f"{name}.xz"), "wb") as target, open_source(file, "rb") as source:
+        shutil.copyfileobj(source, target)

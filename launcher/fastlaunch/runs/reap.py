@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
@@ -177,21 +177,16 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
     if job.status == "Stopping":
         must_go, why = False, "it is being stopped"
-    return Orphan(
+    return _of_job(
+        job,
         kind="job",
-        id=job.name,
-        region=job.region,
         must_go=must_go,
         why=why,
         began_at=job.created_at,
         ends_at=ends_at,
-        run_id=job.tags.get(RUN_TAG),
-        instance_type=job.ec2_type,
-        num_machines=job.num_instances,
-        is_spot=job.is_spot,
-        state=job.status,
         # Until it has machines it costs nothing.
         hours=_hours(job.started_at, now) if job.started_at else 0.0,
+        is_spot=job.is_spot,
         keeps_pool=job.keeps_pool,
         known=known,
         warning=warning,
@@ -211,19 +206,19 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
         must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
     else:
         must_go, why = False, f"kept for the next job, as was asked for; at most until {_clock_time(ends_at)}"
+    hours = _hours(since, now)
+    return _of_job(job, kind="pool", must_go=must_go, why=why, began_at=since, ends_at=ends_at, hours=hours)
+
+
+def _of_job(job: TrainingJob, **judged: Any) -> Orphan:
     return Orphan(
-        kind="pool",
         id=job.name,
         region=job.region,
-        must_go=must_go,
-        why=why,
-        began_at=since,
-        ends_at=ends_at,
         run_id=job.tags.get(RUN_TAG),
         instance_type=job.ec2_type,
         num_machines=job.num_instances,
         state=job.status,
-        hours=_hours(since, now),
+        **judged,
     )
 
 
