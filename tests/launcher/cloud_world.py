@@ -1,18 +1,28 @@
 """A launcher on the AWS in memory, with everything that it acts on, for tests of a submission's life."""
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ec2_builders import job, site
-from fake_cloud import Clock, FakeAws
+import ec2_builders
+import sagemaker_builders
+from ec2_builders import site
+from fake_cloud import NUM_STEPS, Clock, FakeAws
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.backends.placements import Placement
+from fastlaunch.backends.protocol import FORGOTTEN_AFTER, CloudBackend
+from fastlaunch.core import locks
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.reconcile import reconcile
@@ -22,21 +32,31 @@ A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")
 WEST = site(region="us-west-2", zone="us-west-2a", subnet="subnet-w", bucket="acme-west")
 P5EN = site("p5en.48xlarge", zone="us-east-1a", subnet="subnet-a")
+AFTER_FORGETTING_S = FORGOTTEN_AFTER.total_seconds() + 1
+
+job = partial(ec2_builders.job, steps=NUM_STEPS)
+training_job = partial(sagemaker_builders.training_job, steps=NUM_STEPS)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class World:
-    """A launcher with everything that it acts on; `told`: the lines for the user."""
+    """A launcher with everything that it acts on. reports: its lines for the user; shown: its progress."""
 
     home: Path
-    clock: Clock
-    aws: FakeAws
     ledger: Ledger
-    stop: StopRequest
-    told: list[str]
-    shown: io.StringIO
+    aws: FakeAws
+    backend_type: type[CloudBackend] = Ec2Backend
+    #: Where `submit` goes, unless told otherwise.
+    placement: Placement = A
+    stop: StopRequest = field(default_factory=StopRequest)
+    reports: list[str] = field(default_factory=list)
+    shown: io.StringIO = field(default_factory=io.StringIO)
     discount: float = 0.0
     scheduler_role: str | None = None
+
+    @property
+    def clock(self) -> Clock:
+        return self.aws.clock
 
     @property
     def settings(self) -> Settings:
@@ -44,57 +64,126 @@ class World:
         return Settings(home=self.home, discount=self.discount, aws=aws)
 
     @property
-    def backend(self) -> Ec2Backend:
-        return Ec2Backend(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
+    def backend(self) -> CloudBackend:
+        return self.backend_type(aws=self.aws, home=self.home, sleep=self.clock.sleep, now=self.clock.now)
+
+    @property
+    def backends(self) -> dict[str, Any]:
+        return {self.backend.name: self.backend}
 
     def launcher(self) -> Launcher:
         return Launcher(
-            backends={"ec2": self.backend},
+            backends=self.backends,
             ledger=self.ledger,
             settings=self.settings,
             display=PlainLines(stream=self.shown, clock=lambda: self.clock.now().timestamp()),
             stop=self.stop,
-            report=self.told.append,
+            report=self.report,
         )
+
+    def report(self, line: str) -> None:
+        self.reports.append(line)
+
+    def reported(self, *words: str) -> bool:
+        """Whether a line for the user has all the words."""
+        return any(all(word in line for word in words) for line in self.reports)
 
     def submit(
         self,
-        *sites: Ec2Placement,
-        jobs: tuple[JobSpec, ...] = (job(),),
+        *placements: Placement,
+        jobs: tuple[JobSpec, ...] | None = None,
         max_minutes: int = 120,
         detach: bool = False,
     ) -> list[Run]:
-        def jobs_at(at: Ec2Placement) -> tuple[JobSpec, ...]:
-            placed = {"instance": at.instance.name, "region": at.region}
-            return tuple(replace(one, **placed, max_minutes=max_minutes) for one in jobs)
+        given = jobs or ((job() if self.placement.backend == "ec2" else training_job()),)
+
+        def jobs_at(at: Placement) -> tuple[JobSpec, ...]:
+            placed = {"instance": at.instance.name, "region": at.region, "max_minutes": max_minutes}
+            return tuple(replace(each, **placed) for each in given)  # type: ignore[arg-type]
 
         submission = Submission(
-            placements=sites or (A,),
+            placements=placements or (self.placement,),
             jobs_at=jobs_at,
             max_minutes=max_minutes,
             detach=detach,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 
-    def reconcile(self) -> None:
-        reconcile(self.ledger, {"ec2": self.backend})
+    def add(
+        self, *, num_runs: int = 1, sent: bool = True, noted: bool = True, region: str = "us-east-1"
+    ) -> Run:
+        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
+        submission = self.ledger.add_submission("fastlaunch submit")
+        jobs = {self.ledger.new_run_id(): job(region=region) for _ in range(num_runs)}
+        for run_id, spec in jobs.items():
+            self.ledger.add_run(
+                submission,
+                run_id,
+                spec=spec.to_json(),
+                plan=None,
+                workload=spec.workload,
+                recipe="bf16",
+                instance=spec.instance,
+                backend="ec2",
+                directory=self.home / "runs" / run_id,
+            )
+        first = next(iter(jobs))
+        at = self.backend.at(site(region=region), 120)
+        attempt_id, _ = self.ledger.add_attempt(
+            list(jobs), max_minutes=120, usd_per_hour=55.04, make_plan=lambda n: at.plan(jobs, attempt=n)
+        )
+        if sent:
+            handle = self.backend.execute(self.plan_of(first))
+            if noted:
+                self.ledger.set_handle(attempt_id, handle)
+                for run_id in jobs:
+                    self.ledger.set_state(run_id, RunState.RUNNING)
+        return self.ledger.get(first)
 
-    def runs(self) -> list[Run]:
-        return self.ledger.select()
+    def reconcile(self) -> None:
+        reconcile(self.ledger, self.backends)
+
+    def cancel(self, run: Run) -> RunState:
+        return cancel(
+            run, backend=self.backend, ledger=self.ledger, sleep=self.clock.sleep, report=self.report
+        )
+
+    @contextmanager
+    def followed(self, run: Run) -> Iterator[None]:
+        """While a launcher of the run's submission lives."""
+        lock = self.ledger.launcher_lock(run.submission_id)
+        lock.parent.mkdir(exist_ok=True)
+        with locks.held(lock):
+            yield
+
+    def state(self, run: Run) -> tuple[RunState, str | None]:
+        now = self.ledger.get(run.id)
+        return now.state, now.reason
+
+    def attempt(self, run: Run | str) -> Attempt:
+        """The run's only attempt."""
+        (attempt,) = self.ledger.attempts_of(run if isinstance(run, str) else run.id)
+        return attempt
+
+    def plan_of(self, run: Run | str) -> Plan:
+        plan = self.ledger.plan_of(self.attempt(run).id)
+        assert plan is not None
+        return plan
 
     def tokens(self) -> list[tuple[str, str]]:
-        return [(region, request["ClientToken"]) for region, request in self.aws.requests]
+        """Region and token of every request that would start machines."""
+        names = ("ClientToken", "TrainingJobName")
+        return [
+            (region, request[name])
+            for region, request in self.aws.requests
+            for name in names
+            if name in request
+        ]
 
 
-def make_world(home: Path, connect: Callable[[Clock], FakeAws] = FakeAws) -> World:
-    """A launcher whose home folder is `home`. connect: makes its AWS."""
+@contextmanager
+def opened_world(home: Path, aws: type[FakeAws] = FakeAws, **more: Any) -> Iterator[World]:
+    """Nothing was asked for yet."""
     clock = Clock()
-    return World(
-        home=home,
-        clock=clock,
-        aws=connect(clock),
-        ledger=Ledger(home / "ledger.sqlite", clock=clock.now),
-        stop=StopRequest(),
-        told=[],
-        shown=io.StringIO(),
-    )
+    with Ledger(home / LEDGER_NAME, clock=clock.now) as ledger:
+        yield World(home=home, ledger=ledger, aws=aws(clock), **more)

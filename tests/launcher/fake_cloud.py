@@ -1,6 +1,6 @@
 """AWS in memory with a clock of its own: machines that boot, upload and end as a test has them do.
 
-Only what the life of a submission needs. What crosses the wire is tested against moto, see tests/aws.
+Only what the life of a submission needs. What crosses the wire is tested against moto.
 """
 
 import json
@@ -20,6 +20,10 @@ from fastlaunch.core.errors import CloudRefused, Unreachable
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 BOOT_S, SHUTDOWN_S = 60, 40
+#: Of a run; what its records say where it was interrupted halfway; and what another attempt does of it.
+NUM_STEPS = 40
+HALF: Mapping[str, Any] = {"steps": 20, "header": {"steps": NUM_STEPS}, "status": "interrupted"}
+REST: Mapping[str, Any] = {"steps": 20, "first_step": 21}
 
 
 @dataclass
@@ -27,10 +31,12 @@ class Clock:
     """Time that passes only when somebody sleeps; what is planned `at` a moment happens then."""
 
     moment: datetime = START
+    #: By so much it was set back.
+    behind: timedelta = timedelta()
     planned: list[tuple[datetime, int, Callable[[], None]]] = field(default_factory=list)
 
     def now(self) -> datetime:
-        return self.moment
+        return self.moment - self.behind
 
     def at(self, seconds: float, do: Callable[[], None]) -> None:
         """Plan `do` so many seconds from now."""
@@ -39,7 +45,7 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         until = self.moment + timedelta(seconds=seconds)
         while due := [item for item in self.planned if item[0] <= until]:
-            item = min(due, key=lambda one: one[:2])
+            item = min(due, key=lambda item: item[:2])
             self.planned.remove(item)
             self.moment = max(self.moment, item[0])
             item[2]()
@@ -104,7 +110,7 @@ class FakeAws(Aws):
             and (not tokens or one.token in tokens)
             and all(one.tags.get(key) in values for key, values in (tags or {}).items())
             and (ids or tokens or tags)
-            and self.clock.now() >= one.launch_time + timedelta(seconds=self.hidden_s)
+            and self.clock.moment >= one.launch_time + timedelta(seconds=self.hidden_s)
         ]
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
@@ -162,7 +168,7 @@ class FakeAws(Aws):
         """End a machine: shutting down now, terminated after a while."""
         if not self.instances[instance_id].is_live:
             return
-        told = f"{transition} ({self.clock.now():%Y-%m-%d %H:%M:%S} GMT)"
+        told = f"{transition} ({self.clock.moment:%Y-%m-%d %H:%M:%S} GMT)"
         self.change(instance_id, state="shutting-down", state_reason=reason, transition_reason=told)
         self.clock.at(self.shutdown_s, lambda: self.change(instance_id, state="terminated"))
 
@@ -186,7 +192,7 @@ class FakeAws(Aws):
             instance_type=request["InstanceType"],
             state="pending",
             is_spot=request.get("InstanceMarketOptions", {}).get("MarketType") == "spot",
-            launch_time=self.clock.now(),
+            launch_time=self.clock.moment,
             token=request["ClientToken"],
             launch_index=rank,
             tags=tags,
@@ -214,7 +220,6 @@ class FakeNode:
     aws: Any
     instance_id: str
     request: Mapping[str, Any]
-    jobs: Callable[[str], Mapping[str, Any]] = lambda run_id: {}
     stops: bool = True
     rank: int = 0
 
@@ -249,11 +254,12 @@ class FakeNode:
         self.put("boot.json" if self.rank == 0 else f"node-{self.rank}/boot.json", json.dumps(said).encode())
         self.put(f"node-{self.rank}/log.txt.000000000000", b"pulling the image\n")
 
-    def upload_records(self, run_id: str, *, segments: int = 3, **how: Any) -> None:
+    def upload_records(self, run_id: str, *, segments: int = 1, **how: Any) -> None:
         """Upload this node's records of a run in so many segments, as `write_run` makes them, and a log."""
         folder = f"node-{self.rank}/{run_id}"
         with tempfile.TemporaryDirectory() as written:
-            paths = write_run(Path(written), run_id=run_id, **{"attempt": self.attempt, **how})
+            usual = {"steps": NUM_STEPS, "batch_size": 64, "world_size": 8, "attempt": self.attempt}
+            paths = write_run(Path(written), run_id=run_id, **{**usual, **how})
             share = len(paths) // self.num_nodes
             for path in paths[self.rank * share : (self.rank + 1) * share]:
                 body, size = path.read_bytes(), -(-path.stat().st_size // segments)
@@ -279,13 +285,21 @@ class FakeNode:
             "outcome": outcome,
             "reason": reason,
             "uptime_s": 200.0,
-            "billed_until": f"{self.aws.clock.now():%Y-%m-%dT%H:%M:%SZ}",
+            "billed_until": f"{self.aws.clock.moment:%Y-%m-%dT%H:%M:%SZ}",
             "runs": [
                 {"run_id": run_id, "state": state, "exit_code": codes.get(state)}
                 for run_id, state in runs.items()
             ],
         }
         self.put(f"node-{self.rank}/status.json", json.dumps(said).encode())
+
+    def interrupt(
+        self, at_s: float, reason: str, *, how: Mapping[str, Any] = HALF, state: str = "interrupted"
+    ) -> None:
+        """Train halfway; at that time say why it ends, with what became of the runs that are not done."""
+        self.train(upto=1, how=lambda run_id: how)
+        states = dict.fromkeys(self.run_ids(), state)
+        self.aws.clock.at(at_s, lambda: self.say_last("interrupted", states, reason=reason))
 
     def turn_off(self) -> None:
         reason = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
@@ -317,8 +331,7 @@ class FakeNode:
         done: dict[str, str] = {}
 
         def do(run_id: str) -> None:
-            options = {"steps": 200, "batch_size": 64, "world_size": 8, **how(run_id)}
-            self.upload_records(run_id, **options)
+            self.upload_records(run_id, **how(run_id))
             done[run_id] = (states or {}).get(run_id, "completed")
 
         for number, run_id in enumerate(runs[:upto], start=1):

@@ -1,8 +1,10 @@
 """How attempts end, by what their nodes and AWS say, and what becomes of their runs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ from attempt_builders import attempt_with
 from ec2_builders import job
 from fake_records import write_run
 
+from fastlaunch.backends.node_report import in_words
 from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
 from fastlaunch.backends.s3_sync import SyncResult, run_folder
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
@@ -18,116 +21,107 @@ from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.finish import AttemptResult, finish_attempt, how_it_ended
+from fastlaunch_train.node.protocol import BLOCK
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 GONE = AttemptStatus(has_ended=True)
-TAKEN = AttemptStatus(has_ended=True, is_spot=True, is_taken=True)
 ATTEMPT = attempt_with(backend="sagemaker", handle={"launched_at": START.isoformat()})
 
 
-def refused(kind: type[CloudRefused], message: str, code: str) -> CloudRefused:
-    error = kind(message)
-    error.code = code
-    return error
+def gone(code: str | None = None, *, detail: str | None = None, taken: bool = False) -> AttemptStatus:
+    """What AWS shows in the end. code: of the problem that it tells, as its message."""
+    problem: CloudRefused | None = None
+    if code:
+        problem = NoCapacity(code) if code != "AlgorithmError" else CloudRefused(code)
+        problem.code = code
+    return replace(GONE, problem=problem, detail=detail, is_taken=taken)
 
 
-NO_CAPACITY = refused(NoCapacity, "training job x got no machines", "CapacityError")
-CRASHED = refused(CloudRefused, "training job x failed: AlgorithmError: exit code 1", "AlgorithmError")
-WAITED = refused(NoCapacity, "there were no spot machines for long enough", "MaxWaitTimeExceeded")
+INTERRUPTED = AttemptResult(state=RunState.INTERRUPTED)
+FAILED = AttemptResult(state=RunState.FAILED)
+SPOT = replace(INTERRUPTED, reason="SageMaker took the spot instance back", can_go_on=True)
+TIME_UP = replace(INTERRUPTED, reason="its 60 minutes were up")
+SILENT = {"outcome": "failed", "reason": "node 1 ended without a last word", "missing": [1]}
 
 
-def end(
-    aws_status: AttemptStatus = GONE, *, service: str = "SageMaker", begun: bool = True, **said: Any
-) -> AttemptResult:
-    """The attempt's end; said: of the nodes' last word, none without."""
-    attempt = replace(ATTEMPT, reason=said.pop("noted", None))
-    why = said.pop("why", None)
-    return how_it_ended(attempt, aws_status, said or None, service=service, why=why, has_begun=begun)
-
-
-def test_what_the_nodes_said_comes_before_what_aws_says() -> None:
-    assert end(replace(GONE, problem=CRASHED), outcome="completed") == AttemptResult(state=RunState.COMPLETED)
-    assert end(replace(GONE, problem=CRASHED), outcome="failed", reason="no space").reason == "no space"
-    assert end(GONE, outcome="completed", noted="stopped by Ctrl-C").state is RunState.COMPLETED
-
-
-def test_whoever_stopped_it_comes_before_what_ended_it() -> None:
-    stopped = end(
-        replace(GONE, detail="Stopped: someone asked it to stop"), noted="stopped by fastlaunch cancel"
-    )
-    assert stopped == AttemptResult(state=RunState.INTERRUPTED, reason="stopped by fastlaunch cancel")
-    # Another note is none of a stop.
-    assert (
-        end(replace(GONE, detail="Stopped: x"), noted="on its way").reason
-        == "someone stopped it at SageMaker"
-    )
-
-
-@pytest.mark.parametrize("service", ["EC2", "SageMaker"])
-def test_spot_names_the_service_that_took_it(service: str) -> None:
-    told = AttemptResult(
-        state=RunState.INTERRUPTED, reason=f"{service} took the spot instance back", can_go_on=True
-    )
-    assert end(TAKEN, service=service) == told
-    assert end(GONE, service=service, outcome="interrupted", reason="spot") == told
+@pytest.mark.parametrize(
+    ("aws_status", "status", "noted", "result"),
+    [
+        # What the nodes said comes before what AWS says.
+        (gone("AlgorithmError"), {"outcome": "completed"}, None, AttemptResult(state=RunState.COMPLETED)),
+        (GONE, {"outcome": "completed"}, "stopped by x", AttemptResult(state=RunState.COMPLETED)),
+        (gone("AlgorithmError"), {"outcome": "failed", "reason": "x"}, None, replace(FAILED, reason="x")),
+        (GONE, {"outcome": "configuration", "reason": "x"}, None, replace(FAILED, reason="x")),
+        # Whoever stopped it comes before what ended it; another note is none of a stop.
+        (gone(detail="Stopped: x"), {}, "stopped by x", replace(INTERRUPTED, reason="stopped by x")),
+        (gone(detail="Stopped: x"), {}, "y", replace(INTERRUPTED, reason="someone stopped it at SageMaker")),
+        (gone(taken=True), {}, None, SPOT),
+        (GONE, {"outcome": "interrupted", "reason": "spot"}, None, SPOT),
+        (GONE, {"outcome": "interrupted", "reason": "watchdog"}, None, TIME_UP),
+        (gone(detail="MaxRuntimeExceeded: x"), {}, None, TIME_UP),
+        # Its container was told to stop by the same.
+        (gone(detail="MaxRuntimeExceeded"), {"outcome": "interrupted", "reason": "stop"}, None, TIME_UP),
+        # AWS knows more of a silent node than the others do.
+        (gone("Server.InternalError"), SILENT, None, replace(FAILED, reason="Server.InternalError")),
+        (GONE, SILENT, None, replace(FAILED, reason=SILENT["reason"])),
+    ],
+)
+def test_how_an_attempt_ended(
+    aws_status: AttemptStatus, status: Mapping[str, Any], noted: str | None, result: AttemptResult
+) -> None:
+    attempt = replace(ATTEMPT, reason=noted)
+    assert how_it_ended(attempt, aws_status, status or None, service="SageMaker") == result
 
 
 def test_of_several_nodes_one_was_taken() -> None:
     cluster = replace(ATTEMPT, num_nodes=2)
-    told = how_it_ended(cluster, TAKEN, {"outcome": "failed", "reason": "peer"}, service="EC2")
-    assert (told.reason, told.can_go_on) == ("EC2 took a spot instance back", True)
+    result = how_it_ended(cluster, gone(taken=True), {"outcome": "failed", "reason": "peer"}, service="EC2")
+    assert (result.reason, result.can_go_on) == ("EC2 took a spot instance back", True)
 
 
-def test_a_missing_fabric_says_what_to_do() -> None:
-    told = end(GONE, outcome="configuration", reason="fabric")
-    assert told.state is RunState.FAILED and told.reason is not None
-    for word in ("EFA", "--allow-tcp", "security group", "image"):
-        assert word in told.reason
-    assert "S3" in (end(GONE, outcome="configuration", reason="peers").reason or "")
-    # Another fault of the configuration says itself what it is.
-    assert end(GONE, outcome="configuration", reason="no GPU").reason == "no GPU"
-
-
-def test_a_job_without_capacity_may_be_tried_elsewhere_before_it_has_begun() -> None:
-    aws_status = replace(GONE, problem=NO_CAPACITY, detail="failed")
-    told = end(aws_status, begun=False)
-    assert told == AttemptResult(state=RunState.FAILED, reason=NO_CAPACITY.message, try_next=True)
-    assert not end(aws_status, begun=True).try_next
-    assert end(replace(GONE, problem=WAITED, detail="MaxWaitTimeExceeded: x"), begun=False).try_next
-    # SageMaker calls one that waited too long for machines stopped, as if somebody had done it.
-    pending = refused(NoCapacity, "no machines for 30 minutes", "MaxPendingTimeExceeded")
-    stopped = replace(GONE, problem=pending, detail="Stopped: someone asked it to stop")
-    assert end(stopped, begun=False) == AttemptResult(
-        state=RunState.FAILED, reason=pending.message, try_next=True
-    )
-    on_ec2 = refused(NoCapacity, "was not started", "Server.InsufficientInstanceCapacity")
-    assert end(replace(GONE, problem=on_ec2), begun=False, service="EC2").try_next
-    # A host that failed says nothing of another one's capacity.
-    host = refused(NoCapacity, "ended by an error of its host", "Server.InternalError")
-    assert not end(replace(GONE, problem=host), begun=False, service="EC2").try_next
-    # Nor does a program that failed before it said a word.
-    assert not end(replace(GONE, problem=CRASHED), begun=False).try_next
-
-
-def test_time_that_was_up_is_an_interruption() -> None:
-    told = end(replace(GONE, detail="MaxRuntimeExceeded: the time limit was reached"))
-    assert told == AttemptResult(state=RunState.INTERRUPTED, reason="its 60 minutes were up")
-    # Its container was told to stop by the same.
-    late = replace(GONE, detail="MaxRuntimeExceeded: the time limit was reached")
-    assert end(late, outcome="interrupted", reason="stop").reason == "its 60 minutes were up"
-    assert end(GONE, outcome="interrupted", reason="watchdog").reason == "its 60 minutes were up"
+@pytest.mark.parametrize(
+    ("aws_status", "begun", "try_next"),
+    [
+        (gone("CapacityError", detail="failed"), False, True),
+        (gone("CapacityError", detail="failed"), True, False),
+        (gone("MaxWaitTimeExceeded", detail="MaxWaitTimeExceeded: x"), False, True),
+        # SageMaker calls a job that waited too long for machines stopped, as if somebody had done it.
+        (gone("MaxPendingTimeExceeded", detail="Stopped: someone asked it to stop"), False, True),
+        (gone("Server.InsufficientInstanceCapacity"), False, True),
+        # A host that failed says nothing of another one's capacity, nor does a program that failed early.
+        (gone("Server.InternalError"), False, False),
+        (gone("AlgorithmError"), False, False),
+    ],
+)
+def test_only_what_never_had_machines_is_tried_elsewhere(
+    aws_status: AttemptStatus, begun: bool, try_next: bool
+) -> None:
+    assert aws_status.problem is not None
+    result = how_it_ended(ATTEMPT, aws_status, None, service="SageMaker", has_begun=begun)
+    assert result.try_next is try_next
+    if try_next:
+        assert (result.state, result.reason) == (RunState.FAILED, aws_status.problem.message)
 
 
 def test_spot_that_did_not_come_back_can_go_on() -> None:
-    told = end(replace(GONE, problem=WAITED, detail="MaxWaitTimeExceeded: x"))
-    assert (told.state, told.can_go_on) == (RunState.INTERRUPTED, True)
+    waited = gone("MaxWaitTimeExceeded", detail="MaxWaitTimeExceeded: x")
+    result = how_it_ended(ATTEMPT, waited, None, service="SageMaker")
+    assert (result.state, result.can_go_on) == (RunState.INTERRUPTED, True)
 
 
-def test_aws_knows_more_of_a_silent_node_than_the_others_do() -> None:
-    host = refused(NoCapacity, "instance i-2 ended by an error of its host", "Server.InternalError")
-    silent = {"outcome": "failed", "reason": "node 1 ended without a last word", "missing": [1]}
-    assert end(replace(GONE, problem=host), **silent).reason == host.message
-    assert end(GONE, **silent).reason == "node 1 ended without a last word"
+def test_everything_that_a_node_cannot_do_is_explained() -> None:
+    """Read in the agent's code: a reason that is added there needs words here."""
+    names = ("agent.py", "ec2.py", "peers.py")
+    code = "".join((files("fastlaunch_train") / "node" / name).read_text() for name in names)
+    # Given at once, after some tries, and after a run that has failed.
+    pattern = r'fail\("([a-z0-9 ]+)"\)|, "([a-z0-9 ]+)", \d+, \d+|return "([a-z ]+)"$'
+    reasons = {next(filter(None, groups)) for groups in re.findall(pattern, code, re.M)} | {BLOCK}
+    reasons |= set(re.findall(r'self\._try\(\d+, \d+, [\w.]+, "([a-z0-9 ]+)"\)', code))
+    assert {"peers", "rank 0", "image pull", "driver", "fabric manager", "disk full"} <= reasons
+    assert [reason for reason in reasons if len(in_words(reason)) < len(reason) + 20] == []
+    assert "--allow-tcp" in in_words("fabric")
+    assert "exit code 125" in in_words("container: exit code 125")
+    assert in_words("no GPU") == "no GPU"
 
 
 # Runs
@@ -236,19 +230,10 @@ def test_without_a_bucket_records_are_told_by_their_number(scene: Scene) -> None
     assert scene.ended()[0] is RunState.COMPLETED is scene.ended(1)[0]
 
 
-def test_what_a_job_is_billed_is_stored(scene: Scene) -> None:
-    scene.finish()
-    attempt = scene.ledger.attempt(scene.attempt.id)
-    billing = attempt.billing
-    assert (billing.lived_s, billing.billed_s, billing.source) == (1000.0, 300.0, "times")
-
-
 def test_runs_of_a_job_without_capacity_wait_for_another_place(scene: Scene) -> None:
-    aws_status = replace(GONE, problem=NO_CAPACITY)
-    scene.backend.synced = SyncResult(boot=None, status=None, is_complete=False)
-    found = scene.finish(aws_status, go_on=True)
-    assert found.left == scene.attempt.run_ids and found.try_next
-    assert scene.ended() == (RunState.RUNNING, "training job x got no machines; to be tried elsewhere")
+    result = scene.finish(gone("CapacityError"), go_on=True)
+    assert result.left == scene.attempt.run_ids and result.try_next
+    assert scene.ended() == (RunState.RUNNING, "CapacityError; to be tried elsewhere")
     assert scene.ledger.attempt(scene.attempt.id).state is RunState.FAILED
 
 
@@ -268,7 +253,7 @@ def test_a_run_without_its_fabric_is_told_by_the_sentence(scene: Scene) -> None:
 @pytest.mark.parametrize("scene", [2], indirect=True)
 def test_nodes_that_are_gone_are_told_by_those_that_spoke(scene: Scene) -> None:
     first, second = scene.attempt.run_ids
-    runs = [{"run_id": one, "state": "interrupted", "exit_code": 143} for one in (first, second)]
+    runs = [{"run_id": run_id, "state": "interrupted", "exit_code": 143} for run_id in (first, second)]
     said = {0: {"outcome": "interrupted", "reason": "peer", "runs": runs}}
     scene.upload(statuses=said)
     scene.finish()

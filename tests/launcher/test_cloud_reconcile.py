@@ -1,24 +1,25 @@
 """The ledger brought up to what is true on AWS, for attempts that nobody follows."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ec2_builders import job, site
+from cloud_world import AFTER_FORGETTING_S, World, job, opened_world
+from ec2_builders import site
 from fake_cloud import FakeNode
-from unfollowed_world import AFTER_FORGETTING_S, World, opened_world
 
-from fastlaunch.backends.protocol import FORGOTTEN_AFTER
-from fastlaunch.core import locks
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as found:
-        yield found
+    with opened_world(tmp_path) as opened:
+        yield opened
 
 
 def test_a_detached_run_is_seen_and_then_ended(world: World) -> None:
@@ -26,32 +27,31 @@ def test_a_detached_run_is_seen_and_then_ended(world: World) -> None:
     world.clock.sleep(90)
     world.reconcile()
     assert world.state(run) == (RunState.RUNNING, None)
-    (attempt,) = world.ledger.attempts_of(run.id)
+    attempt = world.attempt(run)
     assert (attempt.zone, attempt.billing.usd_per_hour) == ("us-east-1a", 55.04)
-    world.clock.sleep(600)
+    world.clock.sleep(100)
+    assert world.aws.instances["i-0001"].state == "shutting-down"
+    world.reconcile()
+    assert world.state(run)[0] is RunState.RUNNING
+    world.clock.sleep(500)
     world.reconcile()
     assert world.state(run) == (RunState.COMPLETED, None)
     assert world.ledger.get(run.id).summary is not None
-    (attempt,) = world.ledger.attempts_of(run.id)
+    attempt = world.attempt(run)
     assert attempt.state is RunState.COMPLETED
     assert (attempt.billing.source, attempt.billing.billed_s) == ("times", 180.0)
 
 
-def test_a_machine_that_shuts_down_has_not_ended(world: World) -> None:
-    run = world.add()
-    world.clock.sleep(190)
-    assert world.aws.instances["i-0001"].state == "shutting-down"
-    world.reconcile()
-    assert world.state(run)[0] is RunState.RUNNING
-
-
-def test_what_ec2_has_forgotten_is_told_by_the_nodes_last_word(world: World) -> None:
-    run = world.add()
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_ec2_has_forgotten_is_known_by_the_nodes_last_word(world: World, noted: bool) -> None:
+    run = world.add(noted=noted)
     world.clock.sleep(4000)
     world.aws.instances.clear()
     world.reconcile()
     assert world.state(run) == (RunState.COMPLETED, None)
-    (attempt,) = world.ledger.attempts_of(run.id)
+    assert world.ledger.get(run.id).summary is not None
+    attempt = world.attempt(run)
+    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
     assert (attempt.billing.source, attempt.billing.billed_s) == ("node", 180.0)
 
 
@@ -62,14 +62,14 @@ def test_what_nobody_knows_any_more_is_lost_and_billed_at_most_its_time(world: W
     world.aws.instances.clear()
     world.reconcile()
     assert world.state(run) == (RunState.LOST, "its machine ended without saying why")
-    (attempt,) = world.ledger.attempts_of(run.id)
-    assert (attempt.billing.source, attempt.billing.billed_s) == ("limit", 130 * 60)
+    billing = world.attempt(run).billing
+    assert (billing.source, billing.billed_s) == ("limit", 130 * 60)
 
 
 def test_a_machine_that_ec2_does_not_show_yet_is_not_given_up(world: World) -> None:
     run = world.add()
     world.aws.hidden_s = 3000
-    world.clock.sleep(FORGOTTEN_AFTER.total_seconds() - 1)
+    world.clock.sleep(AFTER_FORGETTING_S - 2)
     world.reconcile()
     assert world.state(run) == (RunState.RUNNING, None)
 
@@ -79,9 +79,8 @@ def test_a_machine_known_by_another_id_has_not_ended(world: World) -> None:
     run = world.add()
     world.clock.sleep(AFTER_FORGETTING_S)
     # The id that was noted is wrong; token and tags tell.
-    (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.handle is not None
-    world.ledger.set_handle(attempt.id, {**attempt.handle, "instance_id": "i-9999"})
+    attempt = world.attempt(run)
+    world.ledger.set_handle(attempt.id, {**(attempt.handle or {}), "instance_id": "i-9999"})
     world.reconcile()
     assert world.state(run)[0] is RunState.RUNNING
 
@@ -89,53 +88,46 @@ def test_a_machine_known_by_another_id_has_not_ended(world: World) -> None:
 # Launchers that died
 
 
-def test_a_machine_that_nobody_noted_is_adopted(world: World) -> None:
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_machine_that_nobody_noted_is_adopted(world: World, has_token: bool) -> None:
     run = world.add(noted=False)
+    if not has_token:
+        # Its tags tell.
+        world.aws.instances["i-0001"] = replace(world.aws.instances["i-0001"], token=None)
     world.reconcile()
-    (attempt,) = world.ledger.attempts_of(run.id)
     assert world.state(run) == (RunState.RUNNING, None)
-    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
-    assert attempt.handle["output"] == f"s3://acme-training/fastlaunch/runs/{run.id}/attempt-1"
+    handle = world.attempt(run).handle
+    assert handle is not None and handle["instance_id"] == "i-0001"
+    assert handle["output"] == f"s3://acme-training/fastlaunch/runs/{run.id}/attempt-1"
     world.clock.sleep(600)
     world.reconcile()
     assert world.state(run) == (RunState.COMPLETED, None)
 
 
-def test_one_without_a_token_is_adopted_by_its_tags(world: World) -> None:
-    run = world.add(noted=False)
-    world.aws.instances["i-0001"] = replace(world.aws.instances["i-0001"], token=None)
-    world.reconcile()
-    (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
-
-
 def test_a_request_that_was_never_sent_is_settled_after_fifteen_minutes(world: World) -> None:
     run = world.add(sent=False)
-    world.clock.sleep(FORGOTTEN_AFTER.total_seconds())
+    world.clock.sleep(AFTER_FORGETTING_S - 1)
     world.reconcile()
     assert world.state(run)[0] is RunState.PLANNED
-    (attempt,) = world.ledger.unfinished_attempts("ec2")
-    assert "EC2 shows none (yet)" in (attempt.reason or "")
+    assert "EC2 shows none (yet)" in (world.attempt(run).reason or "")
     world.clock.sleep(2)
     world.reconcile()
-    (attempt,) = world.ledger.attempts_of(run.id)
+    attempt = world.attempt(run)
     assert (attempt.state, attempt.billing.billed_s) == (RunState.LOST, None)
-    assert world.state(run)[0].is_final
-    assert world.state(run)[1] == "its launcher ended before a machine was started"
+    assert world.state(run) == (RunState.FAILED, "its launcher ended before a machine was started")
 
 
 def test_a_row_without_an_attempt_is_ended(world: World) -> None:
     run = world.add(sent=False)
-    (attempt,) = world.ledger.attempts_of(run.id)
     with world.ledger.transaction():
-        world.ledger._file.write("DELETE FROM attempts WHERE id = ?", (attempt.id,))
+        world.ledger._file.write("DELETE FROM attempts")
     world.reconcile()
     assert world.state(run)[0] is RunState.CANCELLED
 
 
 def test_a_run_between_two_attempts_is_ended_as_interrupted(world: World) -> None:
     run = world.add()
-    (attempt,) = world.ledger.attempts_of(run.id)
+    attempt = world.attempt(run)
     world.ledger.end_attempt(attempt.id, RunState.INTERRUPTED, reason="EC2 took the spot instance back")
     world.reconcile()
     assert world.state(run) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
@@ -144,7 +136,7 @@ def test_a_run_between_two_attempts_is_ended_as_interrupted(world: World) -> Non
 def test_a_machine_that_ends_late_does_not_end_what_another_goes_on_with(world: World) -> None:
     world.aws.node = lambda node: None
     run = world.add()
-    (first,) = world.ledger.attempts_of(run.id)
+    first = world.attempt(run)
     at = world.backend.at(site(), 90)
     second, _ = world.ledger.add_attempt(
         [run.id], max_minutes=90, make_plan=lambda n: at.plan({run.id: job()}, attempt=n)
@@ -163,9 +155,7 @@ def test_a_machine_that_ends_late_does_not_end_what_another_goes_on_with(world: 
 def test_what_a_launcher_follows_is_left_to_it(world: World) -> None:
     run = world.add()
     world.clock.sleep(600)
-    lock = world.ledger.launcher_lock(run.submission_id)
-    lock.parent.mkdir()
-    with locks.held(lock):
+    with world.followed(run):
         world.reconcile()
         assert world.state(run)[0] is RunState.RUNNING
     assert world.aws.calls["describe_instances"] == 0
@@ -176,27 +166,19 @@ def test_what_a_launcher_follows_is_left_to_it(world: World) -> None:
 # Requests
 
 
-def test_many_runs_take_one_request_per_region(world: World) -> None:
+@pytest.mark.parametrize(("forgotten", "num_requests"), [(False, 1), (True, 3)])
+def test_many_runs_take_few_requests_per_region(world: World, forgotten: bool, num_requests: int) -> None:
     world.aws.node = lambda node: None
-    for number in range(40):
+    for number in range(6):
         world.add(region=("us-east-1", "us-west-2")[number % 2])
-    world.clock.sleep(30)
+    if forgotten:
+        world.clock.sleep(4000)
+        world.aws.instances.clear()
     world.aws.calls.clear()
     world.reconcile()
-    assert dict(world.aws.calls) == {"describe_instances": 2}
-    assert {run.state for run in world.ledger.select()} == {RunState.RUNNING}
-
-
-def test_many_forgotten_runs_take_three_requests_per_region(world: World) -> None:
-    world.aws.node = lambda node: None
-    for _ in range(20):
-        world.add()
-    world.clock.sleep(4000)
-    world.aws.instances.clear()
-    world.aws.calls.clear()
-    world.reconcile()
-    assert world.aws.calls["describe_instances"] == 3
-    assert {run.state for run in world.ledger.select()} == {RunState.LOST}
+    assert world.aws.calls["describe_instances"] == 2 * num_requests
+    expected = RunState.LOST if forgotten else RunState.RUNNING
+    assert {run.state for run in world.ledger.select()} == {expected}
 
 
 @pytest.mark.parametrize("error", [NotAuthorised("no credentials"), Unreachable("no network")])
@@ -213,9 +195,7 @@ def test_what_aws_does_not_tell_stays_as_it_is_with_a_warning(
     assert captured.out == ""
     assert captured.err == f"warning: 1 attempts in us-east-1 are shown as they were: {error.message}\n"
     # The other region was looked at.
-    assert "EC2 shows none" in (world.ledger.attempts_of(far.id)[0].reason or "")
-    world.reconcile()
-    assert world.state(run)[0] is RunState.COMPLETED
+    assert "EC2 shows none" in (world.attempt(far).reason or "")
 
 
 def test_a_bucket_that_cannot_be_read_leaves_the_run_for_later(
@@ -231,18 +211,6 @@ def test_a_bucket_that_cannot_be_read_leaves_the_run_for_later(
     assert world.state(run)[0] is RunState.COMPLETED
 
 
-def test_a_machine_that_nobody_noted_and_ec2_forgot_is_told_by_its_bucket(world: World) -> None:
-    run = world.add(noted=False)
-    world.clock.sleep(5 * 3600)
-    world.aws.instances.clear()
-    world.reconcile()
-    assert world.state(run) == (RunState.COMPLETED, None)
-    assert world.ledger.get(run.id).summary is not None
-    (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
-    assert (attempt.billing.source, attempt.billing.billed_s) == ("node", 180.0)
-
-
 def test_without_its_bucket_a_run_ends_all_the_same(world: World) -> None:
     run, unnoted = world.add(), world.add(noted=False)
     world.clock.sleep(5 * 3600)
@@ -252,7 +220,7 @@ def test_without_its_bucket_a_run_ends_all_the_same(world: World) -> None:
     assert world.state(run)[0] is RunState.LOST
     assert world.state(unnoted) == (RunState.FAILED, "its launcher ended before a machine was started")
     assert world.ledger.unfinished_attempts("ec2") == []
-    assert world.ledger.attempts_of(run.id)[0].billing.source == "limit"
+    assert world.attempt(run).billing.source == "limit"
 
 
 def test_a_run_that_failed_before_its_machine_was_stopped_has_failed(world: World) -> None:
@@ -271,3 +239,30 @@ def test_a_run_that_failed_before_its_machine_was_stopped_has_failed(world: Worl
     state, reason = world.state(run)
     assert state is RunState.FAILED and "exit code 1" in (reason or "") and "ImportError" in (reason or "")
     assert world.ledger.select()[1].state is RunState.CANCELLED
+
+
+@pytest.mark.slow
+def test_boto3_is_imported_only_while_something_is_under_way(isolated: Path) -> None:
+    script = (
+        "import sys; from fastlaunch.cli.main import run; code = run(sys.argv[1:]);"
+        " print('boto3' if 'boto3' in sys.modules else 'no boto3', file=sys.stderr); sys.exit(code)"
+    )
+
+    def list_runs() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, "runs", "list"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    isolated.mkdir()
+    with opened_world(isolated) as world:
+        run = world.add()
+    # Without credentials the rows stay as they are.
+    listed = list_runs()
+    assert "warning: 1 attempts in us-east-1 are shown as they were" in listed.stderr
+    assert "running" in listed.stdout and run.id in listed.stdout
+    assert listed.stderr.rstrip().endswith("\nboto3")
+    with Ledger(isolated / LEDGER_NAME) as ledger:
+        for attempt in ledger.unfinished_attempts("ec2"):
+            ledger.end_attempt(attempt.id, RunState.COMPLETED)
+        ledger.set_state(run.id, RunState.COMPLETED)
+    listed = list_runs()
+    assert "completed" in listed.stdout and listed.stderr.rstrip().endswith("no boto3")

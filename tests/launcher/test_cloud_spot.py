@@ -1,14 +1,14 @@
-"""Submissions of spot instances: taken back, gone on with, priced."""
+"""Machines that AWS takes back: what is gone on with, where, and at what price."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_world import P5EN, WEST, A, B, World, make_world
-from ec2_builders import job
-from fake_cloud import FakeNode
+from cloud_world import P5EN, WEST, A, B, World, job, opened_world
+from ec2_builders import BLOCK, block_site
+from fake_cloud import REST, FakeNode
 
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
@@ -17,40 +17,42 @@ from fastlaunch.ledger.attempt_cost import attempt_cost
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
+def world(tmp_path: Path) -> Iterator[World]:
+    with opened_world(tmp_path) as opened:
+        yield opened
 
 
 def spot(**changes: Any) -> JobSpec:
     return job(purchase="spot", checkpoint_every=20, **changes)
 
 
-def taken_once(world: World, *, after_s: float, steps: int = 80) -> Callable[[FakeNode], None]:
+def taken_once(
+    world: World, *, after_s: float, then: Callable[[], None] = lambda: None
+) -> Callable[[FakeNode], None]:
+    """What the first machine does, and the next one, which does the rest. then: called with the first."""
+
     def node_does(node: FakeNode) -> None:
         if len(world.aws.instances) > 1:
-            node.train(how=lambda run_id: {"steps": 200 - steps, "first_step": steps + 1})
+            node.train(how=lambda run_id: REST)
             return
-        node.train(
-            upto=1, how=lambda run_id: {"steps": steps, "header": {"steps": 200}, "status": "interrupted"}
-        )
-        states = dict.fromkeys(node.run_ids(), "interrupted")
-        world.clock.at(after_s - 60, lambda: node.say_last("interrupted", states, reason="spot"))
+        node.interrupt(after_s - 60, "spot")
         world.clock.at(after_s, node.take_back)
+        then()
 
     return node_does
 
 
 def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
-    world.aws.node = taken_once(world, after_s=50 * 60)
+    world.aws.node = taken_once(world, after_s=20 * 60)
     (run,) = world.submit(A, B, jobs=(spot(),))
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
-    assert run.summary is not None and run.summary.num_steps == 200
+    assert run.summary is not None and run.summary.num_steps == 40
     one, two = world.ledger.attempts_of(run.id)
     assert (one.state, one.reason) == (RunState.INTERRUPTED, "EC2 took the spot instance back")
-    assert (one.billing.source, one.billing.billed_s, one.billing.lived_s) == ("free", 0.0, 3000.0)
+    assert (one.billing.source, one.billing.billed_s, one.billing.lived_s) == ("free", 0.0, 1200.0)
     assert attempt_cost(one, world.clock.now()).usd == 0
     # Candidates from the start, and only the minutes that remain.
-    assert (two.token, two.max_minutes) == (f"{run.id}-a2", 70)
+    assert (two.token, two.max_minutes) == (f"{run.id}-a2", 100)
     assert [request["SubnetId"] for _, request in world.aws.requests] == ["subnet-a", "subnet-a"]
     assert run.price is not None and (run.price.purchase, run.price.usd_per_hour) == ("spot", 17.0)
     assert two.billing.usd_per_hour == 17.0
@@ -60,20 +62,16 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
     assert log == "training on i-0001\ntraining on i-0002\n"
 
 
-def test_after_its_first_hour_an_interrupted_machine_is_billed(world: World) -> None:
-    world.aws.node = taken_once(world, after_s=61 * 60)
-    (run,) = world.submit(jobs=(spot(),))
-    one = world.ledger.attempts_of(run.id)[0]
-    assert (one.billing.source, one.billing.billed_s) == ("times", 3660.0)
-    assert attempt_cost(one, world.clock.now()).usd == pytest.approx(17.0 * 3660 / 3600)
-
-
-def test_too_little_time_left_is_not_gone_on_with(world: World) -> None:
-    world.aws.node = taken_once(world, after_s=50 * 60)
-    (run,) = world.submit(jobs=(spot(),), max_minutes=60)
+@pytest.mark.parametrize("shutdown_s", [40, 1200])
+def test_too_little_time_left_is_not_gone_on_with(world: World, shutdown_s: int) -> None:
+    world.aws.shutdown_s = shutdown_s
+    world.aws.node = taken_once(world, after_s=10 * 60)
+    (run,) = world.submit(jobs=(spot(),), max_minutes=20)
     assert run.state is RunState.INTERRUPTED
-    assert run.reason == "EC2 took its machine, and 10 minutes are too few"
+    assert "minutes are too few" in (run.reason or "")
     assert len(world.aws.instances) == 1
+    # The attempt ends when the machine has.
+    assert len(world.ledger.unfinished_attempts("ec2")) == (shutdown_s == 1200)
 
 
 def test_what_is_completed_is_not_done_again(world: World) -> None:
@@ -94,48 +92,27 @@ def test_what_is_completed_is_not_done_again(world: World) -> None:
     assert len(world.ledger.attempts_of(first.id)) == 1
 
 
-def test_no_capacity_for_going_on_leaves_it_interrupted(world: World) -> None:
-    def node_does(node: FakeNode) -> None:
-        taken_once(world, after_s=600)(node)
-        world.aws.answers = [NoCapacity("none")]
-
-    world.aws.node = node_does
-    with pytest.raises(NoCapacity):
-        world.submit(jobs=(spot(),))
-    (run,) = world.runs()
-    assert (run.state, run.reason) == (RunState.INTERRUPTED, "none")
-
-
 def test_once_begun_it_goes_on_only_with_its_own_type_and_bucket(world: World) -> None:
-    def node_does(node: FakeNode) -> None:
-        taken_once(world, after_s=600)(node)
+    def refuse_more() -> None:
         world.aws.answers = [NoCapacity("none")] * 10
 
-    world.aws.node = node_does
+    world.aws.node = taken_once(world, after_s=600, then=refuse_more)
     with pytest.raises(NoCapacity):
         world.submit(A, B, WEST, P5EN, jobs=(spot(),))
     kinds = [(region, request["InstanceType"]) for region, request in world.aws.requests[1:]]
     assert kinds == [("us-east-1", "p5.48xlarge")] * 2
+    (run,) = world.ledger.select()
+    assert run.state is RunState.INTERRUPTED and "none" in (run.reason or "")
 
 
-def test_spot_without_a_price_has_none(world: World) -> None:
-    world.aws.spot_usd = None
-    (run,) = world.submit(jobs=(spot(),))
-    assert run.price is None
-    assert attempt_cost(world.ledger.attempts_of(run.id)[0], world.clock.now()).usd is None
+def test_the_end_of_a_block_ends_the_run_and_nothing_goes_on(world: World) -> None:
+    def end(node: FakeNode) -> None:
+        node.interrupt(600, "block")
+        world.clock.at(620, node.turn_off)
 
-
-def test_a_discount_is_taken_off_the_list_price(world: World) -> None:
-    world.discount = 0.25
-    (run,) = world.submit()
-    assert run.price is not None and run.price.usd_per_hour == A.usd_per_hour
-    assert world.ledger.attempts_of(run.id)[0].billing.usd_per_hour == pytest.approx(0.75 * A.usd_per_hour)
-
-
-def test_what_cannot_go_on_ends_though_its_machine_takes_long_to_shut_down(world: World) -> None:
-    world.aws.node = taken_once(world, after_s=110 * 60)
-    world.aws.shutdown_s = 1200
-    (run,) = world.submit(jobs=(spot(),))
+    world.aws.node = end
+    in_block = job(purchase="capacity-block", reservation=BLOCK.reservation)
+    (run,) = world.submit(block_site(), jobs=(in_block,))
     assert run.state is RunState.INTERRUPTED
-    assert "minutes are too few" in (run.reason or "")
-    assert [one.id for one in world.ledger.unfinished_attempts("ec2")] == [1]
+    assert len(world.aws.requests) == 1
+    assert world.attempt(run).reason == "the capacity block is about to end"
