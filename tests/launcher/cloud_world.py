@@ -44,7 +44,8 @@ class World:
 
     home: Path
     ledger: Ledger
-    aws: FakeAws
+    #: A FakeAws, or one with another service.
+    aws: Any
     backend_type: type[CloudBackend] = Ec2Backend
     #: Where `submit` goes, unless told otherwise.
     placement: Placement = A
@@ -56,7 +57,8 @@ class World:
 
     @property
     def clock(self) -> Clock:
-        return self.aws.clock
+        clock: Clock = self.aws.clock
+        return clock
 
     @property
     def settings(self) -> Settings:

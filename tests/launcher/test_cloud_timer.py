@@ -1,17 +1,15 @@
 """Detached submissions on EC2: a timer in the account ends what nobody follows, and goes when that ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_world import A, World, make_world
-from ec2_builders import job, site
+from cloud_world import World, opened_world
 from fake_cloud import Clock, FakeAws, FakeNode
 
 from fastlaunch.core.errors import BadConfiguration
 from fastlaunch.core.plan import RunState
-from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.provision import NO_SCHEDULE
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
@@ -42,56 +40,38 @@ class TimedAws(FakeAws):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    found = make_world(tmp_path, TimedAws)
-    found.scheduler_role = ROLE
-    return found
-
-
-def schedules(world: World) -> dict[str, str]:
-    assert isinstance(world.aws, TimedAws)
-    return world.aws.schedules
+def world(tmp_path: Path) -> Iterator[World]:
+    with opened_world(tmp_path, TimedAws, scheduler_role=ROLE) as opened:
+        yield opened
 
 
 def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:
     (run,) = world.submit(detach=True)
-    assert schedules(world) == {f"fastlaunch-{run.id}-a1": '{"InstanceIds": ["i-0001"]}'}
-    (attempt,) = world.ledger.attempts_of(run.id)
+    assert world.aws.schedules == {f"fastlaunch-{run.id}-a1": '{"InstanceIds": ["i-0001"]}'}
+    attempt = world.attempt(run)
     assert attempt.schedule is not None and attempt.schedule["state"] == "created"
     assert attempt.reason is None
-    (line,) = world.told
     # 120 minutes from 09:00 on, and fifteen more.
-    assert "a timer in the account ends what is left at 2026-11-21 11:15 UTC" in line
-    assert f"fastlaunch logs -f {run.id}" in line and f"fastlaunch cancel {run.id}" in line
-
-
-def test_every_node_gets_one(world: World) -> None:
-    at = site(zone="us-east-1a", subnet="subnet-a", placement_group="together")
-    (run,) = world.submit(at, jobs=(job(num_nodes=2, num_gpus=16),), detach=True)
-    assert [name.removeprefix(f"fastlaunch-{run.id}-a1") for name in sorted(schedules(world))] == ["", "-1"]
-    assert sorted(schedules(world).values()) == [
-        '{"InstanceIds": ["i-0001"]}',
-        '{"InstanceIds": ["i-0002"]}',
-    ]
+    assert world.reported("2026-11-21 11:15 UTC", f"logs -f {run.id}", f"cancel {run.id}")
 
 
 def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
     (run,) = world.submit(detach=True)
     world.clock.sleep(60)
     world.reconcile()
-    assert len(schedules(world)) == 1 and world.aws.calls["DeleteSchedule"] == 0
+    assert len(world.aws.schedules) == 1 and world.aws.calls["DeleteSchedule"] == 0
     world.clock.sleep(600)
     world.reconcile()
     assert world.ledger.get(run.id).state is RunState.COMPLETED
-    assert schedules(world) == {} and world.ledger.scheduled_attempts() == []
+    assert world.aws.schedules == {} and world.ledger.scheduled_attempts() == []
 
 
 def test_cancel_takes_it_away(world: World) -> None:
     world.aws.node = lambda node: node.train(upto=0)
     (run,) = world.submit(detach=True)
     world.clock.sleep(120)
-    cancel(run, backend=world.backend, ledger=world.ledger)
-    assert world.aws.live() == [] and schedules(world) == {}
+    world.cancel(run)
+    assert world.aws.live() == [] and world.aws.schedules == {}
 
 
 def test_a_launcher_that_dies_before_the_timer_leaves_it_explained(world: World) -> None:
@@ -105,17 +85,16 @@ def test_a_launcher_that_dies_before_the_timer_leaves_it_explained(world: World)
         assert attempt.schedule is not None and attempt.schedule["state"] == "unknown"
         raise Killed
 
-    assert isinstance(world.aws, TimedAws)
     world.aws.when_asked = die
     with pytest.raises(Killed):
         world.submit(detach=True)
-    (run,) = world.runs()
+    (run,) = world.ledger.select()
     assert run.state is RunState.RUNNING and world.aws.live() == ["i-0001"]
     world.clock.sleep(600)
     world.reconcile()
     # Whether the schedule was made is not known: it is deleted in any case.
     assert world.aws.calls["DeleteSchedule"] == 1 and world.ledger.scheduled_attempts() == []
-    (attempt,) = world.ledger.attempts_of(run.id)
+    attempt = world.attempt(run)
     # What was to be known of it while it ran is true no more.
     assert (attempt.state, attempt.reason) == (RunState.COMPLETED, None)
 
@@ -126,7 +105,6 @@ def test_a_second_ctrl_c_while_the_timer_is_made_leaves_no_machine(world: World)
         raise KeyboardInterrupt
 
     world.aws.node = lambda node: node.train(upto=0)
-    assert isinstance(world.aws, TimedAws)
     world.aws.when_asked = interrupt
     (run,) = world.submit(detach=True)
     assert run.state is RunState.CANCELLED and world.aws.live() == []
@@ -139,6 +117,6 @@ def test_ctrl_c_before_the_timer_stops_the_machine(world: World) -> None:
         world.stop.by = "Ctrl-C"
 
     world.aws.node = interrupt
-    (run,) = world.submit(A, detach=True)
+    (run,) = world.submit(detach=True)
     assert run.state is RunState.CANCELLED and world.aws.live() == []
     assert world.aws.calls["CreateSchedule"] == 0
