@@ -1,10 +1,9 @@
 """Backend and ledger joined: what is stored when, and what a reconciliation makes of it."""
 
 import io
-import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,6 @@ class InstantBackend:
             return RunState.RUNNING
         return outcome_of(read_records(self.collect(handle))[0]).state
 
-    def states(self, handles: Sequence[Mapping[str, Any]]) -> list[RunState]:
-        return [self.state(handle) for handle in handles]
-
     def collect(self, handle: Mapping[str, Any]) -> tuple[Path, ...]:
         return tuple(Path(handle["directory"]).glob("*.jsonl"))
 
@@ -134,29 +130,19 @@ def planned(backend: InstantBackend) -> str:
 def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) -> None:
     runs = launcher(backend).submit(jobs(JOB, OTHER, OTHER, JOB), command="fastlaunch submit")
     assert backend.calls == ["execute bf16", "execute fp32", "execute fp32", "execute bf16"]
-    assert [(run.recipe, run.state) for run in runs] == [
-        ("bf16", RunState.COMPLETED),
-        ("fp32", RunState.COMPLETED),
-        ("fp32", RunState.COMPLETED),
-        ("bf16", RunState.COMPLETED),
-    ]
+    assert [run.recipe for run in runs] == ["bf16", "fp32", "fp32", "bf16"]
+    assert {run.state for run in runs} == {RunState.COMPLETED}
     summaries = [run.summary for run in runs]
-    assert all(
-        summary and summary.timing.step_time_s and summary.timing.step_time_s.low for summary in summaries
-    )
+    assert all(summary and summary.timing.step_time_s for summary in summaries)
     assert JobSpec.from_json(runs[0].spec or {}) == JOB
     assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: JOB})
-    assert json.dumps(runs[0].spec)
 
 
 def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> None:
     backend.how = {"status": "out_of_memory"}
     runs = launcher(backend).submit(jobs(JOB, OTHER, OTHER, JOB), command="")
     assert backend.calls == ["execute bf16", "execute fp32"]
-    assert [run.state for run in runs] == [
-        *[RunState.FAILED] * 2,
-        *[RunState.CANCELLED] * 2,
-    ]
+    assert [run.state for run in runs] == [*[RunState.FAILED] * 2, *[RunState.CANCELLED] * 2]
     assert runs[3].reason == "an earlier run of this recipe failed"
 
 
@@ -169,9 +155,7 @@ def test_runs_removed_while_others_run_do_not_disturb_them(backend: InstantBacke
                 ended = [run.id for run in other.select() if run.state.is_final]
                 other.remove(ended)
 
-    runs = replace(launcher(backend), sleep=tidy_up).submit(
-        jobs(JOB, OTHER, JOB), command="fastlaunch submit"
-    )
+    runs = replace(launcher(backend), sleep=tidy_up).submit(jobs(JOB, OTHER, JOB), command="")
     assert backend.calls == ["execute bf16", "execute fp32"]
     assert [(run.recipe, run.state) for run in runs] == [("fp32", RunState.COMPLETED)]
 
@@ -278,23 +262,19 @@ def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted
         assert (run.state, run.reason) == (RunState.LOST, "it ended before its first record")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_home_must_take_a_megabyte(tmp_path: Path) -> None:
-    check_home(tmp_path / "new" / "home")
-    assert list((tmp_path / "new" / "home" / "runs").iterdir()) == []
+    runs = tmp_path / "home" / "runs"
+    check_home(tmp_path / "home")
+    assert list(runs.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
         check_home(tmp_path / "file")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
-    # Every name in this folder leads to a device that is always full.
-    home = tmp_path / "home"
-    (home / "runs").mkdir(parents=True)
-    (home / "runs" / f".probe-{os.getpid()}").symlink_to("/dev/full")
+    # The name leads to a device that is always full.
+    (runs / f".probe-{os.getpid()}").symlink_to("/dev/full")
     with pytest.raises(UserError, match="No space left on device"):
-        check_home(home)
-    assert list((home / "runs").iterdir()) == []
+        check_home(tmp_path / "home")
+    assert list(runs.iterdir()) == []
 
 
 def test_stop_request_notes_the_first_signal_and_raises_at_the_second() -> None:
