@@ -1,9 +1,12 @@
-"""Attempts as a ledger returns them."""
+"""Attempts as a ledger returns them, and in a ledger."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt, Billing
 
 _BILLING = {field.name for field in fields(Billing)}
@@ -26,3 +29,25 @@ def attempt_with(**changes: Any) -> Attempt:
         billing=Billing(**{name: value for name, value in changes.items() if name in _BILLING}),
     )
     return replace(usual, **{name: value for name, value in changes.items() if name not in _BILLING})
+
+
+def add_attempt(
+    ledger: Ledger, *jobs: JobSpec, plan: Callable[[Mapping[str, JobSpec], int], Plan], **more: Any
+) -> Attempt:
+    """An attempt at these jobs, of a new submission, that was not sent. plan: of the jobs, and attempt n."""
+    submission = ledger.add_submission("fastlaunch submit")
+    by_id = {ledger.new_run_id(): job for job in jobs}
+    for run_id, job in by_id.items():
+        ledger.add_run(
+            submission,
+            run_id,
+            spec=job.to_json(),
+            plan=None,
+            workload=job.workload,
+            recipe=job.recipe.label,
+            instance=job.instance,
+            backend=job.backend,
+            directory=ledger.path.parent / "runs" / run_id,
+        )
+    attempt_id, _ = ledger.add_attempt(list(by_id), make_plan=lambda n: plan(by_id, n), **more)
+    return ledger.attempt(attempt_id)

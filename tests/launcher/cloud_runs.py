@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import ec2_builders
+from attempt_builders import add_attempt
 from cloud_commands import aws
 from fake_records import write_run
 
@@ -106,29 +107,16 @@ def add_rows(
     ledger: Ledger, site: Ec2Placement, recipes: Sequence[str] = ("bf16",)
 ) -> tuple[int, str, tuple[str, ...]]:
     """Id and token of a new attempt at a run of each recipe, and the runs."""
-    jobs = {ledger.new_run_id(): ec2_builders.job(recipe, steps=20) for recipe in recipes}
-    submission = ledger.add_submission("fastlaunch submit")
-    for run_id, job in jobs.items():
-        ledger.add_run(
-            submission,
-            run_id,
-            spec=job.to_json(),
-            plan=None,
-            workload=job.workload,
-            recipe=job.recipe.label,
-            instance=job.instance,
-            backend="ec2",
-            directory=ledger.path.parent / "runs" / run_id,
-        )
-    attempt_id, token = ledger.add_attempt(
-        list(jobs),
-        max_minutes=60,
-        usd_per_hour=60.0,
-        make_plan=lambda n: plan_ec2(
+    attempt = add_attempt(
+        ledger,
+        *(ec2_builders.job(recipe, steps=20) for recipe in recipes),
+        plan=lambda jobs, n: plan_ec2(
             jobs, attempt=n, site=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
         ),
+        max_minutes=60,
+        usd_per_hour=60.0,
     )
-    return attempt_id, token, tuple(jobs)
+    return attempt.id, attempt.token, attempt.run_ids
 
 
 def note_start(ledger: Ledger, attempt_id: int, instance_id: str, launched_at: datetime) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import ec2_builders
 import sagemaker_builders
+from attempt_builders import add_attempt
 from ec2_builders import site
 from fake_cloud import NUM_STEPS, Clock, FakeAws
 
@@ -115,30 +116,20 @@ class World:
         self, *, num_runs: int = 1, sent: bool = True, noted: bool = True, region: str = "us-east-1"
     ) -> Run:
         """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
-        submission = self.ledger.add_submission("fastlaunch submit")
-        jobs = {self.ledger.new_run_id(): job(region=region) for _ in range(num_runs)}
-        for run_id, spec in jobs.items():
-            self.ledger.add_run(
-                submission,
-                run_id,
-                spec=spec.to_json(),
-                plan=None,
-                workload=spec.workload,
-                recipe="bf16",
-                instance=spec.instance,
-                backend="ec2",
-                directory=self.home / "runs" / run_id,
-            )
-        first = next(iter(jobs))
         at = self.backend.at(site(region=region), 120)
-        attempt_id, _ = self.ledger.add_attempt(
-            list(jobs), max_minutes=120, usd_per_hour=55.04, make_plan=lambda n: at.plan(jobs, attempt=n)
+        attempt = add_attempt(
+            self.ledger,
+            *[job(region=region)] * num_runs,
+            plan=lambda jobs, n: at.plan(jobs, attempt=n),
+            max_minutes=120,
+            usd_per_hour=55.04,
         )
+        first = attempt.run_ids[0]
         if sent:
             handle = self.backend.execute(self.plan_of(first))
             if noted:
-                self.ledger.set_handle(attempt_id, handle)
-                for run_id in jobs:
+                self.ledger.set_handle(attempt.id, handle)
+                for run_id in attempt.run_ids:
                     self.ledger.set_state(run_id, RunState.RUNNING)
         return self.ledger.get(first)
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attempt_builders import add_attempt
 from ec2_builders import BLOCK, block_site, job, site
 from fake_cloud import Clock, FakeAws
 from sagemaker_builders import training_job, training_site
@@ -38,29 +40,13 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def placed(ledger: Ledger, *jobs: JobSpec) -> Attempt:
     """An attempt at these jobs as it was placed at its first choice, $64 an hour."""
-    submission = ledger.add_submission("x")
-    ids = [ledger.new_run_id() for _ in jobs]
-    for run_id, one in zip(ids, jobs, strict=True):
-        ledger.add_run(
-            submission,
-            run_id,
-            spec=one.to_json(),
-            plan=None,
-            workload=one.workload,
-            recipe="bf16",
-            instance=one.instance,
-            backend=one.backend,
-        )
-    machines = {"InstanceType": "p5.48xlarge", "MaxCount": 1}
+    machines: dict[str, Any] = {"InstanceType": "p5.48xlarge", "MaxCount": 1}
     if jobs[0].backend == "sagemaker":
-        machines = {"ResourceConfig": {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}}  # type: ignore[dict-item]
-    attempt_id, token = ledger.add_attempt(
-        ids,
-        usd_per_hour=64.0,
-        make_plan=lambda n: Plan(backend="x", operation="x", region="us-east-1", request=machines),
-    )
-    ledger.set_handle(attempt_id, {"token": token})
-    return ledger.attempt(attempt_id)
+        machines = {"ResourceConfig": {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}}
+    plan = Plan(backend="x", operation="x", region="us-east-1", request=machines)
+    attempt = add_attempt(ledger, *jobs, plan=lambda jobs, n: plan, usd_per_hour=64.0)
+    ledger.set_handle(attempt.id, {"token": attempt.token})
+    return ledger.attempt(attempt.id)
 
 
 def note(ledger: Ledger, aws: FakeAws, *seen: tuple[Attempt, AttemptStatus]) -> None:

@@ -1,11 +1,10 @@
 """A submission on EC2 from its rows to a machine: where it is tried, what is noted, what is not known."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from cloud_world import P5EN, WEST, A, B, World, job, opened_world
+from cloud_world import P5EN, WEST, A, B, World, job
 from ec2_builders import BLOCK, block_site
 from fake_cloud import BOOT_S, FakeNode
 
@@ -21,12 +20,6 @@ from fastlaunch.core.errors import (
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def test_a_plain_run(world: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from attempt_builders import attempt_with
+from attempt_builders import add_attempt, attempt_with
 from ec2_builders import job
 from fake_records import write_run
 
@@ -182,26 +182,15 @@ def plan(num_nodes: int) -> Plan:
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     num_nodes = getattr(request, "param", 1)
+    spec = job(steps=20, batch_size=64, backend="sagemaker")
     with Ledger(tmp_path / "ledger.sqlite", clock=lambda: START) as ledger:
-        submission = ledger.add_submission("x")
-        ids = [ledger.new_run_id() for _ in range(2)]
-        for run_id in ids:
-            ledger.add_run(
-                submission,
-                run_id,
-                spec=job(steps=20, batch_size=64, backend="sagemaker").to_json(),
-                plan=None,
-                workload="vit-huge",
-                recipe="bf16",
-                backend="sagemaker",
-            )
-        attempt_id, token = ledger.add_attempt(
-            ids, max_minutes=60, usd_per_hour=63.0, make_plan=lambda n: plan(num_nodes)
+        attempt = add_attempt(
+            ledger, spec, spec, plan=lambda jobs, n: plan(num_nodes), max_minutes=60, usd_per_hour=63.0
         )
-        ledger.set_handle(attempt_id, {"token": token, "launched_at": START.isoformat()})
-        for run_id in ids:
+        ledger.set_handle(attempt.id, {"token": attempt.token, "launched_at": START.isoformat()})
+        for run_id in attempt.run_ids:
             ledger.set_state(run_id, RunState.RUNNING)
-        yield Scene(ledger, tmp_path, ledger.attempt(attempt_id), FakeBackend(home=tmp_path))
+        yield Scene(ledger, tmp_path, ledger.attempt(attempt.id), FakeBackend(home=tmp_path))
 
 
 def test_records_under_the_attempts_output_are_its_own_whatever_their_number(scene: Scene) -> None:

@@ -1,21 +1,13 @@
 """A submission on EC2 while its machine lives: what hangs is ended, what fails for a while is waited out."""
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from cloud_world import World, job, opened_world
+from cloud_world import World, job
 from fake_cloud import BOOT_S, START, FakeNode
 
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def test_a_machine_that_never_boots_is_ended_and_its_console_kept(world: World) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from fake_cloud import FakeNode
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def test_a_detached_run_is_seen_and_then_ended(world: World) -> None:

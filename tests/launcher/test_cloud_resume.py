@@ -1,13 +1,12 @@
 """`fastlaunch resume`: what can go on, from where, for how long and how much; and the run that goes on."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from cloud_world import WEST, A, B, World, job, opened_world
+from cloud_world import WEST, A, B, World, job
 from fake_cloud import REST, START, FakeNode
 from fake_summaries import PLAIN, changed
 
@@ -21,12 +20,6 @@ from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint
 from fastlaunch_train.recipes.recipes import resolve_recipe
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def save(world: World, run_id: str, *names: str) -> None:

@@ -1,12 +1,11 @@
 """Machines that AWS takes back: what is gone on with, where, and at what price."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_world import P5EN, WEST, A, B, World, job, opened_world
+from cloud_world import P5EN, WEST, A, B, World, job
 from ec2_builders import BLOCK, block_site
 from fake_cloud import REST, FakeNode
 
@@ -14,12 +13,6 @@ from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def spot(**changes: Any) -> JobSpec:

@@ -1,23 +1,15 @@
 """A submission on EC2 that is stopped, at any moment."""
 
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from cloud_world import A, B, World, job, opened_world
+from cloud_world import A, B, World, job
 from fake_cloud import HALF, FakeNode
 
 from fastlaunch.core.errors import NoCapacity, NotAuthorised
 from fastlaunch.core.plan import RunState
 
 BEFORE_START = "stopped by Ctrl-C before it started"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path) as opened:
-        yield opened
 
 
 def ctrl_c(world: World) -> None:
