@@ -1,14 +1,13 @@
 """Training jobs of a trial: what SageMaker and each job's container do is drawn from the trial's seed."""
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from lives import Lives
-from moto_server import MotoServer, backend
+from lives import Lives, Output
+from moto_server import MotoServer
 from moto_training_jobs import Job
 
 #: What may become of a job: its runs are done, also after its machines were taken back and it was restarted;
@@ -53,7 +52,7 @@ class _Life:
             return
         jobs.move(self.name, "Downloading", "Training")
         if self._goes_on():
-            self._put("boot.json", {"booted_at": datetime.now(UTC).isoformat()})
+            self._output.put("boot.json", {"booted_at": datetime.now(UTC).isoformat()})
             self._train(fate)
 
     def _train(self, fate: str) -> None:
@@ -71,7 +70,7 @@ class _Life:
             return
         state = {"fails": "failed", "runs-out": "interrupted"}.get(fate, "completed")
         if fate != "vanishes":
-            self._put("node-0/status.json", self._last_word(state))
+            self._output.put("node-0/status.json", self._last_word(state))
         if not self._goes_on():
             return
         if fate == "runs-out":
@@ -87,27 +86,21 @@ class _Life:
 
     def _say_that_it_was_stopped(self) -> None:
         if self._job.status in ("Stopping", "Stopped"):
-            self._put("node-0/status.json", {**self._last_word("interrupted"), "reason": "stop"})
+            self._output.put("node-0/status.json", {**self._last_word("interrupted"), "reason": "stop"})
 
     @property
     def _job(self) -> Job:
         return self.server.training_jobs.job(self.name)
 
     def _last_word(self, state: str) -> dict[str, Any]:
-        run_ids = self._run_ids()
         reason = {"failed": "a run failed", "interrupted": "watchdog"}.get(state)
-        runs = [{"run_id": run_id, "state": state, "exit_code": int(state == "failed")} for run_id in run_ids]
-        said = {"node": 0, "outcome": state, "reason": reason, "runs": runs, "uptime_s": 3.0}
-        return {**said, "billed_until": datetime.now(UTC).isoformat()}
+        runs = [
+            {"run_id": run_id, "state": state, "exit_code": int(state == "failed")}
+            for run_id in self._output.run_ids()
+        ]
+        report = {"node": 0, "outcome": state, "reason": reason, "runs": runs, "uptime_s": 3.0}
+        return {**report, "billed_until": datetime.now(UTC).isoformat()}
 
-    def _run_ids(self) -> list[str]:
-        bucket, _, prefix = self._job.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
-        keys = backend("s3", "aws").buckets[bucket].keys
-        (text,) = [keys[key].value for key in list(keys) if key.startswith(f"{prefix}/runs-")]
-        return [run["run_id"] for run in json.loads(text)["runs"]]
-
-    def _put(self, name: str, said: dict[str, Any]) -> None:
-        """Let SageMaker copy to S3 what the container wrote."""
-        bucket, _, prefix = self._job.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
-        body = json.dumps({"schema": 1, "token": self.name, **said}).encode()
-        backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", body)
+    @property
+    def _output(self) -> Output:
+        return Output(tags=self._job.tags)

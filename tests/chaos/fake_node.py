@@ -1,18 +1,14 @@
-"""Machines of a trial: what each does after it was launched is drawn from the trial's seed.
+"""Machines of a trial: what each does after it was launched is drawn from the trial's seed."""
 
-A node writes straight into the server's S3, since the network between launcher and AWS is what is at fault.
-"""
-
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from lives import Lives
-from moto_server import MotoServer, backend
+from lives import Lives, Output
+from moto_server import MotoServer
 
 #: What a node may do: its runs, to their end; fail; be taken back by EC2; boot and hang; end without a word;
 #: never boot.
@@ -49,21 +45,22 @@ class _Node:
         if fate == "never-boots":
             return
         rank = self.server.instance(self.id).ami_launch_index
-        booted = "boot.json" if rank == 0 else f"node-{rank}/boot.json"
-        self._put(booted, json.dumps({**self._who(), "booted_at": _now()}).encode())
+        self._put(
+            "boot.json" if rank == 0 else f"node-{rank}/boot.json", {**self._who(), "booted_at": _now()}
+        )
         self._put(f"node-{rank}/log.txt.000000000000", b"pulling\n")
         if fate == "hangs":
             return
         states = []
-        for run_id in self._run_ids():
-            interrupted = fate == "is-taken" or self._asked_to_stop()
+        for run_id in self._output.run_ids():
+            interrupted = fate == "is-taken" or self._output.get("abort")
             state = {"fails": "failed"}.get(fate, "interrupted" if interrupted else "completed")
             self._put(f"node-{rank}/{run_id}/log.txt.000000000000", b"training\n")
             states.append({"run_id": run_id, "state": state, "exit_code": 0, "started_s": 1, "ended_s": 2})
         if fate != "vanishes":
             outcome = {"fails": "failed", "is-taken": "interrupted"}.get(fate, "completed")
             reason = "spot" if fate == "is-taken" else None
-            if outcome == "completed" and (asked := self._asked_to_stop()):
+            if outcome == "completed" and (asked := self._output.get("abort")):
                 outcome, reason = "interrupted", "stop" if asked.startswith("stop") else "peer"
             elif outcome != "completed":
                 # The others cannot train without it.
@@ -79,7 +76,7 @@ class _Node:
                 "billed_until": _now(),
                 "runs": states,
             }
-            self._put(f"node-{rank}/status.json", json.dumps(status).encode())
+            self._put(f"node-{rank}/status.json", status)
         self._pause()
         told = datetime.now(UTC)
         self.server.set_instance(
@@ -90,41 +87,22 @@ class _Node:
         )
 
     def _who(self) -> dict[str, Any]:
-        tags = self._tags()
         instance = self.server.instance(self.id)
         return {
-            "schema": 1,
-            "token": f"{tags['fastlaunch:run']}-a{tags['fastlaunch:attempt']}",
             "instance_id": self.id,
             "instance_type": instance.instance_type,
             "zone": f"{self.region}a",
             "lifecycle": "spot" if instance.lifecycle == "spot" else "on-demand",
         }
 
-    def _tags(self) -> dict[str, str]:
-        return {tag["key"]: tag["value"] for tag in self.server.instance(self.id).get_tags()}
+    @property
+    def _output(self) -> Output:
+        tags = {tag["key"]: tag["value"] for tag in self.server.instance(self.id).get_tags()}
+        return Output(tags=tags)
 
-    def _run_ids(self) -> list[str]:
-        """The runs to do, as the stored list names them."""
-        bucket, prefix = self._output()
-        keys = backend("s3", "aws").buckets[bucket].keys
-        (text,) = [keys[key].value for key in list(keys) if key.startswith(f"{prefix}/runs-")]
-        return [run["run_id"] for run in json.loads(text)["runs"]]
-
-    def _asked_to_stop(self) -> str:
-        """Why, by whoever asked all nodes to; empty if nobody has."""
-        bucket, prefix = self._output()
-        found = backend("s3", "aws").buckets[bucket].keys.get(f"{prefix}/abort")
-        return found.value.decode() if found else ""
-
-    def _put(self, name: str, body: bytes) -> None:
+    def _put(self, name: str, content: Mapping[str, Any] | bytes) -> None:
         self._pause()
-        bucket, prefix = self._output()
-        backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", body)
-
-    def _output(self) -> tuple[str, str]:
-        bucket, _, prefix = self._tags()["fastlaunch:output"].removeprefix("s3://").partition("/")
-        return bucket, prefix
+        self._output.put(name, content)
 
     def _pause(self) -> None:
         """Take a while; raises _Ended if the machine was terminated meanwhile, or time stands still."""

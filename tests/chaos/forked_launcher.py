@@ -70,10 +70,6 @@ class Zygote:
         pid = int(self._ask({"run": asdict(order)})["pid"])
         return Command(pid, self._ask)
 
-    def run(self, order: Order) -> int:
-        """Exit code of a command, or minus the signal that ended it."""
-        return self.start(order).wait()
-
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(question) + "\n")

@@ -1,11 +1,52 @@
 """What a server starts in a trial, each living its life in a thread: which one is drawn from the seed."""
 
+import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from moto_server import backend
 
 _BETWEEN_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """An attempt's output, written straight into the server's S3: the network of the launcher is at fault.
+
+    tags: of its machine or job.
+    """
+
+    tags: Mapping[str, str]
+
+    def put(self, name: str, content: Mapping[str, Any] | bytes) -> None:
+        """Store an object: bytes, or a report, which gets the token."""
+        bucket, prefix = self._place
+        if not isinstance(content, bytes):
+            token = f"{self.tags['fastlaunch:run']}-a{self.tags['fastlaunch:attempt']}"
+            content = json.dumps({"schema": 1, "token": token, **content}).encode()
+        backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", content)
+
+    def get(self, name: str) -> str:
+        """Return an object's text; empty if there is none."""
+        bucket, prefix = self._place
+        stored = backend("s3", "aws").buckets[bucket].keys.get(f"{prefix}/{name}")
+        return stored.value.decode() if stored else ""
+
+    def run_ids(self) -> list[str]:
+        """The runs to do, as the stored list names them."""
+        bucket, prefix = self._place
+        (key,) = [
+            key for key in backend("s3", "aws").buckets[bucket].keys if key.startswith(f"{prefix}/runs-")
+        ]
+        return [run["run_id"] for run in json.loads(self.get(key.removeprefix(f"{prefix}/")))["runs"]]
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        bucket, _, prefix = self.tags["fastlaunch:output"].removeprefix("s3://").partition("/")
+        return bucket, prefix
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,6 @@ from moto_server import MotoServer
 
 from fastlaunch.core.plan import RunState
 
-#: How billed seconds are known.
-BILLINGS = ("times", "node", "limit", "free")
 LIVE = ("pending", "running", "stopping", "stopped")
 #: How the billed seconds of an attempt can be known.
 _BILLINGS = ("times", "node", "limit", "free")
