@@ -14,7 +14,6 @@ from fake_summaries import PLAIN
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
@@ -160,14 +159,6 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step() -> None:
     assert none is not None and (none.newest, none.step) == (None, 0)
     assert none.uri == f"s3://acme/fastlaunch/runs/{FIRST}/checkpoints/"
     assert checkpoints(run(), [], backends) is None
-
-
-def test_attempts_on_sagemaker_share_a_folder_of_checkpoints() -> None:
-    key = f"fastlaunch/runs/{FIRST}/{SECOND}/checkpoints/step-00000040.pt"
-    at = attempt(2, backend="sagemaker", output=f"s3://acme/fastlaunch/runs/{FIRST}/{FIRST}-a2")
-    backends = {"sagemaker": SageMakerBackend(aws=Bucket(**{key: 3}), home=Path())}
-    found = checkpoints(run(SECOND), [at], backends)
-    assert found is not None and found.newest == f"s3://acme/{key}"
 
 
 def test_everything_as_data(tmp_path: Path) -> None:
