@@ -191,27 +191,34 @@ def as_json(
     own = [attempt_as_json(run, attempt, home=home, now=now) for attempt in collected.attempts]
     costs = [attempt["cost_usd"] for attempt in own]
     return {
-        "id": run.id,
-        "submission": run.submission_id,
-        "backend": run.backend,
-        "workload": run.workload,
-        "recipe": run.recipe,
-        "state": str(run.state),
-        "reason": run.reason,
-        "directory": str(run.directory) if run.directory else None,
+        **run_facts(run),
         "records": [str(path) for path in collected.records],
         "num_ranks": collected.num_ranks,
         "log": str(collected.log) if collected.log else None,
         "node_logs": [str(path) for path in collected.node_logs],
         "tracebacks": [str(path) for path in collected.tracebacks],
         "checkpoints": vars(stored) if stored else None,
-        "instance": run.instance,
         "image": (run.spec or {}).get("image"),
         "list_price": run.price.to_json() if run.price else None,
         "discount": discount,
         "attempts": own,
         "cost_usd": None if None in costs else round(sum(costs), 4),
         "missing": [*collected.missing, *(error.message for error in refused.values())],
+    }
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """Return what every report on a run begins with."""
+    return {
+        "id": run.id,
+        "submission": run.submission_id,
+        "backend": run.backend,
+        "state": str(run.state),
+        "reason": run.reason,
+        "workload": run.workload,
+        "recipe": run.recipe,
+        "instance": run.instance,
+        "directory": str(run.directory) if run.directory else None,
     }
 
 

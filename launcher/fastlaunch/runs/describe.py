@@ -11,7 +11,7 @@ from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.collect import attempt_as_json, doing
+from fastlaunch.runs.collect import attempt_as_json, doing, run_facts
 from fastlaunch_train.records.records import Check, Eval
 
 _INDENT = "  "
@@ -39,17 +39,9 @@ def run_as_row(run: Run) -> dict[str, Any]:
 def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
     """Return everything that the ledger knows of the run, which was not read in brief, as plain data."""
     return {
-        "id": run.id,
-        "submission": run.submission_id,
+        **run_facts(run),
         "command": ledger.command_of(run.submission_id),
         "created_at": run.created_at,
-        "backend": run.backend,
-        "state": str(run.state),
-        "reason": run.reason,
-        "workload": run.workload,
-        "recipe": run.recipe,
-        "instance": run.instance,
-        "directory": str(run.directory) if run.directory else None,
         "history": [
             {"at": event.at, "state": str(event.state), "reason": event.reason}
             for event in ledger.history(run.id)

@@ -221,14 +221,14 @@ class Launcher:
                 )
                 if started is None:
                     return
-                attempt = started.attempt
+                attempt, placement = started
                 if detach and self._leave(attempt):
                     return
                 result = self._monitor(attempt, run_ids).follow()
                 remaining = result.left
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
-                    provisioner.refuse(started.placement, NoCapacity(result.reason or "it got no machines"))
+                    provisioner.refuse(placement, NoCapacity(result.reason or "it got no machines"))
                 elif remaining:
                     # From the first placement again: there may be capacity by now.
                     provisioner = self._provisioner(detach)

@@ -44,14 +44,6 @@ NO_SCHEDULE = "nobody follows it, and no schedule in the account was made: only 
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartedAttempt:
-    """An attempt whose request was accepted, and where."""
-
-    attempt: Attempt
-    placement: Placement
-
-
-@dataclass(frozen=True, kw_only=True)
 class Provisioner:
     """Starts machines. It remembers what refused: each placement is asked once."""
 
@@ -73,8 +65,8 @@ class Provisioner:
         *,
         max_minutes: int,
         root: str | None = None,
-    ) -> StartedAttempt | None:
-        """Return the attempt at the first of `placements` that accepts its request.
+    ) -> tuple[Attempt, Placement] | None:
+        """Return the attempt at the first of `placements` that accepts its request, and that placement.
 
         None if the user asked to stop, or cancelled all the runs, before any did. jobs_at: the jobs by run
         id, as they are at a placement. root: see `CloudBackend.at`. Raises CloudRefused's kinds if all
@@ -90,7 +82,7 @@ class Provisioner:
                 continue
             try:
                 attempt = self._try(placement, jobs_at(placement), max_minutes, root)
-                return StartedAttempt(attempt=attempt, placement=placement) if attempt else None
+                return (attempt, placement) if attempt else None
             except (QuotaExceeded, NoCapacity, BadConfiguration) as error:
                 if isinstance(error, BadConfiguration) and not _is_of_place(error, placement):
                     raise
