@@ -280,6 +280,12 @@ def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
     )
 
 
+def test_a_job_that_sagemaker_started_again_shows_its_newest_record(tmp_path: Path) -> None:
+    say(tmp_path, "boot")
+    write_run(tmp_path / "runs" / FIRST, steps=20, status=None, attempt=3)
+    assert doing(run(), [trained(n=2, token=f"{FIRST}-a1")], tmp_path).startswith("step ")
+
+
 def test_ceilings_count_nodes_and_warm_pools() -> None:
     # 60 minutes and 10 more of two machines at $48.
     assert ceiling_usd([both()]) == pytest.approx(112.0)

@@ -53,6 +53,14 @@ def test_tail_survives_a_damaged_line(tmp_path: Path) -> None:
     assert progress is not None and progress.step == 3
 
 
+def test_tail_goes_on_in_a_newer_record(tmp_path: Path) -> None:
+    tail = RecordTail(tmp_path)
+    for attempt, steps in ((9, 30), (10, 3)):
+        write_run(tmp_path, steps=steps, attempt=attempt)
+        progress = tail.read()
+        assert progress is not None and progress.step == steps
+
+
 def test_progress_in_words() -> None:
     assert describe(HALF) == "step 50/100, 20 images/s, loss 2.500, 5 s left"
     assert describe(replace(HALF, seconds_left=3700.0)).endswith("1:01:40 left")

@@ -243,9 +243,15 @@ def test_cancel_of_a_planned_run_keeps_it_from_starting(backend: InstantBackend)
     assert backend.calls == []
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
+@pytest.mark.parametrize(
+    ("cancelled", "state", "reason"),
+    [
+        (True, RunState.INTERRUPTED, "stopped by fastlaunch cancel"),
+        (False, RunState.LOST, "it ended before its first record"),
+    ],
+)
 def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted(
-    backend: InstantBackend, cancelled: bool
+    backend: InstantBackend, cancelled: bool, state: RunState, reason: str
 ) -> None:
     run_id = planned(backend)
     backend.ledger.set_state(run_id, RunState.RUNNING)
@@ -256,10 +262,7 @@ def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted
     backend.ledger.set_handle(attempt, handle)
     finish_run(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)
     run = backend.ledger.get(run_id)
-    if cancelled:
-        assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by fastlaunch cancel")
-    else:
-        assert (run.state, run.reason) == (RunState.LOST, "it ended before its first record")
+    assert (run.state, run.reason) == (state, reason)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
