@@ -14,20 +14,14 @@ from fastlaunch.core.yaml_file import YamlFile
 
 SCHEMA = 1
 FLAVOURS = ("ec2", "sagemaker")
-GENERATIONS = ("ubuntu", "amzn2023")
-_CONTENTS = ("transformer_engine", "flash_attn", "deepspeed", "efa", "nccl")
+#: What a tag that names no flavour is, by generation.
+_USUAL_FLAVOUR = {"ubuntu": "sagemaker", "amzn2023": "ec2"}
 
 #: AWS's gallery, which serves the same images to everybody. docs/get_started/index.md of
 #: aws/deep-learning-containers, read 2026-11-20.
 PUBLIC_GALLERY = "public.ecr.aws/deep-learning-containers"
 
-_UBUNTU = re.compile(
-    r"(?P<torch>\d+\.\d+(\.\d+)?)-(?P<device>gpu|cpu)-py(?P<python>\d{2,3})"
-    r"(-(?P<cuda>cu\d{3}))?(-(?P<os>ubuntu\d\d\.\d\d))?(-(?P<flavour>ec2|sagemaker))?"
-)
-_AMZN2023 = re.compile(
-    r"(?P<torch>\d+\.\d+(\.\d+)?)-(?P<cuda>cu\d{3}|cpu)-(?P<os>amzn2023)(-(?P<flavour>sagemaker))?"
-)
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 _ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -58,10 +52,6 @@ class BaseImage:
     end_of_patch: datetime.date | None = None
     # What of this was inferred.
     uncertain: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.generation not in GENERATIONS:
-            raise UserError(f"generation is {self.generation!r}", f"it is one of {', '.join(GENERATIONS)}")
 
     @property
     def name(self) -> str:
@@ -102,59 +92,14 @@ class BaseImages:
     registries: Mapping[str, Registry]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tag:
-    """What a tag says."""
-
-    # As written, with or without its last number.
-    torch: str
-    generation: str
-    flavour: str
-    is_gpu: bool
-    # `13.0`; None for CPU images, and for an alias such as `2.10-gpu-py313`.
-    cuda: str | None = None
-    # None where the tag does not say.
-    python: str | None = None
-
-
-def parse_tag(text: str) -> Tag | None:
-    """Return what a tag of either generation says, None if it is of neither.
-
-    An old tag without a flavour is SageMaker's, a new one EC2's.
-    """
-    if match := _UBUNTU.fullmatch(text):
-        python = match["python"]
-        return Tag(
-            torch=match["torch"],
-            generation="ubuntu",
-            flavour=match["flavour"] or "sagemaker",
-            is_gpu=match["device"] == "gpu",
-            cuda=_cuda(match["cuda"]),
-            python=f"{python[0]}.{python[1:]}",
-        )
-    if match := _AMZN2023.fullmatch(text):
-        return Tag(
-            torch=match["torch"],
-            generation="amzn2023",
-            flavour=match["flavour"] or "ec2",
-            is_gpu=match["cuda"] != "cpu",
-            cuda=_cuda(match["cuda"]),
-        )
-    return None
-
-
-def find_base_image(
-    tag: str | None, *, flavour: str, today: datetime.date, table: BaseImages | None = None
-) -> BaseImage:
+def find_base_image(tag: str | None, *, flavour: str, today: datetime.date) -> BaseImage:
     """Return the base image of this tag; without one, the newest that is certain and that AWS still patches.
 
     tag: with or without `repository:`; a short form of it or a PyTorch version will do. flavour: ec2 or
-    sagemaker. table: instead of the shipped one. Raises UserError for a tag that is unknown or of the other
-    flavour, and if AWS patches none of them any more.
+    sagemaker. Raises UserError for a tag that is unknown or of the other flavour, and if AWS patches none of
+    them any more.
     """
-    if flavour not in FLAVOURS:
-        raise UnknownName("flavour", flavour, FLAVOURS)
-    images = (table or shipped_base_images()).images
+    images = shipped_base_images().images
     of_flavour = [image for image in images if image.flavour == flavour]
     if tag is None:
         certain = [image for image in of_flavour if image.uncertain is None]
@@ -173,8 +118,7 @@ def find_base_image(
         if _names(tag, image):
             (other,) = (same for same in of_flavour if same.torch == image.torch)
             raise UserError(f"base image {tag!r} is the {image.flavour} flavour", f"give {other.tag}")
-    parsed = parse_tag(tag.rpartition(":")[2])
-    hint = None if parsed is None or parsed.is_gpu else "only images for GPUs are known"
+    hint = "only images for GPUs are known" if "cpu" in tag.split("-") else None
     raise UnknownName("base image", tag, [image.tag for image in of_flavour], hint)
 
 
@@ -195,11 +139,6 @@ def registry(region: str) -> Registry:
     return registries[region]
 
 
-def registry_account(region: str) -> str:
-    """Return the number of the account that serves AWS's own images in a region."""
-    return registry(region).account
-
-
 def registry_host(account: str, region: str) -> str:
     """Return the host of an account's registry in a region."""
     return f"{account}.dkr.ecr.{region}.{registry(region).dns_suffix}"
@@ -207,7 +146,7 @@ def registry_host(account: str, region: str) -> str:
 
 def image_uri(base: BaseImage, region: str, digest: str) -> str:
     """Return the URI of a base image in a region by its digest, `sha256:...` or a placeholder of it."""
-    return f"{registry_host(registry_account(region), region)}/{base.repository}@{digest}"
+    return f"{registry_host(registry(region).account, region)}/{base.repository}@{digest}"
 
 
 def public_uri(base: BaseImage) -> str:
@@ -254,32 +193,17 @@ def own_image(uri: str, region: str) -> OwnImage:
 
 
 def _names(text: str, image: BaseImage) -> bool:
-    """Return whether `text` means the image: its tag in full or in short, or its PyTorch version."""
+    """Return whether `text` is the image's PyTorch version, or its tag in full or with parts left out."""
     repository, _, tag = text.rpartition(":")
-    if repository not in ("", image.repository):
+    version, *parts = tag.split("-")
+    if repository not in ("", image.repository) or not _VERSION.fullmatch(version):
         return False
-    if tag == image.tag:
-        return True
-    if re.fullmatch(r"\d+\.\d+(\.\d+)?", tag):
-        return not repository and _same_version(tag, image.torch)
-    parsed = parse_tag(tag)
-    return (
-        parsed is not None
-        and parsed.is_gpu
-        and (parsed.generation, parsed.flavour) == (image.generation, image.flavour)
-        and _same_version(parsed.torch, image.torch)
-        and (parsed.cuda is None or image.cuda.startswith(parsed.cuda))
-        and (parsed.python is None or _same_version(parsed.python, image.python))
-        and (not (os := re.search(r"ubuntu[\d.]+", tag)) or os[0] in image.tag)
-    )
-
-
-def _same_version(short: str, full: str) -> bool:
-    return f"{full}.".startswith(f"{short}.")
-
-
-def _cuda(text: str | None) -> str | None:
-    return f"{text[2:4]}.{text[4:]}" if text and text.startswith("cu") else None
+    if not f"{image.torch}.".startswith(f"{version}."):
+        return False
+    if not parts:
+        return not repository
+    flavour = parts[-1] if parts[-1] in FLAVOURS else _USUAL_FLAVOUR[image.generation]
+    return flavour == image.flavour and set(parts) <= set(image.tag.split("-"))
 
 
 @cache
@@ -292,29 +216,24 @@ def read_base_images(path: Path) -> BaseImages:
     """Return what the file holds."""
     file = YamlFile(path)
     check_schema(file, SCHEMA)
-    file.refuse_unknown(known=["schema", "images", "partitions"])
-    images: dict[str, BaseImage] = {}
-    for index, entry in enumerate(file.items("images")):
-        for flavour in FLAVOURS:
-            tag = file.value(str, "images", index, "tags", flavour)
-            image = file.record(BaseImage, "images", index, without=("tags",), flavour=flavour, tag=tag)
-            if image.end_of_patch is None and image.uncertain is None:
-                hint = "where it is not known, say so under `uncertain`"
-                raise file.fault("an image has no `end_of_patch`", "images", index, hint=hint)
-            for name in ("torch", "cuda", "python", *_CONTENTS):
-                if name in entry and not version(entry[name]):
-                    problem = f"{name} is {entry[name]!r}; it is a version such as 2.13.0"
-                    raise file.fault(problem, "images", index, name)
-            if image.name in images:
-                raise file.fault(f"{image.name} is listed twice", "images", index)
-            images[image.name] = image
-    newest_first = sorted(images.values(), key=lambda image: version(image.torch), reverse=True)
+    images = [
+        file.record(
+            BaseImage,
+            *("images", index),
+            without=("tags",),
+            flavour=flavour,
+            tag=file.value(str, "images", index, "tags", flavour),
+        )
+        for index in range(len(file.items("images")))
+        for flavour in FLAVOURS
+    ]
+    newest_first = sorted(images, key=lambda image: version(image.torch), reverse=True)
     return BaseImages(images=tuple(newest_first), registries=_registries(file))
 
 
 def version(text: str) -> tuple[int, ...]:
     """Return the numbers of `2.10.0`, to compare."""
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+    return tuple(int(part) for part in text.split("."))
 
 
 def _registries(file: YamlFile) -> dict[str, Registry]:
@@ -322,11 +241,7 @@ def _registries(file: YamlFile) -> dict[str, Registry]:
     for partition in file.mapping("partitions"):
         dns_suffix = file.value(str, "partitions", partition, "dns_suffix")
         for account in file.mapping("partitions", partition, "accounts"):
-            at = ("partitions", partition, "accounts", account)
-            if not re.fullmatch(r"\d{12}", account):
-                raise file.fault(f"{account!r} is no account number, which has 12 digits", *at)
-            for region in file.value(tuple[str, ...], *at):
-                if region in registries:
-                    raise file.fault(f"{region} is listed twice", *at)
-                registries[region] = Registry(account=account, partition=partition, dns_suffix=dns_suffix)
+            regions = file.value(tuple[str, ...], "partitions", partition, "accounts", account)
+            held = Registry(account=account, partition=partition, dns_suffix=dns_suffix)
+            registries |= dict.fromkeys(regions, held)
     return registries

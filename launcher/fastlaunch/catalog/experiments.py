@@ -14,8 +14,8 @@ class ExperimentVariant:
     workload: str
     recipe: str
     overrides: tuple[str, ...] = ()
-    # Per GPU; None for the workload's own.
-    batch_size: int | None = None
+    # Per GPU, or `auto`; None for the workload's own.
+    batch_size: int | str | None = None
     # Ranks; None for all GPUs of the machine.
     num_gpus: int | None = None
     # Steps between evaluations, 0 for none.

@@ -14,7 +14,6 @@ from fastlaunch.catalog.container_images import (
     image_uri,
     public_uri,
     registry,
-    registry_account,
     registry_host,
 )
 from fastlaunch.cli.cloud_options import split_names
@@ -237,7 +236,7 @@ def _reference(context: AppContext, options: BuildOptions, base: BaseImage) -> B
     """Return the base image by digest; by tag in AWS's gallery, with a warning, where AWS cannot be asked."""
     region = options.region
     try:
-        digest = context.aws.image_digest(region, registry_account(region), base.repository, base.tag)
+        digest = context.aws.image_digest(region, registry(region).account, base.repository, base.tag)
     except CloudRefused as error:
         if options.push:
             raise

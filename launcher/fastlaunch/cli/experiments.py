@@ -7,7 +7,8 @@ import click
 from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
 from fastlaunch.cli.options import next_command, output_option
 from fastlaunch.cli.render import print_rows
-from fastlaunch.jobs.variants import DEFAULT_STEPS, MADE_UP, experiment_named
+from fastlaunch.jobs.data_sources import MADE_UP
+from fastlaunch.jobs.variants import DEFAULT_STEPS, experiment_named
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.registry import workload_info
 

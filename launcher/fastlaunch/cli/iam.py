@@ -62,7 +62,7 @@ _TEMPLATE = ("zones", "bucket", "prefix", "repository", "registry", "kms_key")
 
 def _names(settings: Settings, region: str, given: dict[str, str | None]) -> dict[str, Any]:
     """Return the names for the policies: as given, else the config file's, else None."""
-    from fastlaunch.catalog.container_images import registry_account
+    from fastlaunch.catalog.container_images import registry
 
     here = settings.aws.get(region, RegionSettings())
     return {
@@ -70,7 +70,7 @@ def _names(settings: Settings, region: str, given: dict[str, str | None]) -> dic
         "bucket": given["bucket"] or here.bucket,
         "prefix": here.prefix if given["prefix"] is None else given["prefix"].strip("/"),
         "repository": given["repository"] or here.repository or DEFAULT_REPOSITORY,
-        "registry": registry_account(region),
+        "registry": registry(region).account,
         "partition": _partition(region),
         "training_role": here.role,
         "scheduler_role": here.scheduler_role,

@@ -30,12 +30,13 @@ class YamlFile:
         import yaml
 
         self.path = path
-        self._root: Any = None
+        #: Of every value, by its path as text.
+        self._lines: dict[tuple[str, ...], int] = {}
         try:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text(encoding="utf-8-sig"))
-            self._root = loader.get_single_node()
-            self._refuse_repeated_keys(self._root)
-            self.data: Any = loader.construct_document(self._root) if self._root else None
+            root = loader.get_single_node()
+            self._note_lines(root, ())
+            self.data: Any = loader.construct_document(root) if root else None
         except FileNotFoundError:
             raise BadFile(path, "does not exist") from None
         except OSError as error:
@@ -138,32 +139,27 @@ class YamlFile:
         return value
 
     def _line(self, *at: str | int) -> int | None:
-        node, line = self._root, None
-        for step in (None, *at):
-            if isinstance(step, int) and node.id == "sequence":
-                node = node.value[step]
-            elif step is not None:
-                key_and_value = next((pair for pair in node.value if pair[0].value == str(step)), None)
-                if key_and_value is None:
-                    break
-                node = key_and_value[1]
-                line = key_and_value[0].start_mark.line + 1
-                continue
-            line = node.start_mark.line + 1 if node else None
-        return line
+        """Return the line of the value at this path, or of the nearest one above it."""
+        path = tuple(map(str, at))
+        above = (path[:length] for length in range(len(path), -1, -1))
+        return next((self._lines[each] for each in above if each in self._lines), None)
 
-    def _refuse_repeated_keys(self, node: Any) -> None:
-        """YAML would silently take the last one."""
-        for child in node.value if node and node.id != "scalar" else ():
-            self._refuse_repeated_keys(child[1] if node.id == "mapping" else child)
-        lines: dict[str, int] = {}
-        for key, _ in node.value if node and node.id == "mapping" else ():
-            line = key.start_mark.line + 1
-            if str(key.value) in lines:
-                known_line = lines[str(key.value)]
-                problem = f"`{key.value}` stands here again; it is on line {known_line} already"
+    def _note_lines(self, node: Any, at: tuple[str, ...]) -> None:
+        """Note the lines of the node and all in it. Raises BadFile for a key that stands there twice."""
+        if node is None:
+            return
+        self._lines.setdefault(at, node.start_mark.line + 1)
+        if node.id == "sequence":
+            for index, item in enumerate(node.value):
+                self._note_lines(item, (*at, str(index)))
+        for key, value in node.value if node.id == "mapping" else ():
+            # YAML would silently take the last one.
+            inner, line = (*at, str(key.value)), key.start_mark.line + 1
+            if inner in self._lines:
+                problem = f"`{key.value}` stands here again; it is on line {self._lines[inner]} already"
                 raise BadFile(self.path, problem, line=line)
-            lines[str(key.value)] = line
+            self._lines[inner] = line
+            self._note_lines(value, inner)
 
 
 def _name(at: tuple[str | int, ...]) -> str:

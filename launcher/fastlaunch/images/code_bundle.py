@@ -60,18 +60,8 @@ def make_bundle(
     """
     pins = wanted_pins() if pins is None else pins
     fetch_wheels(pins, wheels, python=base.python)
-    bundle = cached_bundle(user_file=user_file, commit=commit, wheels=wheels, pins=pins)
-    assert bundle is not None, "the wheels have just been fetched"
-    return bundle
-
-
-def cached_bundle(
-    *, user_file: Path | None, commit: str | None, wheels: Path, pins: Sequence[Pin] | None = None
-) -> Bundle | None:
-    """Return what `make_bundle` would, None if it had to fetch a wheel first. Changes nothing."""
-    site = site_files(wheels, wanted_pins() if pins is None else pins)
-    if site is None:
-        return None
+    site = site_files(wheels, pins)
+    assert site is not None, "the wheels have just been fetched"
     data = pack({**code_files(), **site, **_user_files(user_file)})
     return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
 

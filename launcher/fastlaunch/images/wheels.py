@@ -21,7 +21,6 @@ from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import Settings
 
-_EXTRA = re.compile(r"(?P<name>[a-z][a-z0-9-]*) +(?P<packages>[\w.-]+==[\w.]+( +[\w.-]+==[\w.]+)*)")
 #: Extras are installed before what changes with the training code, so that their layer is built once.
 _BEFORE = b"COPY site/"
 #: The Python that has torch, as run_train.sh finds it.
@@ -31,8 +30,6 @@ _HAS_TORCH = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is 
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+) +--hash=sha256:(?P<sha256>[0-9a-f]{64})"
 )
-#: The images have these, and a second copy would shadow them.
-_NEVER = frozenset({"torch", "torchvision", "torchaudio", "transformer-engine", "numpy"})
 _FETCH_LIMIT_S = 600
 
 
@@ -77,10 +74,7 @@ def read_pins(path: Path) -> tuple[Pin, ...]:
         match = _PIN.fullmatch(line.strip())
         if match is None:
             raise BadFile(path, "is not `name==version --hash=sha256:...`", line=number)
-        pin = Pin(**match.groupdict())
-        if re.sub(r"[-_.]+", "-", pin.name).lower() in _NEVER:
-            raise BadFile(path, f"{pin.name} is the image's own", line=number)
-        pins.append(pin)
+        pins.append(Pin(**match.groupdict()))
     return tuple(pins)
 
 
@@ -128,37 +122,32 @@ def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
     return problem
 
 
-def pip_arguments(listed: Path, to: Path, python: str) -> list[str]:
-    """Return pip's arguments that download the listed wheels, for any platform, into `to`."""
-    short = ".".join(python.split(".")[:2])
-    return [
-        *("download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"),
-        *("--only-binary=:all:", "--platform", "any", "--python-version", short),
+def _download(listed: Path, to: Path, python: str) -> str:
+    """Let pip download the listed wheels, for any platform, into `to`; return what it said if it failed."""
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"),
+        *("--no-deps", "--only-binary=:all:", "--platform", "any"),
+        *("--python-version", ".".join(python.split(".")[:2])),
         *("--require-hashes", "--requirement", str(listed), "--dest", str(to)),
     ]
-
-
-def _download(listed: Path, to: Path, python: str) -> str:
+    # The launcher's Python path is not pip's.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", *pip_arguments(listed, to, python)],
+            command,
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
             timeout=_FETCH_LIMIT_S,
             check=False,
-            # The launcher's Python path is not pip's.
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return f"pip had not done so after {_FETCH_LIMIT_S} s"
-    if "No module named pip" in done.stderr:
-        return f"there is no pip in {sys.prefix}"
-    errors = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-    return (
-        errors[-1].removeprefix("ERROR:").strip() if errors else f"pip ended with exit code {done.returncode}"
-    )
+    lines = done.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    return errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {done.returncode}"
 
 
 def unpack_wheel(pin: Pin, content: bytes) -> dict[str, bytes]:
@@ -178,18 +167,11 @@ def unpack_wheel(pin: Pin, content: bytes) -> dict[str, bytes]:
     return files
 
 
-def read_extras(path: Path | None = None) -> Mapping[str, tuple[str, ...]]:
-    """Return what pip is asked for, by the name of the extra. path: instead of the shipped file."""
-    path = path or shipped("containers/extras.txt")
-    extras: dict[str, tuple[str, ...]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        match = _EXTRA.fullmatch(line.strip())
-        if match is None or match["name"] in extras:
-            raise BadFile(path, "is not `name package==version ...`, each name once", line=number)
-        extras[match["name"]] = tuple(match["packages"].split())
-    return extras
+def read_extras() -> Mapping[str, tuple[str, ...]]:
+    """Return what pip is asked for, by the name of the extra."""
+    lines = shipped("containers/extras.txt").read_text(encoding="utf-8").splitlines()
+    entries = (line.split() for line in lines if line.strip() and not line.startswith("#"))
+    return {name: tuple(packages) for name, *packages in entries}
 
 
 def packages_of(names: Sequence[str]) -> tuple[str, ...]:

@@ -14,15 +14,13 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.catalog.rates import check_sold, dearest_rate
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.data_sources import check_data_in_image, check_travels
+from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import ML, CloudOptions, SubmitOptions, Variant, check_cloud_options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
-    check_data,
-    check_models,
     missing_on,
     nearest_on,
     problem_on,
@@ -30,7 +28,7 @@ from fastlaunch.jobs.variants import (
     without_model,
 )
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.requirements import bf16_emulation
+from fastlaunch_train.recipes.requirements import Capabilities, bf16_emulation
 from fastlaunch_train.workloads.registry import WorkloadInfo
 
 #: Every repeat is planned and stored before the first one starts.
@@ -55,17 +53,6 @@ class Jobs:
     caveats: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LocalVariant:
-    """A variant as it is on this machine."""
-
-    variant: Variant
-    num_ranks: int
-    batch_size: int | None
-    #: From the variant, as in `Jobs`.
-    differences: tuple[tuple[str, str], ...] = ()
-
-
 def build_jobs(
     options: SubmitOptions, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
 ) -> Jobs:
@@ -75,53 +62,38 @@ def build_jobs(
     run in it: data are there, and not here. Raises UserError for what does not exist, is not allowed or
     cannot run here; a variant of an experiment that cannot is left out.
     """
-    if not 1 <= options.repeats <= MAX_REPEATS:
-        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
-    instance = _instance(options, catalogue)
+    _check_repeats(options)
+    instance = catalogue.instance(options.instance) if catalogue and options.instance else None
     variants = variants_of(options, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
     for data in dict.fromkeys(variant.data for variant in variants):
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
-    local: list[_LocalVariant] = []
-    differences: list[tuple[str, str]] = []
+    kinds = machine.capabilities(catalogue)
+    here: list[Variant] = []
+    differences = list(_not_as_long(options, variants))
     for variant in variants:
-        adapted = _adapt(variant, options, machine, catalogue, is_rehearsed=instance is not None)
-        if isinstance(adapted, str):
-            differences.append(("run", f"{variant.name}: {adapted}, left out"))
+        if variant.is_published and (problem := _lacking(variant, machine, kinds)):
+            differences.append(("run", f"{variant.name}: {problem}, left out"))
             continue
+        adapted, changes = _adapt(variant, options, machine, kinds)
         if not image:
-            check_models(adapted.variant)
-        local.append(adapted)
-        differences += adapted.differences
-    if not local:
+            check_models(adapted)
+        here.append(adapted)
+        differences += changes
+    if not here:
         raise UserError(
-            f"no run of experiment {options.experiment} can be made here: {differences[0][1]}",
+            f"no run of experiment {options.experiment} can be made here: {differences[-1][1]}",
             f"add --instance p5.48xlarge; `fastlaunch experiments {options.experiment}` shows what it needs",
         )
-    if instance:
-        assert catalogue is not None
-        num_ranks = max(variant.num_ranks for variant in local)
+    if instance and catalogue:
+        num_ranks = max(variant.num_gpus or 1 for variant in here)
         differences += _of_every_rehearsal(instance, catalogue, machine, num_ranks=num_ranks)
-    differences = [*_not_as_long(options, variants), *differences]
     # Two variants may have the same stand-in; it is run once.
-    specs = list(
-        dict.fromkeys(
-            _spec(
-                one.variant,
-                options,
-                batch_size=one.batch_size,
-                num_gpus=one.num_ranks,
-                region=options.region,
-            )
-            for one in local
-        )
-    )
-    kinds = machine.capabilities(catalogue)
-    caveats = (bf16_emulation(spec.recipe, kind) for spec in specs for kind in kinds)
+    specs = dict.fromkeys(_spec(variant, options, region=options.region) for variant in here)
     return Jobs(
-        specs=interleaved(specs, options.repeats),
+        specs=interleaved(list(specs), options.repeats),
         differences=tuple(dict.fromkeys(differences)),
-        workloads=tuple(dict.fromkeys(one.variant.workload for one in local)),
-        caveats=tuple(filter(None, dict.fromkeys(caveats))),
+        workloads=tuple(dict.fromkeys(variant.workload for variant in here)),
+        caveats=_caveats(here, kinds),
     )
 
 
@@ -137,13 +109,6 @@ def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
     )
 
 
-def _instance(options: SubmitOptions, catalogue: Catalogue | None) -> InstanceType | None:
-    if options.instance is None:
-        return None
-    assert catalogue is not None
-    return catalogue.instance(options.instance)
-
-
 def _not_as_long(options: SubmitOptions, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
     """Yield a row of `differences` if an experiment has epochs, which data made up here do not have."""
     published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
@@ -151,20 +116,20 @@ def _not_as_long(options: SubmitOptions, variants: Sequence[Variant]) -> Iterato
         yield "length", f"{published} epochs; of made-up data, which have no end: {variants[0].steps} steps"
 
 
+def _lacking(variant: Variant, machine: Machine, kinds: Sequence[Capabilities]) -> str | None:
+    """Return what an experiment's variant needs and `machine` lacks."""
+    if machine.devices and (variant.num_gpus or 0) > len(machine.devices):
+        return f"it is for {variant.num_gpus} GPUs, and here is {machine.description}"
+    return missing_on(variant.recipe, kinds)
+
+
 def _adapt(
-    variant: Variant,
-    options: SubmitOptions,
-    machine: Machine,
-    catalogue: Catalogue | None,
-    *,
-    is_rehearsed: bool,
-) -> _LocalVariant | str:
-    """Return the variant as it is on `machine`, or why it cannot be: an error unless it is published."""
-    kinds = machine.capabilities(catalogue)
-    problem = missing_on(variant.recipe, kinds)
+    variant: Variant, options: SubmitOptions, machine: Machine, kinds: Sequence[Capabilities]
+) -> tuple[Variant, list[tuple[str, str]]]:
+    """Return the variant as it is on `machine`, with its ranks and batch size, and rows of `differences`."""
+    is_rehearsed = options.instance is not None
     recipe = variant.recipe
-    if problem is not None and variant.is_published:
-        return problem
+    problem = missing_on(recipe, kinds)
     if problem is not None:
         recipe = nearest_on(variant, kinds)
         if not is_rehearsed:
@@ -172,29 +137,21 @@ def _adapt(
                 f"recipe {variant.recipe.label} cannot run here: {problem}",
                 f"the nearest that can: {_as_typed(recipe)}",
             )
-    if machine.devices and variant.num_gpus is not None and variant.num_gpus > len(machine.devices):
-        return f"it is for {variant.num_gpus} GPUs, and here is {machine.description}"
     is_small = not machine.devices and (is_rehearsed or variant.is_published)
     small = without_model(variant) if is_small else variant
     batch_size = _batch_size(variant.batch_size, small.workload, machine, smaller=small is not variant)
     differences = []
     if small is not variant:
         meant = f"{variant.workload.name} at batch {variant.batch_size or variant.workload.batch_size}"
-        stand_in = f"{small.workload.name} at batch {'auto' if batch_size is None else batch_size}"
+        stand_in = f"{small.workload.name} at batch {batch_size}"
         differences.append(("workload", f"{meant}: rehearsed with {stand_in}"))
-    num_ranks = _num_ranks(options.nproc, machine)
-    if variant.num_gpus is not None:
-        num_ranks = variant.num_gpus if machine.devices else min(variant.num_gpus, _CPU_RANKS)
-        if num_ranks < variant.num_gpus:
-            differences.append(("ranks", f"{variant.num_gpus}; here: {num_ranks}"))
+    num_ranks = variant.num_gpus or _num_ranks(options.nproc, machine)
+    if variant.num_gpus and not machine.devices and num_ranks > _CPU_RANKS:
+        differences.append(("ranks", f"{num_ranks}; here: {_CPU_RANKS}"))
+        num_ranks = _CPU_RANKS
     if problem is not None:
         differences.append(("recipe", f"{variant.recipe.label}: {problem}, rehearsed as {recipe.label}"))
-    return _LocalVariant(
-        variant=replace(small, recipe=recipe),
-        num_ranks=num_ranks,
-        batch_size=batch_size,
-        differences=tuple(differences),
-    )
+    return replace(small, recipe=recipe, num_gpus=num_ranks, batch_size=batch_size), differences
 
 
 def _as_typed(recipe: Recipe) -> str:
@@ -204,17 +161,17 @@ def _as_typed(recipe: Recipe) -> str:
     )
 
 
-def _spec(
-    variant: Variant, options: SubmitOptions, *, batch_size: int | None, num_gpus: int, **where: Any
-) -> JobSpec:
+def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
     """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought."""
+    assert variant.num_gpus is not None
+    batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
     return JobSpec(
         workload=variant.workload.name,
         recipe=variant.recipe,
-        batch_size=batch_size,
+        batch_size=None if isinstance(batch_size, str) else batch_size,
         steps=variant.steps,
         epochs=variant.epochs,
-        num_gpus=num_gpus,
+        num_gpus=variant.num_gpus,
         seed=options.seed,
         data=variant.data,
         num_workers=options.num_workers,
@@ -240,9 +197,9 @@ def _num_ranks(nproc: int | None, machine: Machine) -> int:
 
 def _batch_size(
     given: int | str | None, workload: WorkloadInfo, machine: Machine, *, smaller: bool
-) -> int | None:
+) -> int | str:
     if isinstance(given, str):
-        return None  # auto
+        return given
     usual = workload.batch_size if machine.devices else min(workload.batch_size, _CPU_BATCH_SIZE)
     if given is None:
         return usual
@@ -292,6 +249,7 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     check_cloud_options(cloud)
     instances = instances_of(cloud, catalogue)
     _check_each_once("region", cloud.regions)
+    _check_repeats(options)
     _check_training(options, cloud)
     for variant in variants:
         check_travels(variant, cloud)
@@ -316,13 +274,14 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
             f"no run of experiment {options.experiment} can be made there: {name}: {error.message}",
             error.hint,
         )
+    kinds = [capabilities_of(catalogue.accelerator_of(instance.name)) for instance in instances]
     return CloudRequest(
         options=options,
         cloud=cloud,
         variants=tuple(runnable),
         instances=instances,
         skipped=tuple((name, error.message) for name, error in skipped),
-        caveats=_caveats(runnable, instances, catalogue),
+        caveats=_caveats(runnable, kinds),
     )
 
 
@@ -366,12 +325,11 @@ def jobs_at(
     As many, and in the same order, for every instance type. image: by digest, where it is known.
     """
     cloud = request.cloud
+    num_gpus = instance.num_accelerators * cloud.num_nodes
     specs = [
         _spec(
-            variant,
+            replace(variant, num_gpus=variant.num_gpus or num_gpus),
             request.options,
-            batch_size=_samples_per_gpu(variant),
-            num_gpus=variant.num_gpus or instance.num_accelerators * cloud.num_nodes,
             backend=cloud.backend,
             instance=instance.name,
             num_nodes=cloud.num_nodes,
@@ -389,13 +347,15 @@ def jobs_at(
     return interleaved(specs, request.options.repeats)
 
 
-def _caveats(
-    variants: Sequence[Variant], instances: Sequence[InstanceType], catalogue: Catalogue
-) -> tuple[str, ...]:
-    accelerators = [catalogue.accelerators[instance.accelerator] for instance in instances]
-    kinds = [capabilities_of(accelerator) for accelerator in accelerators]
-    caveats = (bf16_emulation(variant.recipe, kind) for kind in kinds for variant in variants)
+def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tuple[str, ...]:
+    """Return what to know of the figures that the variants will have on these machines."""
+    caveats = (bf16_emulation(variant.recipe, kind) for variant in variants for kind in kinds)
     return tuple(filter(None, dict.fromkeys(caveats)))
+
+
+def _check_repeats(options: SubmitOptions) -> None:
+    if not 1 <= options.repeats <= MAX_REPEATS:
+        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
 
 
 def _instance_named(name: str, catalogue: Catalogue) -> InstanceType:
@@ -416,30 +376,18 @@ def _check_each_once(kind: str, names: Sequence[str]) -> None:
 def _check_nodes(instance: InstanceType, cloud: CloudOptions, catalogue: Catalogue) -> None:
     if cloud.num_nodes == 1 or instance.num_efa_interfaces or cloud.allow_tcp:
         return
+    larger = (
+        name
+        for name, known in catalogue.instances.items()
+        if known.num_efa_interfaces > 1 and catalogue.accelerator_of(name).compute_capability
+    )
     raise UserError(
         f"{instance.name} has no EFA, by which {cloud.num_nodes} nodes would talk",
-        f"add --allow-tcp to do without, or choose a type with EFA: {_types_with_efa(catalogue)}",
+        f"add --allow-tcp to do without, or choose a type with EFA: {', '.join(larger)}",
     )
-
-
-def _types_with_efa(catalogue: Catalogue) -> str:
-    """Return the larger types with EFA, by name."""
-    return ", ".join(
-        name
-        for name, instance in catalogue.instances.items()
-        if instance.num_efa_interfaces > 1 and catalogue.accelerators[instance.accelerator].compute_capability
-    )
-
-
-def _samples_per_gpu(variant: Variant) -> int | None:
-    """Return samples per GPU; None to let the entrypoint find the largest."""
-    batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
-    return None if isinstance(batch_size, str) else batch_size
 
 
 def _check_training(options: SubmitOptions, cloud: CloudOptions) -> None:
-    if not 1 <= options.repeats <= MAX_REPEATS:
-        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
     if options.nproc is not None:
         raise UserError(
             "--nproc is for training on this machine", "leave it out: on AWS it is one process per GPU"

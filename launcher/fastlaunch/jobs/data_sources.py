@@ -1,7 +1,7 @@
-"""What a job on AWS reads: data, models and the user's own file, which have to be there when it runs.
+"""What a job reads: data, models and the user's own file, which have to be there when it runs.
 
-Only the user's own workload file travels, with the training code. Data and models are in the user's own
-image, at an absolute path; models may be on the Hugging Face hub, and data made up there.
+Of these, only the user's own workload file travels to AWS, with the training code. Data and models are in the
+user's own image, at an absolute path; models may be on the Hugging Face hub, and data made up there.
 """
 
 import re
@@ -10,9 +10,11 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.options import CloudOptions, Variant
-from fastlaunch.jobs.variants import MADE_UP, check_data_known
-from fastlaunch_train.workloads.registry import WorkloadInfo
+from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
+DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
+#: Those that are made up as they are read, and so have no end.
+MADE_UP = ("synthetic", "loader")
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 #: Folders that containers get from outside: what an image has there is hidden. EC2's gets /out, SageMaker's
@@ -20,6 +22,70 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
 #: A placeholder of a dry run looks like <this>; SageMaker takes a value of one line.
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
+
+
+def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
+    """Raise UserError if there are no such data, or their files are not here."""
+    kind, _, path = data.partition(":")
+    if kind == "folder" and path and not _written_out(path).is_dir():
+        raise UserError(
+            f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
+        )
+    if kind == "file" and path and not _written_out(path).is_file():
+        raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
+    _check_data_known(data, workloads)
+
+
+def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
+    """Raise UserError if the workloads read no such data, wherever they are."""
+    kind, _, path = data.partition(":")
+    if data in MADE_UP:
+        return
+    if kind not in ("folder", "file") or not path:
+        raise UserError(f"unknown data source {data!r}", f"known: {', '.join(DATA_SOURCES)}")
+    for workload in workloads:
+        if workload.is_own:
+            continue
+        if workload.sample_unit == "tensors":
+            raise UserError(f"workload {workload.name!r} makes its own data", "give --data synthetic")
+        if kind == "file" and not reads_text(workload):
+            raise UserError(
+                f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
+            )
+        if kind == "folder" and workload.sample_unit == "sequences":
+            raise UserError(
+                f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
+            )
+
+
+def check_models(variant: Variant) -> None:
+    """Raise UserError if a folder that a model or tokenizer is read from is not here.
+
+    What is written as no path is a name on the Hugging Face hub where there is no such folder.
+    """
+    of_workload = variant.workload.name.partition("hf-clm:")[2] or None
+    for option, name in (
+        ("--model ", variant.model),
+        ("--tokenizer ", variant.tokenizer),
+        ("hf-clm:", of_workload),
+    ):
+        if name is not None and names_folder(name) and not _written_out(name).is_dir():
+            raise UserError(
+                f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
+            )
+
+
+def _written_out(path: str) -> Path:
+    """Return the path with its `~` as a folder; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def reads_text(workload: WorkloadInfo) -> bool:
+    """Return whether the workload is a language model's."""
+    return "model" in workload.takes
 
 
 def check_travels(variant: Variant, cloud: CloudOptions) -> None:
@@ -45,7 +111,7 @@ def check_travels(variant: Variant, cloud: CloudOptions) -> None:
 
 def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     """Raise UserError if a workload does not read the data, or no image can have them."""
-    check_data_known(data, workloads)
+    _check_data_known(data, workloads)
     if data in MADE_UP:
         return
     _, _, path = data.partition(":")
@@ -61,7 +127,7 @@ def _check_data(variant: Variant, cloud: CloudOptions) -> None:
     if cloud.image is not None:
         check_data_in_image(variant.data, [variant.workload])
         return
-    check_data_known(variant.data, [variant.workload])
+    _check_data_known(variant.data, [variant.workload])
     if variant.data not in MADE_UP:
         example = _example(variant.data)
         name = PurePosixPath(example).name

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastlaunch.catalog.container_images import BaseImage
-from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment
+from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.jobs.data_sources import MADE_UP, reads_text
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
 from fastlaunch_train.recipes.advice import nearest_recipe
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
@@ -25,14 +26,9 @@ from fastlaunch_train.recipes.requirements import (
     parse_version,
 )
 from fastlaunch_train.recipes.rules import forward_only_problem, optimizer_problem, steps_problem
-from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, names_folder, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
-DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
-#: Those that are made up as they are read, and so have no end.
-MADE_UP = ("synthetic", "loader")
 DEFAULT_STEPS = 200
-#: Fields of a variant that only workloads of text take.
-_OF_TEXT = ("model", "tokenizer", "sequence_length")
 #: Packages in AWS's images; containers/base_images.yaml has their releases.
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 #: Extras of `fastlaunch build --with` that bring more packages than the one they are named after.
@@ -43,20 +39,31 @@ _BUILT_BY = {"torch_ort": "--ort"}
 
 def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant, ...]:
     """Return the variants of `options`, in order. Raises UserError if they do not exist or fit together."""
-    if options.experiment:
-        variants = _published_variants(options)
-    else:
-        variants = _named_variants(options, default_workload)
-    _check_text(options, variants)
+    experiment = experiment_named(options.experiment) if options.experiment else None
+    if experiment:
+        _check_not_fixed(options, experiment)
+    rows = experiment.variants if experiment else _named_rows(options, default_workload)
+    data = options.data or (experiment.data if experiment else "synthetic")
+    steps, epochs = _length(options, experiment, data)
+    variants = tuple(
+        Variant(
+            workload=known_workload(row.workload),
+            recipe=_recipe(row),
+            batch_size=row.batch_size,
+            steps=steps,
+            epochs=epochs,
+            eval_every=row.eval_every if options.eval_every is None else options.eval_every,
+            data=data,
+            model=options.model,
+            tokenizer=options.tokenizer,
+            sequence_length=options.sequence_length,
+            num_gpus=row.num_gpus,
+            is_published=experiment is not None,
+        )
+        for row in rows
+    )
     for variant in variants:
-        _check_made_up(variant)
-        if problem := fit_problem(variant.recipe, variant.workload):
-            raise problem
-        if variant.eval_every and variant.workload.sample_unit == "tensors":
-            raise UserError(
-                f"workload {variant.workload.name!r} has no held-out data to evaluate on",
-                "leave out --eval-every",
-            )
+        _check_fits(variant)
     return variants
 
 
@@ -81,179 +88,84 @@ def known_workload(name: str) -> WorkloadInfo:
     return info
 
 
-def resolve_recipes(names: Sequence[str], overrides: Sequence[str]) -> list[Recipe]:
-    """Return the recipes called `names`, each with every override. Raises UserError."""
-    doubled = {name for name in names if names.count(name) > 1}
-    if doubled:
-        raise UserError(f"recipe {min(doubled)} is given twice", "to run it twice, add --repeats 2")
+def _recipe(row: ExperimentVariant) -> Recipe:
     try:
-        return [resolve_recipe(name, overrides) for name in names]
+        return resolve_recipe(row.recipe, row.overrides)
     except RecipeError as error:
         raise UserError(error.message, error.hint) from None
 
 
-def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if there are no such data, or their files are not here."""
-    kind, _, path = data.partition(":")
-    if kind == "folder" and path and not _written_out(path).is_dir():
-        raise UserError(
-            f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
-        )
-    if kind == "file" and path and not _written_out(path).is_file():
-        raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
-    check_data_known(data, workloads)
-
-
-def check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if the workloads read no such data, wherever they are."""
-    kind, _, path = data.partition(":")
-    if data in MADE_UP:
-        return
-    if kind not in ("folder", "file") or not path:
-        raise UserError(f"unknown data source {data!r}", f"known: {', '.join(DATA_SOURCES)}")
-    for workload in workloads:
-        if ".py:" in workload.name:
-            continue
-        if workload.sample_unit == "tensors":
-            raise UserError(f"workload {workload.name!r} makes its own data", "give --data synthetic")
-        if kind == "file" and not reads_text(workload):
-            raise UserError(
-                f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
-            )
-        if kind == "folder" and workload.sample_unit == "sequences":
-            raise UserError(
-                f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
-            )
-
-
-def check_models(variant: Variant) -> None:
-    """Raise UserError if a folder that a model or tokenizer is read from is not here.
-
-    What is written as no path is a name on the Hugging Face hub where there is no such folder.
-    """
-    of_workload = variant.workload.name.partition("hf-clm:")[2] or None
-    for option, name in (
-        ("--model ", variant.model),
-        ("--tokenizer ", variant.tokenizer),
-        ("hf-clm:", of_workload),
-    ):
-        if name is not None and names_folder(name) and not _written_out(name).is_dir():
-            raise UserError(
-                f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
-            )
-
-
-def _written_out(path: str) -> Path:
-    """Return the path with its `~` as a folder; as it is where there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
-def reads_text(workload: WorkloadInfo) -> bool:
-    """Return whether the workload is a language model's."""
-    return "model" in workload.takes
-
-
-def _named_variants(options: SubmitOptions, default_workload: str) -> tuple[Variant, ...]:
-    steps, epochs = _length(options, DEFAULT_STEPS, None)
-    workload = known_workload(options.workload or default_workload)
-    return tuple(
-        Variant(
-            workload=workload,
-            recipe=recipe,
+def _named_rows(options: SubmitOptions, default_workload: str) -> list[ExperimentVariant]:
+    """Return the recipes of the options as rows of an experiment."""
+    names = options.recipes or ("bf16",)
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise UserError(f"recipe {min(doubled)} is given twice", "to run it twice, add --repeats 2")
+    return [
+        ExperimentVariant(
+            workload=options.workload or default_workload,
+            recipe=name,
+            overrides=options.overrides,
             batch_size=options.batch_size,
-            steps=steps,
-            epochs=epochs,
-            eval_every=options.eval_every or 0,
-            data=options.data or "synthetic",
-            model=options.model,
-            tokenizer=options.tokenizer,
-            sequence_length=options.sequence_length,
         )
-        for recipe in resolve_recipes(options.recipes or ("bf16",), options.overrides)
-    )
+        for name in names
+    ]
 
 
-def _published_variants(options: SubmitOptions) -> tuple[Variant, ...]:
-    assert options.experiment is not None
-    experiment = experiment_named(options.experiment)
-    fixed = (
-        (bool(options.recipes), "--recipe"),
-        (bool(options.overrides), "--set"),
-        (options.workload is not None, "--workload"),
-        (options.batch_size is not None, "--batch-size"),
-        (options.nproc is not None, "--nproc"),
-    )
-    for is_given, option in fixed:
-        if is_given:
+def _check_not_fixed(options: SubmitOptions, experiment: Experiment) -> None:
+    """Raise UserError if the options say what the experiment says itself."""
+    for option, value in (
+        ("--recipe", options.recipes),
+        ("--set", options.overrides),
+        ("--workload", options.workload),
+        ("--batch-size", options.batch_size),
+        ("--nproc", options.nproc),
+    ):
+        if value not in (None, ()):
             raise UserError(
                 f"--experiment {experiment.name} is a list of runs that says its own {option}",
                 f"leave out {option}, or --experiment; `fastlaunch experiments {experiment.name}` shows it",
             )
-    data = options.data or experiment.data
-    # Epochs are of the published data; those that are made up for want of it have none.
-    usual = (
-        (experiment.steps or DEFAULT_STEPS, None)
-        if data in MADE_UP
-        else (experiment.steps, experiment.epochs)
-    )
-    steps, epochs = _length(options, *usual)
-    return tuple(
-        Variant(
-            workload=known_workload(published.workload),
-            recipe=resolve_recipe(published.recipe, published.overrides),
-            batch_size=published.batch_size,
-            steps=steps,
-            epochs=epochs,
-            eval_every=published.eval_every if options.eval_every is None else options.eval_every,
-            data=data,
-            model=options.model,
-            tokenizer=options.tokenizer,
-            sequence_length=options.sequence_length,
-            num_gpus=published.num_gpus,
-            is_published=True,
-        )
-        for published in experiment.variants
-    )
 
 
-def _length(options: SubmitOptions, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
-    """(steps, epochs), one of them None: the user's, else these."""
+def _length(
+    options: SubmitOptions, experiment: Experiment | None, data: str
+) -> tuple[int | None, int | None]:
+    """Return (steps, epochs), one of them None."""
     if options.steps is not None and options.epochs is not None:
         raise UserError("--steps and --epochs both say how long a run is", "give one of them")
-    if options.steps is None and options.epochs is None:
-        return steps, epochs
-    return options.steps, options.epochs
+    if options.steps is not None or options.epochs is not None:
+        return options.steps, options.epochs
+    # Epochs are of the published data; those that are made up for want of it have none.
+    if experiment and data not in MADE_UP:
+        return experiment.steps, experiment.epochs
+    return (experiment.steps if experiment else None) or DEFAULT_STEPS, None
 
 
-def _check_text(options: SubmitOptions, variants: Sequence[Variant]) -> None:
-    """Nothing, unless an option for text is given to a workload that reads none."""
-    for field in _OF_TEXT:
-        if getattr(options, field) is None:
-            continue
-        for variant in variants:
-            if field not in variant.workload.takes:
-                option = f"--{field.replace('_', '-')}"
-                raise UserError(
-                    f"workload {variant.workload.name!r} takes no {option}", f"leave out {option}"
-                )
-
-
-def _check_made_up(variant: Variant) -> None:
-    """Raise UserError if nobody makes up such data. A workload of the user's own may have its own."""
-    if variant.data not in MADE_UP or ".py:" in variant.workload.name:
-        return
-    if variant.epochs:
+def _check_fits(variant: Variant) -> None:
+    """Raise UserError if the workload lacks what the recipe changes, or has no use for an option."""
+    workload = variant.workload
+    for field in ("model", "tokenizer", "sequence_length"):
+        if getattr(variant, field) is not None and field not in workload.takes:
+            option = f"--{field.replace('_', '-')}"
+            raise UserError(f"workload {workload.name!r} takes no {option}", f"leave out {option}")
+    # A workload of the user's own may have data of its own.
+    if variant.data in MADE_UP and not workload.is_own:
+        if variant.epochs:
+            raise UserError(
+                f"--epochs are passes over the data, and {variant.data} data have no end",
+                "give --steps, or data of your own by --data folder:PATH or file:PATH",
+            )
+        if variant.data == "loader" and workload.sample_unit != "images":
+            raise UserError(
+                f"--data loader makes images, and workload {workload.name!r} takes none",
+                "give --data synthetic",
+            )
+    if problem := fit_problem(variant.recipe, workload):
+        raise problem
+    if variant.eval_every and workload.sample_unit == "tensors":
         raise UserError(
-            f"--epochs are passes over the data, and {variant.data} data have no end",
-            "give --steps, or data of your own by --data folder:PATH or file:PATH",
-        )
-    if variant.data == "loader" and variant.workload.sample_unit != "images":
-        raise UserError(
-            f"--data loader makes images, and workload {variant.workload.name!r} takes none",
-            "give --data synthetic",
+            f"workload {workload.name!r} has no held-out data to evaluate on", "leave out --eval-every"
         )
 
 
@@ -264,7 +176,7 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
     if problem:
         message, hint = problem
         return UserError(f"recipe {recipe.label}: {message}", hint)
-    if ".py:" in workload.name:
+    if workload.is_own:
         return None
     pair = f"recipe {recipe.label} does not fit workload {workload.name}"
     if recipe.blocks != "native" and kind != "vit":
@@ -274,7 +186,7 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
         )
     if recipe.pointwise != "written" and kind != "gelu":
         return UserError(f"{pair}, which writes out no pointwise functions", "give bf16, or --workload gelu")
-    optimizer = workload_optimizer(workload) if recipe.optimizer == "workload" else recipe.optimizer
+    optimizer = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
     if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
         return UserError(f"{pair}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")
     problem = forward_only_problem(recipe) if kind == "gelu" else optimizer_problem(recipe, optimizer)
@@ -282,18 +194,6 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
         message, hint = problem
         return UserError(f"{pair}: {message}", hint)
     return None
-
-
-def workload_optimizer(workload: WorkloadInfo) -> str:
-    """Return the optimizer of one of our workloads, as published; the small ones have another.
-
-    Of a user's own it is not known here: the one of a Workload that names none.
-    """
-    if ".py:" in workload.name:
-        return "sgd"
-    if workload.small == workload.name:
-        return "adamw"
-    return {"causal_lm": "adafactor", "vit": "sgd"}.get(workload.module.rpartition(".")[2], "adamw")
 
 
 def without_model(variant: Variant) -> Variant:

@@ -113,18 +113,24 @@ _RETRY_INTERVAL_S = 0.01
 class LedgerFile:
     """An open ledger file, brought to the newest version.
 
-    Raises UserError for a disk that is full or read-only, BadFile for a file that is damaged.
+    Raises UserError for a disk that is full or read-only, and for a ledger of a newer fastlaunch; BadFile for
+    a file that is damaged or foreign.
     """
 
     def __init__(self, path: Path, *, migrations: tuple[tuple[str, ...], ...] = MIGRATIONS) -> None:
         self.path = path
-        with _telling(path):
+        with _explained(path):
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             try:
                 self._database.execute("PRAGMA foreign_keys = ON")
                 # What is committed survives a power cut: it may be all that is known of a rented machine.
                 self._database.execute("PRAGMA synchronous = FULL")
-                migrate(self._database, path, migrations)
+                # Outside a transaction of its own a reader may see another launcher's tables half made.
+                with self._within("BEGIN"):
+                    version = self._version(migrations)
+                if version < len(migrations):
+                    with self._within("BEGIN IMMEDIATE"):
+                        self._migrate(migrations)
                 # After migrating, so that a foreign file stays as it is.
                 self._let_readers_go_on()
             except BaseException:
@@ -140,15 +146,44 @@ class LedgerFile:
         if self._database.in_transaction:
             yield
             return
-        with _telling(self.path):
-            # Immediate: a transaction that begins by reading may find, when it writes, that it is too late.
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
+        # Immediate: a transaction that begins by reading may find, when it writes, that it is too late.
+        with _explained(self.path), self._within("BEGIN IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def _within(self, begin: str) -> Iterator[None]:
+        self._database.execute(begin)
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            # SQLite has done so by itself after some errors, such as a full disk.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _version(self, migrations: tuple[tuple[str, ...], ...]) -> int:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        if application != APPLICATION_ID:
+            if version or self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise BadFile(self.path, "is an SQLite file, but not a fastlaunch ledger", hint=MOVE_ASIDE)
+            return 0
+        if version > len(migrations):
+            raise UserError(
+                f"{self.path} was written by a newer fastlaunch (ledger version {version}, "
+                f"this one knows up to {len(migrations)})",
+                "upgrade fastlaunch, or set FASTLAUNCH_HOME to another folder",
+            )
+        return int(version)
+
+    def _migrate(self, migrations: tuple[tuple[str, ...], ...]) -> None:
+        # Looked up again: another launcher may have migrated it while this one waited for its turn.
+        for statements in migrations[self._version(migrations) :]:
+            for statement in statements:
+                self._database.execute(statement)
+        self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        self._database.execute(f"PRAGMA user_version = {len(migrations)}")
 
     def _let_readers_go_on(self) -> None:
         """Switch the file, for good, to write-ahead logging: readers do not wait for a writer."""
@@ -163,30 +198,40 @@ class LedgerFile:
                     raise
                 time.sleep(_RETRY_INTERVAL_S)
 
-    def _roll_back(self) -> None:
-        # SQLite has done so by itself after some errors, such as a full disk.
-        if self._database.in_transaction:
-            self._database.execute("ROLLBACK")
-
     def all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of the query."""
-        with _telling(self.path):
+        with _explained(self.path):
             return self._database.execute(query, values).fetchall()
 
     def one(self, query: str, values: Sequence[Any] = ()) -> Any:
         """Return the first row of the query; None if there is none."""
-        with _telling(self.path):
+        with _explained(self.path):
             return self._database.execute(query, values).fetchone()
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of the query: they are never all in memory."""
-        with _telling(self.path):
+        with _explained(self.path):
             yield from self._database.execute(query, values)
 
+    def insert(self, table: str, **columns: Any) -> int:
+        """Insert a row; return its number."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        cursor = self.write(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(columns.values()))
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def update(self, table: str, row_id: str | int, condition: str = "1", /, **columns: Any) -> bool:
+        """Set columns of the row with this id if it fits the SQL condition; return whether it did."""
+        settings = ", ".join(f"{name} = ?" for name in columns)
+        cursor = self.write(
+            f"UPDATE {table} SET {settings} WHERE id = ? AND {condition}", [*columns.values(), row_id]
+        )
+        return cursor.rowcount == 1
+
     def write(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Carry out a statement within a transaction; return its cursor."""
-        assert self._database.in_transaction
-        return self._database.execute(statement, values)
+        """Carry out a statement, within a transaction; return its cursor."""
+        with self.transaction():
+            return self._database.execute(statement, values)
 
 
 def damaged(path: Path, problem: str) -> BadFile:
@@ -195,7 +240,7 @@ def damaged(path: Path, problem: str) -> BadFile:
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     """Turn what SQLite says of the file into what the user can do; our own mistakes stay as they are."""
     try:
         yield
@@ -216,53 +261,3 @@ def _telling(path: Path) -> Iterator[None]:
                 "end the fastlaunch that hangs, then try again",
             ) from None
         raise
-
-
-def migrate(
-    database: sqlite3.Connection, path: Path, migrations: tuple[tuple[str, ...], ...] = MIGRATIONS
-) -> None:
-    """Bring the open ledger to the newest version, all or nothing.
-
-    Raises BadFile for an SQLite file that is no ledger, UserError for a ledger of a newer fastlaunch.
-    """
-    # One transaction, so that what is read is of one moment: another launcher may be making the tables.
-    database.execute("BEGIN")
-    try:
-        if _version(database, path, migrations) == len(migrations):
-            return
-    finally:
-        _roll_back(database)
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        # Looked up again: another launcher may have migrated it while this one waited for its turn.
-        for statements in migrations[_version(database, path, migrations) :]:
-            for statement in statements:
-                database.execute(statement)
-        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {len(migrations)}")
-        database.execute("COMMIT")
-    except BaseException:
-        _roll_back(database)
-        raise
-
-
-def _roll_back(database: sqlite3.Connection) -> None:
-    # SQLite has done so by itself after some errors.
-    if database.in_transaction:
-        database.execute("ROLLBACK")
-
-
-def _version(database: sqlite3.Connection, path: Path, migrations: tuple[tuple[str, ...], ...]) -> int:
-    version = int(database.execute("PRAGMA user_version").fetchone()[0])
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    if application != APPLICATION_ID:
-        if version or database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise BadFile(path, "is an SQLite file, but not a fastlaunch ledger", hint=MOVE_ASIDE)
-        return 0
-    if version > len(migrations):
-        raise UserError(
-            f"{path} was written by a newer fastlaunch (ledger version {version}, "
-            f"this one knows up to {len(migrations)})",
-            "upgrade fastlaunch, or set FASTLAUNCH_HOME to another folder",
-        )
-    return version

@@ -7,7 +7,6 @@ changes it is a method of one class: what is final stays final, and whoever come
 
 import json
 import random
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -34,7 +33,6 @@ from fastlaunch.ledger.rows import (
     read_plan,
     read_runs,
     tag_of,
-    update_attempt,
 )
 from fastlaunch.measure.summary import RunSummary
 
@@ -110,20 +108,16 @@ class Ledger:
     def add_submission(self, command: str) -> str:
         """Return the id of a new submission: the runs of one command, as it was typed."""
         with self.transaction():
-            submission_id = self._new_submission_id()
-            self._insert_row("submissions", id=submission_id, created_at=self._now(), command=command)
+            while True:
+                submission_id = "sub-" + new_run_id(self._clock(), self._randomness)
+                if self._file.one("SELECT 1 FROM submissions WHERE id = ?", (submission_id,)) is None:
+                    break
+            self._file.insert("submissions", id=submission_id, created_at=self._now(), command=command)
         return submission_id
-
-    def _new_submission_id(self) -> str:
-        while True:
-            submission_id = "sub-" + new_run_id(self._clock(), self._randomness)
-            if self._file.one("SELECT 1 FROM submissions WHERE id = ?", (submission_id,)) is None:
-                return submission_id
 
     def set_sites(self, submission_id: str, sites: Sequence[Mapping[str, Any]]) -> None:
         """Store where the submission's runs may be carried out, as plain data."""
-        with self.transaction():
-            self._file.write("UPDATE submissions SET sites = ? WHERE id = ?", (dumps(sites), submission_id))
+        self._file.update("submissions", submission_id, sites=dumps(sites))
 
     def sites_of(self, submission_id: str) -> list[dict[str, Any]]:
         """Return what `set_sites` stored; empty if nothing."""
@@ -170,59 +164,44 @@ class Ledger:
         directory: Path | None = None,
     ) -> None:
         """Store a run in state `planned`. recipe: its label. plan: None if its attempts have the plans."""
-        with self.transaction():
-            self._insert(
-                id=run_id,
-                submission_id=submission_id,
-                backend=backend,
-                state=str(RunState.PLANNED),
-                workload=workload,
-                recipe=recipe,
-                instance=instance,
-                directory=_text(directory),
-                price=dumps(price.to_json()) if price else None,
-                spec=dumps(spec),
-                plan=dumps(plan) if plan is not None else None,
-            )
+        self._insert(
+            id=run_id,
+            submission_id=submission_id,
+            backend=backend,
+            state=RunState.PLANNED,
+            workload=workload,
+            recipe=recipe,
+            instance=instance,
+            directory=_text(directory),
+            price=dumps(price.to_json()) if price else None,
+            spec=dumps(spec),
+            plan=dumps(plan) if plan is not None else None,
+        )
 
     def place(self, run_id: str, *, spec: Mapping[str, Any], instance: str, price: Price | None) -> None:
         """Store where the run is tried now: its spec as it is there, instance type, price if known."""
-        with self.transaction():
-            self._file.write(
-                "UPDATE runs SET spec = ?, instance = ?, price = ? WHERE id = ?",
-                (dumps(spec), instance, dumps(price.to_json()) if price else None, run_id),
-            )
+        stored = dumps(price.to_json()) if price else None
+        self._file.update("runs", run_id, spec=dumps(spec), instance=instance, price=stored)
 
     def set_price(self, run_id: str, price: Price) -> None:
         """Store the price of what the run got."""
-        with self.transaction():
-            self._file.write("UPDATE runs SET price = ? WHERE id = ?", (dumps(price.to_json()), run_id))
+        self._file.update("runs", run_id, price=dumps(price.to_json()))
 
     def explain(self, run_id: str, reason: str | None) -> None:
         """Store what is to be known of a run, unless it has ended."""
-        with self.transaction():
-            self._file.write(
-                "UPDATE runs SET reason = ? WHERE id = ? AND state IN (?, ?)",
-                (reason, run_id, str(RunState.PLANNED), str(RunState.RUNNING)),
-            )
+        self._file.update("runs", run_id, "state IN ('planned', 'running')", reason=reason)
 
     def reopen(self, run_id: str, reason: str) -> bool:
         """Make a run that was interrupted, failed or lost `planned` again; return whether it was one."""
         with self.transaction():
-            cursor = self._file.write(
-                "UPDATE runs SET state = ?, reason = ? WHERE id = ? AND state IN (?, ?, ?)",
-                (
-                    str(RunState.PLANNED),
-                    reason,
-                    run_id,
-                    str(RunState.INTERRUPTED),
-                    str(RunState.FAILED),
-                    str(RunState.LOST),
-                ),
+            is_open = self._file.update(
+                *("runs", run_id, "state IN ('interrupted', 'failed', 'lost')"),
+                state=RunState.PLANNED,
+                reason=reason,
             )
-            if cursor.rowcount == 1:
-                self._add_event(run_id, str(RunState.PLANNED), reason)
-        return cursor.rowcount == 1
+            if is_open:
+                self._add_event(run_id, RunState.PLANNED, reason)
+        return is_open
 
     def set_state(self, run_id: str, state: RunState, reason: str | None = None) -> bool:
         """Let the run enter `state`, and add that to its history; return whether it did.
@@ -236,16 +215,13 @@ class Ledger:
             before = RunState(row[0])
             if before == state or before.is_final or state == RunState.PLANNED:
                 return False
-            self._file.write(
-                "UPDATE runs SET state = ?, reason = ? WHERE id = ?", (str(state), reason, run_id)
-            )
+            self._file.update("runs", run_id, state=state, reason=reason)
             self._add_event(run_id, state, reason)
         return True
 
     def set_summary(self, run_id: str, summary: RunSummary) -> None:
         """Store what the run measured."""
-        with self.transaction():
-            self._file.write("UPDATE runs SET summary = ? WHERE id = ?", (dumps(summary.to_json()), run_id))
+        self._file.update("runs", run_id, summary=dumps(summary.to_json()))
 
     def history(self, run_id: str) -> list[Event]:
         """Return the states that the run entered, oldest first."""
@@ -282,13 +258,13 @@ class Ledger:
             token = f"{run_ids[0]}-a{n}"
             plan = make_plan(n) if make_plan else None
             instance, num_nodes = machines_of(plan) if plan else (None, 1)
-            cursor = self._insert_row(
+            attempt_id = self._file.insert(
                 "attempts",
                 token=token,
                 n=n,
                 backend=row[0],
                 region=plan.region if plan else region,
-                state=str(RunState.PLANNED),
+                state=RunState.PLANNED,
                 started_at=self._now(),
                 max_minutes=max_minutes,
                 usd_per_hour=usd_per_hour,
@@ -298,20 +274,15 @@ class Ledger:
                 output=tag_of(plan, OUTPUT_TAG) if plan else None,
                 plan=dumps(plan.to_json()) if plan else None,
             )
-            attempt_id = cursor.lastrowid
-            assert attempt_id is not None
             for position, run_id in enumerate(run_ids):
-                self._insert_row("attempt_runs", attempt_id=attempt_id, run_id=run_id, position=position)
+                self._file.insert("attempt_runs", attempt_id=attempt_id, run_id=run_id, position=position)
         return attempt_id, token
 
     def set_handle(self, attempt_id: int, handle: Mapping[str, Any]) -> None:
         """Store what finds the attempt's job again; the attempt is `running` then, unless it has ended."""
         with self.transaction():
-            self._file.write(
-                "UPDATE attempts SET handle = ?, state = CASE WHEN ended_at IS NULL THEN ? ELSE state END"
-                " WHERE id = ?",
-                (dumps(handle), str(RunState.RUNNING), attempt_id),
-            )
+            self._file.update("attempts", attempt_id, handle=dumps(handle))
+            self._file.update("attempts", attempt_id, "ended_at IS NULL", state=RunState.RUNNING)
 
     def set_machine(
         self,
@@ -325,20 +296,15 @@ class Ledger:
         columns: dict[str, Any] = {"zone": zone, "launched_at": _iso(launched_at)}
         if usd_per_hour is not None:
             columns["usd_per_hour"] = usd_per_hour
-        with self.transaction():
-            update_attempt(self._file, attempt_id, columns)
+        self._file.update("attempts", attempt_id, **columns)
 
     def set_schedule(self, attempt_id: int, schedule: Mapping[str, Any] | None) -> None:
         """Store what is known of the schedule that ends the attempt's machines; None once it is deleted."""
-        with self.transaction():
-            update_attempt(self._file, attempt_id, {"schedule": dumps(schedule) if schedule else None})
+        self._file.update("attempts", attempt_id, schedule=dumps(schedule) if schedule else None)
 
     def explain_attempt(self, attempt_id: int, reason: str | None) -> None:
         """Store what is to be known of an attempt, unless it has ended."""
-        with self.transaction():
-            self._file.write(
-                "UPDATE attempts SET reason = ? WHERE id = ? AND ended_at IS NULL", (reason, attempt_id)
-            )
+        self._file.update("attempts", attempt_id, "ended_at IS NULL", reason=reason)
 
     def end_attempt(
         self,
@@ -352,13 +318,15 @@ class Ledger:
     ) -> bool:
         """End the attempt; return False if it had ended before. reason: replaces what was noted meanwhile."""
         assert state.is_final
-        with self.transaction():
-            cursor = self._file.write(
-                "UPDATE attempts SET state = ?, ended_at = ?, billed_seconds = ?, billing = ?, lived_s = ?,"
-                " reason = ? WHERE id = ? AND ended_at IS NULL",
-                (str(state), self._now(), billed_seconds, billing, lived_s, reason, attempt_id),
-            )
-        return cursor.rowcount == 1
+        return self._file.update(
+            *("attempts", attempt_id, "ended_at IS NULL"),
+            state=state,
+            ended_at=self._now(),
+            billed_seconds=billed_seconds,
+            billing=billing,
+            lived_s=lived_s,
+            reason=reason,
+        )
 
     def attempts_of(self, run_id: str) -> list[Attempt]:
         """Return the attempts at the run, oldest first."""
@@ -456,8 +424,9 @@ class Ledger:
         """Forget runs by their full ids, and leave their files. Raises UserError if one has not ended."""
         with self.transaction():
             unfinished = self._file.all(
-                "SELECT id, state FROM runs WHERE id IN (SELECT value FROM json_each(?)) AND state IN (?, ?)",
-                (dumps(run_ids), str(RunState.PLANNED), str(RunState.RUNNING)),
+                "SELECT id, state FROM runs"
+                " WHERE id IN (SELECT value FROM json_each(?)) AND state IN ('planned', 'running')",
+                (dumps(run_ids),),
             )
             if unfinished:
                 run_id, state = unfinished[0]
@@ -473,17 +442,12 @@ class Ledger:
 
     def _insert(self, **columns: str | None) -> None:
         """Insert a row of `runs`, and the first of its history."""
-        self._insert_row("runs", **columns, created_at=self._now())
-        self._add_event(str(columns["id"]), str(columns["state"]), columns.get("reason"))
-
-    def _insert_row(self, table: str, **columns: Any) -> sqlite3.Cursor:
-        return self._file.write(
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
-            list(columns.values()),
-        )
+        with self.transaction():
+            self._file.insert("runs", **columns, created_at=self._now())
+            self._add_event(str(columns["id"]), str(columns["state"]), columns.get("reason"))
 
     def _add_event(self, run_id: str, state: str, reason: str | None) -> None:
-        self._insert_row("run_events", run_id=run_id, at=self._now(), state=state, reason=reason)
+        self._file.insert("run_events", run_id=run_id, at=self._now(), state=state, reason=reason)
 
     def _import(self, run_id: str, submission_id: str, summary: RunSummary, path: Path | None) -> None:
         known = self._file.one("SELECT backend, state FROM runs WHERE id = ?", (run_id,))
@@ -494,7 +458,7 @@ class Ledger:
             reason = next(iter((*summary.problems, *summary.warnings)), None)
         columns = {
             "submission_id": submission_id,
-            "state": str(state),
+            "state": state,
             "reason": reason,
             "workload": summary.setup.workload,
             "recipe": summary.setup.recipe,
@@ -505,13 +469,10 @@ class Ledger:
         if not known:
             self._insert(id=run_id, backend=IMPORT, **columns)
             return
-        self._file.write(
-            f"UPDATE runs SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
-            [*columns.values(), run_id],
-        )
+        self._file.update("runs", run_id, **columns)
         # It was imported before while it was under way.
         if state != known[1]:
-            self._add_event(run_id, str(state), reason)
+            self._add_event(run_id, state, reason)
 
 
 #: The state of an imported run, by the status that its records end with.

@@ -1,7 +1,7 @@
 """What the ledger holds, read back from its rows: runs, their history, attempts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,44 +57,37 @@ class Event:
     reason: str | None
 
 
+#: Column of Run -> what is selected for it.
+_RUN_COLUMNS = {
+    **{name: name for name in ("id", "submission_id", "created_at", "backend", "state", "reason")},
+    **{name: name for name in ("workload", "recipe", "instance", "directory", "price", "summary")},
+    "region": "json_extract(spec, '$.region')",
+    "purchase": "json_extract(spec, '$.purchase')",
+}
+
+
 def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief: bool = False) -> list[Run]:
     """Return the runs that the SQL condition fits. brief: do not even read spec and plan."""
-    columns = "id, submission_id, created_at, backend, state, reason, workload, recipe, instance, directory"
-    requested = "json_extract(spec, '$.region'), json_extract(spec, '$.purchase')"
-    columns += f", price, summary, {requested}" + ("" if brief else ", spec, plan")
+    selected = {**_RUN_COLUMNS, **({} if brief else {"spec": "spec", "plan": "plan"})}
     # Many runs share a price, and many thousand are read at once.
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
-    for row in file.rows(f"SELECT {columns} FROM runs WHERE {condition}", values):
+    for row in file.rows(f"SELECT {', '.join(selected.values())} FROM runs WHERE {condition}", values):
+        columns = dict(zip(selected, row, strict=True))
+        price, summary, directory = (columns[name] for name in ("price", "summary", "directory"))
         try:
-            if row[10] not in prices:
-                prices[row[10]] = Price.from_json(json.loads(row[10]))
-            runs.append(_run(row, prices[row[10]]))
+            if price not in prices:
+                prices[price] = Price.from_json(json.loads(price))
+            columns["state"] = RunState(columns["state"])
+            columns["price"] = prices[price]
+            columns["summary"] = RunSummary.from_json(json.loads(summary)) if summary else None
+            columns["directory"] = Path(directory) if directory else None
+            for name in selected.keys() & {"spec", "plan"}:
+                columns[name] = json.loads(columns[name]) if columns[name] else None
         except (ValueError, TypeError, UserError) as error:
-            raise damaged(file.path, f"run {row[0]}: {error}") from None
+            raise damaged(file.path, f"run {columns['id']}: {error}") from None
+        runs.append(Run(**columns))
     return runs
-
-
-def _run(row: Sequence[Any], price: Price | None) -> Run:
-    spec, plan = row[14:] or (None, None)
-    return Run(
-        id=row[0],
-        submission_id=row[1],
-        created_at=row[2],
-        backend=row[3],
-        state=RunState(row[4]),
-        reason=row[5],
-        workload=row[6],
-        recipe=row[7],
-        instance=row[8],
-        directory=Path(row[9]) if row[9] else None,
-        price=price,
-        summary=RunSummary.from_json(json.loads(row[11])) if row[11] else None,
-        region=row[12],
-        purchase=row[13],
-        spec=json.loads(spec) if spec else None,
-        plan=json.loads(plan) if plan else None,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,14 +202,6 @@ def read_plan(file: LedgerFile, attempt_id: int) -> Plan | None:
         return Plan.from_json(json.loads(row[0]))
     except (ValueError, TypeError, KeyError) as error:
         raise damaged(file.path, f"plan of attempt {row[1]}: {error}") from None
-
-
-def update_attempt(file: LedgerFile, attempt_id: int, columns: Mapping[str, Any]) -> None:
-    """Set columns of a row, within a transaction."""
-    file.write(
-        f"UPDATE attempts SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
-        [*columns.values(), attempt_id],
-    )
 
 
 def machines_of(plan: Plan) -> tuple[str | None, int]:

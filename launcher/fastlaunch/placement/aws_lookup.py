@@ -9,7 +9,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.backends.placements import CapacityBlock
-from fastlaunch.catalog.container_images import image_uri, own_image, registry_account
+from fastlaunch.catalog.container_images import image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
@@ -115,7 +115,7 @@ class AwsLookup(Lookup):
         """Return AWS's own image in the region, by the digest that its tag has now."""
         base = self.base
         assert base is not None, "a container image, or a base image to look one up by"
-        account = registry_account(region)
+        account = registry(region).account
         digest = self.ask(self.aws.image_digest, region, account, base.repository, base.tag)
         if digest is None:
             raise BadConfiguration(

@@ -18,6 +18,7 @@ from fastlaunch_train.workloads.language_models import (
     text_workload,
     vocabulary,
 )
+from fastlaunch_train.workloads.registry import workload_info
 
 #: rinna/japanese-gpt2-xsmall, from src/model/gpt2-ja-xsmall-config.json of the repository that its model card
 #: names, github.com/rinnakk/japanese-pretrained-models (2026-11-21).
@@ -70,9 +71,8 @@ def build(name: str, options: ModelOptions) -> Workload:
         source_of=partial(_source, name, options, num_tokens),
         sample_unit="sequences",
         loss=next_token_loss,
-        # As in the experiment of 2023: run_clm.py --optim adafactor --learning_rate 1e-3. In few steps the
-        # small model learns more from AdamW.
-        optimizer="adamw" if name == "gpt2-tiny" else "adafactor",
+        optimizer=workload_info(name).optimizer,
+        # As in the experiment of 2023: run_clm.py --learning_rate 1e-3.
         learning_rate=1e-3,
         outputs=partial(_outputs, every=max(1, num_tokens // _OUTPUT_COLUMNS)),
         score=next_token_score,

@@ -26,6 +26,23 @@ class WorkloadInfo:
     num_parameters: int | None = None
     takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it has a use for
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own, of which little is known before it is built."""
+        return ".py:" in self.name
+
+    @property
+    def optimizer(self) -> str:
+        """What trains it by a recipe with `optimizer=workload`; of a user's own, unless it names another."""
+        if self.is_own:
+            return "sgd"
+        # As published; in few steps, AdamW makes the small ones learn.
+        published = {
+            "fastlaunch_train.workloads.vit": "sgd",
+            "fastlaunch_train.workloads.causal_lm": "adafactor",
+        }
+        return "adamw" if self.name == self.small else published.get(self.module, "adamw")
+
 
 _TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
 

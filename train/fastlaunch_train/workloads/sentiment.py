@@ -12,6 +12,7 @@ from fastlaunch_train.data.text import LoadedText, TextSource
 from fastlaunch_train.data.tokens import WordTokens, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.workloads.contract import Batch, BatchCount, ModelOptions, Score, Workload
 from fastlaunch_train.workloads.language_models import classifier, published_config, text_workload, vocabulary
+from fastlaunch_train.workloads.registry import workload_info
 
 #: distilbert-base-uncased on the Hugging Face hub, and transformers' own defaults (5.23).
 _BASE = {
@@ -62,7 +63,7 @@ def build(name: str, options: ModelOptions) -> Workload:
         sample_unit="reviews",
         loss=classification_loss,
         # As in the experiment of 2023: Adam, 5e-5, to fine-tune. The small model starts from scratch.
-        optimizer="adamw",
+        optimizer=workload_info(name).optimizer,
         learning_rate=1e-3 if tiny else 5e-5,
         outputs=_logits,
         count=_count,

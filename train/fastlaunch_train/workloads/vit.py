@@ -19,7 +19,7 @@ from fastlaunch_train.data.images import (
 )
 from fastlaunch_train.models.flops import build_on_meta, training_flops_per_sample
 from fastlaunch_train.workloads.contract import Batch, Score, Workload
-from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError
+from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError, workload_info
 
 #: Classes of a timm model that was published without a classifier.
 IMAGENET_CLASSES = 1000
@@ -48,8 +48,7 @@ def build(name: str) -> Workload:
     if name == "vit-tiny":
         build_model = partial(_vision_transformer, **_TINY)
         flops = _count(build_model, _TINY_SHAPE)
-        # SGD needs thousands of steps to start learning here, AdamW two hundred.
-        return _workload(name, build_model, _TINY_SHAPE, flops_per_sample=flops, optimizer="adamw")
+        return _workload(name, build_model, _TINY_SHAPE, flops_per_sample=flops)
     assert name.startswith("timm:")
     return _timm_workload(name)
 
@@ -86,7 +85,6 @@ def _workload(
     *,
     has_blocks: bool = True,
     flops_per_sample: int | None,
-    optimizer: str = "sgd",
 ) -> Workload:
     return Workload(
         name=name,
@@ -102,8 +100,8 @@ def _workload(
         data_identity=partial(images_identity, shape),
         blocks=_blocks if has_blocks else None,
         flops_per_sample=flops_per_sample,
-        optimizer=optimizer,
-        # As in the FP8 experiment of November 2023 for vit-huge: SGD, 1e-3, momentum 0.9.
+        optimizer=workload_info(name).optimizer,
+        # As in the FP8 experiment of November 2023 for vit-huge.
         learning_rate=1e-3,
         momentum=0.9,
     )
