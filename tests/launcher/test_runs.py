@@ -1,13 +1,13 @@
 """The ledger: what is written is there, for good, whoever else writes and whatever happens."""
 
 import datetime
-import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.core.plan import RunState
-from fastlaunch.ledger.db import LedgerFile
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.ledger.db import MIGRATIONS, LedgerFile
 from fastlaunch.ledger.ledger import IMPORT, Ledger
+from fastlaunch.ledger.rows import Billing
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
@@ -58,10 +59,30 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    """Two runs on EC2."""
+    with Ledger(path, clock=lambda: NOON) as ledger:
+        submission = ledger.add_submission("fastlaunch submit")
+        for run_id in ("run-a", "run-b"):
+            add_run(ledger, submission, run_id, backend="ec2")
+        yield ledger
+
+
 def add_run(ledger: Ledger, submission: str, run_id: str, **values: object) -> str:
-    defaults = {"spec": {}, "plan": {}, "workload": "vit-tiny", "recipe": "bf16", "backend": "local"}
-    ledger.add_run(submission, run_id, **{**defaults, **values})  # type: ignore[arg-type]
+    usual = {"spec": {}, "plan": {}, "workload": "vit-tiny", "recipe": "bf16", "backend": "local"}
+    ledger.add_run(submission, run_id, **{**usual, **values})  # type: ignore[arg-type]
     return run_id
+
+
+def plan(n: int, run_id: str = "run-a") -> Plan:
+    tags = [{"Key": "fastlaunch:output", "Value": f"s3://b/runs/{run_id}/attempt-{n}"}]
+    request = {
+        "InstanceType": "p5.48xlarge",
+        "ClientToken": f"{run_id}-a{n}",
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": tags}],
+    }
+    return Plan(backend="ec2", operation="RunInstances", request=request, region="us-east-1")
 
 
 def test_a_run_keeps_what_was_asked_for_and_what_became_of_it(path: Path) -> None:
@@ -94,38 +115,90 @@ def test_a_run_keeps_what_was_asked_for_and_what_became_of_it(path: Path) -> Non
 
 
 @pytest.mark.parametrize("final", [state for state in RunState if state.is_final])
-def test_a_final_state_stands(path: Path, final: RunState) -> None:
-    with Ledger(path) as ledger:
-        run_id = add_run(ledger, ledger.add_submission("x"), "run-a")
-        assert ledger.set_state(run_id, final, "first")
-        for state in RunState:
-            assert not ledger.set_state(run_id, state, "second")
-        assert (ledger.get(run_id).state, ledger.get(run_id).reason) == (final, "first")
-        assert len(ledger.history(run_id)) == 2
+def test_a_final_state_stands_until_the_run_is_reopened(ledger: Ledger, final: RunState) -> None:
+    assert ledger.set_state("run-a", final, "first")
+    for state in RunState:
+        assert not ledger.set_state("run-a", state, "second")
+    assert (ledger.get("run-a").state, ledger.get("run-a").reason) == (final, "first")
+    assert len(ledger.history("run-a")) == 2
+    can_be_reopened = final in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST)
+    assert ledger.reopen("run-a", "resumed") == can_be_reopened
+    assert (ledger.get("run-a").state is RunState.PLANNED) == can_be_reopened
+    assert not ledger.reopen("run-a", "again")
+    assert ledger.set_state("run-a", RunState.RUNNING) == can_be_reopened
 
 
-def test_attempts_carry_tokens_handles_and_what_they_were_billed(path: Path) -> None:
-    with Ledger(path, clock=lambda: NOON) as ledger:
-        submission = ledger.add_submission("x")
-        for run_id in ("run-a", "run-b"):
-            add_run(ledger, submission, run_id)
-        first, token = ledger.add_attempt(["run-a", "run-b"], region="us-east-1")
-        assert token == "run-a-a1"
-        assert ledger.attempts_of("run-b")[0].handle is None
-        ledger.set_handle(first, {"id": "i-1"})
-        assert ledger.attempts_of("run-b")[0].state is RunState.RUNNING
-        assert ledger.end_attempt(first, RunState.LOST, billed_seconds=90.5)
-        assert not ledger.end_attempt(first, RunState.COMPLETED, billed_seconds=1)
-        second, token = ledger.add_attempt(["run-b"])
-        # Counted per run: this is the second attempt at run-b.
-        assert token == "run-b-a2"
-        one, two = ledger.attempts_of("run-b")
-        assert (one.id, two.id) == (first, second)
-        assert (one.run_ids, two.run_ids) == (("run-a", "run-b"), ("run-b",))
-        assert (one.handle, one.state, one.billing.billed_s) == ({"id": "i-1"}, RunState.LOST, 90.5)
-        assert (one.region, one.n, one.backend) == ("us-east-1", 1, "local")
-        assert one.ended_at == "2026-11-21T12:00:05.250+00:00"
-        assert (two.ended_at, two.billing.billed_s) == (None, None)
+def test_a_run_is_placed_anew_for_every_candidate(ledger: Ledger) -> None:
+    spec = {"steps": 3, "num_gpus": 8}
+    ledger.place("run-a", spec=spec, instance="p5.48xlarge", price=None)
+    ledger.explain("run-a", "no answer yet")
+    run = ledger.get("run-a")
+    assert (run.instance, run.spec, run.reason) == ("p5.48xlarge", spec, "no answer yet")
+    assert run.price is None
+
+
+# Attempts
+
+
+def test_an_attempt_is_numbered_above_all_of_its_runs_and_stores_its_plan_before(ledger: Ledger) -> None:
+    first, token = ledger.add_attempt(["run-a", "run-b"], max_minutes=130, make_plan=plan)
+    assert (token, ledger.plan_of(first)) == ("run-a-a1", plan(1))
+    attempt = ledger.attempt(first)
+    assert (attempt.region, attempt.instance, attempt.max_minutes) == ("us-east-1", "p5.48xlarge", 130)
+    assert (attempt.output, attempt.handle) == ("s3://b/runs/run-a/attempt-1", None)
+    ledger.end_attempt(first, RunState.FAILED)
+    _, token = ledger.add_attempt(["run-a"], make_plan=plan)
+    assert token == "run-a-a2"
+    # Its files carry the attempt's number: run-a has used 2, though run-b has not.
+    third, token = ledger.add_attempt(["run-b", "run-a"], make_plan=lambda n: plan(n, "run-b"))
+    assert token == "run-b-a3"
+    assert ledger.attempts_by_token(["run-b-a3", "no-such"])["run-b-a3"].id == third
+    assert [attempt.run_ids for attempt in ledger.attempts_of("run-b")] == [
+        ("run-a", "run-b"),
+        ("run-b", "run-a"),
+    ]
+
+
+def test_what_a_machine_cost_is_stored_with_how_it_is_known(ledger: Ledger) -> None:
+    attempt, _ = ledger.add_attempt(["run-a", "run-b"], region="us-east-1", max_minutes=60)
+    ledger.set_handle(attempt, {"id": "i-1"})
+    ledger.set_machine(attempt, zone="us-east-1a", launched_at=NOON, usd_per_hour=55.04)
+    (unfinished,) = ledger.unfinished_attempts("ec2")
+    assert (unfinished.state, unfinished.handle) == (RunState.RUNNING, {"id": "i-1"})
+    assert ledger.end_attempt(attempt, RunState.LOST, billed_seconds=90.5, billing="times", lived_s=91.0)
+    assert not ledger.end_attempt(attempt, RunState.COMPLETED, billed_seconds=1)
+    (found,) = ledger.attempts_of("run-b")
+    assert (found.state, found.zone, found.region) == (RunState.LOST, "us-east-1a", "us-east-1")
+    assert found.launched_at == found.ended_at == "2026-11-21T12:00:05.250+00:00"
+    billing = found.billing
+    assert (billing.usd_per_hour, billing.billed_s, billing.source, billing.lived_s) == (
+        *(55.04, 90.5, "times", 91.0),
+    )
+
+
+def test_a_handle_that_comes_late_does_not_bring_an_attempt_back(ledger: Ledger) -> None:
+    attempt, _ = ledger.add_attempt(["run-a"])
+    ledger.end_attempt(attempt, RunState.CANCELLED, reason="fastlaunch cancel")
+    ledger.set_handle(attempt, {"instance_id": "i-1"})
+    ledger.explain_attempt(attempt, "something else")
+    found = ledger.attempt(attempt)
+    assert (found.state, found.handle) == (RunState.CANCELLED, {"instance_id": "i-1"})
+    assert found.reason == "fastlaunch cancel"
+    assert ledger.unfinished_attempts("ec2") == []
+
+
+def test_sites_are_kept_and_damaged_ones_named(ledger: Ledger) -> None:
+    submission = ledger.last_submission()
+    assert submission is not None
+    ledger.set_sites(submission, [{"region": "us-east-1"}])
+    assert ledger.sites_of(submission) == [{"region": "us-east-1"}]
+    attempt, _ = ledger.add_attempt(["run-a"], make_plan=plan)
+    ledger._file.write("UPDATE submissions SET sites = '{'")
+    ledger._file.write("UPDATE attempts SET plan = '{}'")
+    with pytest.raises(BadFile, match="ledger is damaged"):
+        ledger.sites_of(submission)
+    with pytest.raises(BadFile, match="plan of attempt run-a-a1"):
+        ledger.plan_of(attempt)
 
 
 def test_an_id_is_not_given_out_twice(path: Path) -> None:
@@ -191,12 +264,10 @@ def test_selectors(filled: Ledger, selectors: list[str], found: str) -> None:
     assert "".join(run.id[-1] for run in filled.fetch_comparable(selectors, all_runs=True)) == found
 
 
-def test_an_exact_id_wins_over_longer_ones(path: Path) -> None:
-    with Ledger(path) as ledger:
-        submission = ledger.add_submission("x")
-        for run_id in ("run", "run-a", "run-ab"):
-            add_run(ledger, submission, run_id)
-        assert [ledger.get(name).id for name in ("run", "run-a", "ab")] == ["run", "run-a", "run-ab"]
+def test_an_exact_id_wins_over_longer_ones(ledger: Ledger) -> None:
+    for run_id in ("run", "run-ab"):
+        add_run(ledger, ledger.add_submission("x"), run_id)
+    assert [ledger.get(name).id for name in ("run", "run-a", "ab")] == ["run", "run-a", "run-ab"]
 
 
 def test_a_name_that_fits_several_runs_names_them(filled: Ledger) -> None:
@@ -216,17 +287,21 @@ def test_an_unknown_field_names_the_nearest(filled: Ledger) -> None:
     assert error.value.hint is not None and "did you mean recipe" in error.value.hint
 
 
+@pytest.fixture(scope="module")
+def of_one_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with Ledger(tmp_path_factory.mktemp("selectors") / "ledger.sqlite") as ledger:
+        add_run(ledger, ledger.add_submission("x"), "20261120-100000-aaaa")
+        yield ledger
+
+
 @given(
     selectors=st.lists(st.text() | st.builds("{}={}".format, st.sampled_from(["recipe", "state"]), st.text()))
 )
-def test_selectors_never_crash(tmp_path_factory: pytest.TempPathFactory, selectors: list[str]) -> None:
-    with Ledger(tmp_path_factory.getbasetemp() / "selectors.sqlite") as ledger:
-        if not ledger.select():
-            add_run(ledger, ledger.add_submission("x"), "20261120-100000-aaaa")
-        try:
-            assert len(ledger.select(selectors)) <= 1
-        except UserError as error:
-            assert error.hint
+def test_selectors_never_crash(of_one_run: Ledger, selectors: list[str]) -> None:
+    try:
+        assert len(of_one_run.select(selectors)) <= 1
+    except UserError as error:
+        assert error.hint
 
 
 def test_comparable_runs_are_those_of_the_last_submission_that_has_any(filled: Ledger) -> None:
@@ -241,14 +316,15 @@ def test_comparable_runs_are_those_of_the_last_submission_that_has_any(filled: L
 # Importing and removing
 
 
-def test_imported_runs_are_not_doubled_and_join_the_newest_import(path: Path) -> None:
-    faster = changed(SUMMARY, recipe="te-fp8")
+def test_rows_imported_again_are_the_same_runs_and_join_the_newest_import(path: Path) -> None:
     with Ledger(path) as ledger:
-        first = ledger.add_submission("first")
-        ids = ledger.add_imported([(SUMMARY, Path("/a.csv")), (faster, None)], submission_id=first)
-        second = ledger.add_submission("second")
+        first, second = ledger.add_submission("first"), ledger.add_submission("second")
+        # Equal rows of one import are runs of their own.
+        rows = [(SUMMARY, Path("/a.csv")), (SUMMARY, None), (changed(SUMMARY, recipe="te-fp8"), None)]
+        ids = ledger.add_imported(rows, submission_id=first)
+        assert len(set(ids)) == 3
         assert ledger.add_imported([(SUMMARY, Path("/b.csv"))], submission_id=second) == ids[:1]
-        assert len(ledger.select()) == 2
+        assert len(ledger.select()) == 3
         run = ledger.get(ids[0])
         assert (run.submission_id, run.directory) == (second, Path("/b.csv"))
         assert (run.backend, run.state, run.summary) == (IMPORT, RunState.COMPLETED, SUMMARY)
@@ -266,21 +342,10 @@ def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None
         assert [event.state for event in ledger.history("run-a")] == ["lost", "completed"]
 
 
-def test_equal_rows_of_one_import_are_runs_of_their_own(path: Path) -> None:
-    with Ledger(path) as ledger:
-        submission = ledger.add_submission("x")
-        ids = ledger.add_imported([(SUMMARY, None), (SUMMARY, None)], submission_id=submission)
-        assert len(set(ids)) == 2
-        assert ledger.add_imported([(SUMMARY, None), (SUMMARY, None)], submission_id=submission) == ids
-        assert len(ledger.select()) == 2
-
-
-def test_an_import_leaves_a_run_of_this_machine_as_it_is(path: Path) -> None:
-    with Ledger(path) as ledger:
-        own = add_run(ledger, ledger.add_submission("own"), "run-a")
-        before = ledger.get(own)
-        ledger.add_imported([(SUMMARY, None)], submission_id=ledger.add_submission("x"), run_ids=[own])
-        assert ledger.get(own) == before
+def test_an_import_leaves_a_run_of_this_ledger_as_it_is(ledger: Ledger) -> None:
+    before = ledger.get("run-a")
+    ledger.add_imported([(SUMMARY, None)], submission_id=ledger.add_submission("x"), run_ids=["run-a"])
+    assert ledger.get("run-a") == before
 
 
 def test_an_import_is_all_or_nothing(path: Path) -> None:
@@ -312,28 +377,19 @@ def test_the_state_of_an_imported_run_is_how_it_ended(path: Path, status: str, s
         assert (run.state, run.reason) == (state, None if state == "completed" else "it broke")
 
 
-def test_removing_takes_a_run_with_all_that_belongs_to_it(path: Path) -> None:
-    with Ledger(path) as ledger:
-        submission = ledger.add_submission("x")
-        for run_id in ("run-a", "run-b"):
-            add_run(ledger, submission, run_id)
-            ledger.set_state(run_id, RunState.COMPLETED)
-        ledger.add_attempt(["run-a", "run-b"])
-        ledger.remove(["run-a"])
-        assert [run.id for run in ledger.select()] == ["run-b"]
-        assert [attempt.run_ids for attempt in ledger.attempts_of("run-b")] == [("run-b",)]
-        ledger.remove(["run-b"])
-    with sqlite3.connect(path) as database:
-        for table in ("runs", "attempts", "attempt_runs", "run_events"):
-            assert database.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
-    database.close()
-
-
-def test_a_run_that_has_not_ended_is_not_removed(filled: Ledger) -> None:
-    with pytest.raises(UserError, match="run 20261120-100001-bbbb is planned") as error:
-        filled.remove(["20261120-100000-aaaa", "20261120-100001-bbbb"])
-    assert error.value.hint == "end it first: fastlaunch cancel 20261120-100001-bbbb"
-    assert len(filled.select()) == 3
+def test_removing_takes_a_run_with_all_that_belongs_to_it(ledger: Ledger) -> None:
+    ledger.add_attempt(["run-a", "run-b"])
+    ledger.set_state("run-a", RunState.COMPLETED)
+    with pytest.raises(UserError, match="run run-b is planned"):
+        ledger.remove(["run-a", "run-b"])
+    assert len(ledger.select()) == 2
+    ledger.remove(["run-a"])
+    assert [run.id for run in ledger.select()] == ["run-b"]
+    assert [attempt.run_ids for attempt in ledger.attempts_of("run-b")] == [("run-b",)]
+    ledger.set_state("run-b", RunState.COMPLETED)
+    ledger.remove(["run-b"])
+    for table in ("runs", "attempts", "attempt_runs", "run_events"):
+        assert ledger._file.one(f"SELECT count(*) FROM {table}") == (0,), table
 
 
 # The file
@@ -345,12 +401,8 @@ def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
     with filled.path.open("r+b") as file:
         file.seek(offset)
         file.write(b"\x99" * 50_000)
-    with (
-        pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged") as error,
-        Ledger(filled.path) as it,
-    ):
+    with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged"), Ledger(filled.path) as it:
         it.select()
-    assert error.value.hint is not None and "move it aside" in error.value.hint
 
 
 @pytest.mark.parametrize(
@@ -364,10 +416,7 @@ def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
     ],
 )
 def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
-    database = sqlite3.connect(filled.path)
-    database.execute(f"UPDATE runs SET {damage}")
-    database.commit()
-    database.close()
+    filled._file.write(f"UPDATE runs SET {damage}")
     for read in (filled.select, filled.fetch_comparable):
         with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged: "):
             read()
@@ -389,13 +438,15 @@ def test_a_ledger_of_a_newer_fastlaunch_is_refused(filled: Ledger) -> None:
     database = sqlite3.connect(filled.path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(UserError, match=r"newer fastlaunch \(ledger version 99, this one knows up to 3\)"):
+    with pytest.raises(UserError, match="newer fastlaunch"):
         Ledger(filled.path)
 
 
-def test_migrations_run_once_and_in_order(path: Path) -> None:
+def test_migrations_run_once_in_order_and_whole_or_not_at_all(path: Path) -> None:
     first = ("CREATE TABLE t (x)",)
     LedgerFile(path, migrations=(first,)).close()
+    with pytest.raises(sqlite3.OperationalError, match="no such table: nowhere"):
+        LedgerFile(path, migrations=(first, ("DROP TABLE t", "INSERT INTO nowhere VALUES (1)")))
     second = ("ALTER TABLE t ADD COLUMN y DEFAULT 5", "INSERT INTO t (x) VALUES (1)")
     for _ in range(2):
         file = LedgerFile(path, migrations=(first, second))
@@ -403,14 +454,25 @@ def test_migrations_run_once_and_in_order(path: Path) -> None:
         file.close()
 
 
-def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
-    first = ("CREATE TABLE t (x)",)
-    LedgerFile(path, migrations=(first,)).close()
-    with pytest.raises(sqlite3.OperationalError, match="no such table: nowhere"):
-        LedgerFile(path, migrations=(first, ("DROP TABLE t", "INSERT INTO nowhere VALUES (1)")))
-    file = LedgerFile(path, migrations=(first,))
-    assert file.all("SELECT x FROM t") == []
+def test_a_ledger_of_version_1_keeps_everything(path: Path) -> None:
+    file = LedgerFile(path, migrations=MIGRATIONS[:1])
+    for statement in (
+        "INSERT INTO submissions VALUES ('sub-1', '2026-11-20', 'fastlaunch submit')",
+        "INSERT INTO runs (id, submission_id, created_at, backend, state, workload, recipe, spec, plan)"
+        " VALUES ('run-a', 'sub-1', '2026-11-20', 'local', 'completed', 'vit', 'bf16', '{}', '{}')",
+        "INSERT INTO attempts (id, token, n, backend, handle, state, started_at, billed_seconds)"
+        " VALUES (7, 'run-a-a1', 1, 'local', '{\"pid\":5}', 'completed', '2026-11-20', NULL)",
+        "INSERT INTO attempt_runs VALUES (7, 'run-a', 0)",
+    ):
+        file.write(statement)
     file.close()
+    with Ledger(path) as ledger:
+        assert ledger.get("run-a").state is RunState.COMPLETED
+        (attempt,) = ledger.attempts_of("run-a")
+        assert (attempt.id, attempt.token, attempt.handle) == (7, "run-a-a1", {"pid": 5})
+        assert (attempt.reason, attempt.instance, attempt.billing) == (None, None, Billing())
+        assert ledger.plan_of(7) is None
+        assert ledger.sites_of("sub-1") == []
 
 
 def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> None:
@@ -475,6 +537,7 @@ def at_once(code: str, *arguments: list[str]) -> None:
 WRITER = """
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.core.plan import RunState
@@ -490,6 +553,7 @@ with Ledger(Path(sys.argv[1])) as ledger:
 """
 
 
+@pytest.mark.slow
 def test_two_launchers_do_not_disturb_each_other(path: Path) -> None:
     with Ledger(path) as ledger:
         add_run(ledger, ledger.add_submission("x"), "shared")
@@ -510,6 +574,7 @@ for number in range(25):
 """
 
 
+@pytest.mark.slow
 def test_launchers_may_make_the_ledger_at_the_same_time(tmp_path: Path) -> None:
     at_once(MAKER, *[[str(tmp_path)]] * 3)
     for number in range(25):
@@ -525,7 +590,7 @@ ledger = Ledger(Path(sys.argv[1]))
 submission = ledger.add_submission("x")
 ledger.add_run(submission, "whole", spec={}, plan={}, workload="w", recipe="r", backend="local")
 with ledger.transaction():
-    for number in range(2000):
+    for number in range(500):
         ledger.add_run(submission, f"half-{number}", spec={"x": "y" * 1000}, plan={}, workload="w",
                        recipe="r", backend="local")
     print("half way", flush=True)
@@ -564,10 +629,8 @@ except UserError as error:
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_there(path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, env=os.environ
-    )
-    message, hint, number = told.stdout.splitlines()
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    message, hint, number = done.stdout.splitlines()
     assert f"{path} cannot be written" in message
     assert "free some space" in hint
     with Ledger(path) as ledger:
