@@ -85,7 +85,6 @@ def test_a_context_is_written_the_same_by_everybody(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     found = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*")}
-    assert set(found) == {"Dockerfile", "run_train.sh", "site", "site/timm", "site/timm/__init__.py"}
     assert {name: oct(path.stat().st_mode & 0o777) for name, path in found.items()} == {
         "Dockerfile": "0o644",
         "run_train.sh": "0o755",
@@ -93,7 +92,6 @@ def test_a_context_is_written_the_same_by_everybody(tmp_path: Path) -> None:
         "site/timm": "0o755",
         "site/timm/__init__.py": "0o644",
     }
-    assert os.access(found["run_train.sh"], os.X_OK)
 
 
 @pytest.fixture

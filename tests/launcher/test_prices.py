@@ -1,24 +1,27 @@
-"""Prices: what was in force when, what is known instead, and the user's file over the shipped one."""
+"""The catalogue: what was in force when, what each GPU supports, and every fault of a file with its line."""
 
 import contextlib
+import dataclasses
 import datetime
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.load import load_catalogue, read_catalogue
 from fastlaunch.catalog.prices import Catalogue, Price
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.units import parse_date
 
 DATE = datetime.date
 TODAY = DATE(2026, 11, 21)
 NOVEMBER_2023 = DATE(2023, 11, 15)
 INSTANCES = load_catalogue().instances
+
+
+# Prices
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +57,20 @@ def test_price_of_another_region_and_service(shipped: Catalogue) -> None:
     assert training.inferred
 
 
-def test_no_price_before_the_first_one(shipped: Catalogue) -> None:
-    with pytest.raises(UserError, match=r"no ec2 on-demand price of p5\.48xlarge") as caught:
-        shipped.price("p5.48xlarge", on=DATE(2023, 1, 1))
-    assert caught.value.hint == "the earliest known is of 2023-08-08: $98.32 per hour"
-
-
 @pytest.mark.parametrize(
-    ("instance", "region", "purchase", "hint"),
+    ("instance", "where", "hint"),
     [
-        ("p5e.48xlarge", "us-east-2", "on-demand", "as spot or capacity-block"),
-        ("p5.48xlarge", "eu-west-1", "on-demand", "known: ec2 us-east-1 on-demand"),
-        ("p5.48xlarge", "us-east-1", "spot", "by the hour"),
+        ("p5.48xlarge", {"on": DATE(2023, 1, 1)}, "the earliest known is of 2023-08-08: $98.32 per hour"),
+        ("p5e.48xlarge", {"region": "us-east-2"}, "as spot or capacity-block"),
+        ("p5.48xlarge", {"region": "eu-west-1"}, "known: ec2 us-east-1 on-demand"),
+        ("p5.48xlarge", {"purchase": "spot"}, "by the hour"),
     ],
 )
 def test_an_unknown_price_is_never_another_one(
-    shipped: Catalogue, instance: str, region: str, purchase: str, hint: str
+    shipped: Catalogue, instance: str, where: dict[str, Any], hint: str
 ) -> None:
     with pytest.raises(UserError, match="is known") as caught:
-        shipped.price(instance, region=region, purchase=purchase, on=TODAY)
+        shipped.price(instance, **{"on": TODAY, **where})
     assert hint in str(caught.value.hint)
 
 
@@ -91,14 +89,9 @@ def test_every_shipped_price_has_its_source_and_date_and_is_of_a_known_accelerat
 
 def _price(day: datetime.date, usd_per_hour: float, region: str = "us-east-1") -> Price:
     return Price(
-        instance="p5.48xlarge",
-        service="ec2",
-        region=region,
-        purchase="on-demand",
-        usd_per_hour=usd_per_hour,
-        as_of=day,
+        instance="p5.48xlarge", service="ec2", region=region, usd_per_hour=usd_per_hour, as_of=day,
         source="a test",
-    )
+    )  # fmt: skip
 
 
 @given(
@@ -147,32 +140,17 @@ prices:
     assert merged.price("p4d.24xlarge", on=TODAY) == shipped.price("p4d.24xlarge", on=TODAY)
 
 
-def test_json_round_trip() -> None:
+def test_a_price_survives_being_stored_and_anything_else_is_none() -> None:
     price = _price(NOVEMBER_2023, 98.32)
-    assert price.to_json()["as_of"] == "2023-11-15"
-    assert Price.from_json(price.to_json()) == price
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"as_of": "soon"},
-        {"as_of": 5},
-        {"usd_per_hour": 0},
-        {"usd_per_hour": "x"},
-        {"service": "gcp"},
-        {"x": 1},
-    ],
-)
-def test_json_that_is_no_price(change: dict[str, object]) -> None:
-    with pytest.raises(UserError):
-        Price.from_json(_price(NOVEMBER_2023, 98.32).to_json() | change)
-
-
-@pytest.mark.parametrize("usd_per_hour", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_price_is_finite_and_above_zero(usd_per_hour: float) -> None:
-    with pytest.raises(UserError, match=r"of p5\.48xlarge is"):
-        _price(NOVEMBER_2023, usd_per_hour)
+    stored = price.to_json()
+    assert stored["as_of"] == "2023-11-15"
+    assert Price.from_json(stored) == price
+    for change in ({"as_of": "soon"}, {"as_of": 5}, {"usd_per_hour": "x"}, {"service": "gcp"}, {"x": 1}):
+        with pytest.raises(UserError):
+            Price.from_json(stored | change)
+    for usd_per_hour in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=r"of p5\.48xlarge is"):
+            _price(NOVEMBER_2023, usd_per_hour)
 
 
 @given(st.text())
@@ -181,13 +159,228 @@ def test_a_date_or_a_user_error(text: str) -> None:
         assert parse_date(text).isoformat() == text
 
 
-def test_importing_brings_neither_yaml_nor_numpy() -> None:
-    code = "import fastlaunch.catalog.prices, sys; print({'yaml', 'numpy'} & set(sys.modules))"
-    path = str(Path(__file__).parents[2] / "launcher")
-    answer = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r}); {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer.stdout.strip() == "set()"
+# Hardware
+
+
+def test_fp8_needs_ada_hopper_or_blackwell(shipped: Catalogue) -> None:
+    with_fp8 = {name for name, item in shipped.accelerators.items() if "fp8" in item.formats}
+    assert with_fp8 == {"L4", "L40S", "H100", "H200", "B200", "B300", "RTX PRO 6000", "Trainium2"}
+    for name in ("A100 40GB", "A100 80GB", "A10G"):
+        assert "fp8" not in shipped.accelerators[name].peak_tflops
+        capability = shipped.accelerators[name].compute_capability
+        assert capability is not None
+        assert float(capability) < 8.9
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp8", "bandwidth", "capability"),
+    [
+        ("A100 40GB", 312, None, 1.555, "8.0"),
+        ("A100 80GB", 312, None, 2.039, "8.0"),
+        ("H100", 989.4, 1978.9, 3.35, "9.0"),
+        ("H200", 989.4, 1978.9, 4.8, "9.0"),
+        ("B200", 2250, 4500, 8, "10.0"),
+        ("B300", 2250, 4500, 8, "10.3"),
+        ("A10G", 70, None, 0.6, "8.6"),
+        ("L4", 121, 242, 0.3, "8.9"),
+        ("L40S", 362, 733, 0.864, "8.9"),
+    ],
+)
+def test_dense_peaks(
+    shipped: Catalogue, name: str, bf16: float, fp8: float | None, bandwidth: float, capability: str
+) -> None:
+    accelerator = shipped.accelerators[name]
+    assert accelerator.peak_tflops["bf16"] == bf16
+    assert accelerator.peak_tflops.get("fp8") == fp8
+    assert accelerator.bandwidth_tb_per_s == bandwidth
+    assert accelerator.compute_capability == capability
+
+
+def test_every_accelerator_has_a_source_and_a_bf16_peak(shipped: Catalogue) -> None:
+    for accelerator in shipped.accelerators.values():
+        assert len(accelerator.source) > 10
+        assert accelerator.peak_tflops["bf16"] == accelerator.peak_tflops["fp16"]
+
+
+def test_an_accelerator_goes_by_its_whole_device_name(shipped: Catalogue) -> None:
+    for device, name in (
+        ("NVIDIA H200", "H200"),
+        (" nvidia  h200 ", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+    ):
+        accelerator = shipped.accelerator_of_device(device)
+        assert accelerator is not None and accelerator.name == name
+    for device in ("", "H200", "NVIDIA H100 PCIe", "NVIDIA L40", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert shipped.accelerator_of_device(device) is None
+    names = [name for item in shipped.accelerators.values() for name in item.device_names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "change", [{"memory_gib": 0}, {"bandwidth_tb_per_s": -1}, {"peak_tflops": {"bf16": float("nan")}}]
+)
+def test_hardware_figures_are_above_zero(shipped: Catalogue, change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="of H100 is"):
+        dataclasses.replace(shipped.accelerators["H100"], **change)
+
+
+@pytest.mark.parametrize("change", [{"num_accelerators": 0}, {"vcpus": -1}, {"num_efa_interfaces": -1}])
+def test_instance_figures(shipped: Catalogue, change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"of p5\.48xlarge is"):
+        dataclasses.replace(shipped.instances["p5.48xlarge"], **change)
+
+
+# Files
+
+#: A whole file, whose lines the tests change. Line 1 is the first.
+GOOD = """\
+schema: 1
+accelerators:
+  H100:
+    memory_gib: 80
+    bandwidth_tb_per_s: 3.35
+    compute_capability: "9.0"
+    peak_tflops: {bf16: 989.4}
+    formats: [bf16, fp8]
+    device_names: [NVIDIA H100 80GB HBM3]
+    source: datasheet
+instances:
+  p5.48xlarge:
+    accelerator: H100
+    num_accelerators: 8
+    vcpus: 192
+    memory_gib: 2048
+    network_gbps: 3200
+    num_network_cards: 32
+    num_efa_interfaces: 32
+    local_nvme_gb: 30400
+    purchase_options: [on-demand, spot, capacity-block]
+    source: EC2
+prices:
+  - instance: p5.48xlarge
+    service: ec2
+    regions: [us-east-1, us-east-2]
+    usd_per_hour: 98.32
+    as_of: 2023-08-08
+    source: price list
+  - instance: p5.48xlarge
+    service: ec2
+    region: us-east-1
+    purchase: on-demand
+    usd_per_hour: 55.04
+    as_of: "2025-06-23"
+    source: price list
+    inferred: true
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "prices.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(folder: Path, text: str) -> BadFile:
+    with pytest.raises(BadFile) as caught:
+        read_catalogue(write(folder, text))
+    return caught.value
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    catalogue = read_catalogue(write(tmp_path, GOOD))
+    assert [(price.region, price.usd_per_hour, price.as_of.isoformat()) for price in catalogue.prices] == [
+        ("us-east-1", 98.32, "2023-08-08"),
+        ("us-east-2", 98.32, "2023-08-08"),
+        ("us-east-1", 55.04, "2025-06-23"),
+    ]
+    assert [price.inferred for price in catalogue.prices] == [False, False, True]
+    assert {price.purchase for price in catalogue.prices} == {"on-demand"}
+    assert catalogue.instances["p5.48xlarge"].local_nvme_gb == 30400
+    assert catalogue.accelerators["H100"].formats == {"bf16", "fp8"}
+    assert catalogue.accelerators["H100"].compute_capability == "9.0"
+
+
+#: what to replace in GOOD, by what, the line of the fault, what the message says
+FAULTS = {
+    "price 0": ("usd_per_hour: 98.32", "usd_per_hour: 0", 27, "p5.48xlarge is 0"),
+    "price not a number": ("usd_per_hour: 98.32", "usd_per_hour: .nan", 27, "is nan"),
+    "price as text": ("usd_per_hour: 98.32", 'usd_per_hour: "98.32"', 27, "is a number"),
+    "no price": ("usd_per_hour: 98.32", "usd_per_hour:", 27, "is empty"),
+    "unknown unit": ("usd_per_hour: 98.32", "eur_per_hour: 98.32", 27, "unknown field `eur_per_hour`"),
+    "missing date": ("    as_of: 2023-08-08\n", "", 24, "no `as_of`"),
+    "empty source": ("-08\n    source: price list", '-08\n    source: ""', 29, "source is empty"),
+    "wrong date": ("as_of: 2023-08-08", 'as_of: "2023-02-30"', 28, "is not a date"),
+    "date as a number": ("as_of: 2023-08-08", "as_of: 20230808", 28, "it is a date"),
+    "date and time": ("as_of: 2023-08-08", "as_of: 2023-08-08 10:00:00", 28, "is not a date"),
+    "duplicate": ('as_of: "2025-06-23"', "as_of: 2023-08-08", 30, "duplicate: p5.48xlarge"),
+    "duplicate region": ("[us-east-1, us-east-2]", "[us-east-1, us-east-1]", 24, "duplicate"),
+    "duplicate key": ("service: ec2\n    region:", "instance: x\n    region:", 31, "`instance` stands"),
+    "spot": ("purchase: on-demand", "purchase: spot", 33, "purchase is 'spot'"),
+    "unknown service": ("ec2\n    region:", "gcp\n    region:", 31, "service is 'gcp'"),
+    "unknown instance": ("- instance: p5.48xlarge", "- instance: p9", 24, "'p9' that is not listed"),
+    "unknown accelerator": ("accelerator: H100", "accelerator: H900", 13, "'H900' that is not listed"),
+    "region misspelt": ("region: us-east-1", "region: us-east", 32, "not the name of a region"),
+    "region and regions": ("    region:", "    regions: [eu-west-1]\n    region:", 30, "either"),
+    "regions as text": ("[us-east-1, us-east-2]", "us-east-1", 26, "it is a list"),
+    "half an accelerator": ("num_accelerators: 8", "num_accelerators: 0.5", 14, "whole number"),
+    "unknown purchase option": ("capacity-block]", "barter]", 21, "'barter'"),
+    "unknown format": ("formats: [bf16, fp8]", "formats: [bf16, fp9]", 8, "'fp9'"),
+    "peak without its format": ("{bf16: 989.4}", "{tf32: 494.7}", 7, "peak_tflops of H100 has tf32"),
+    "another schema": ("schema: 1", "schema: 2", 1, "another schema"),
+    "an empty name": ("  H100:\n", '  "":\n', 3, "for a name"),
+    "syntax": ("regions: [us-east-1, us-east-2]", "regions: [us-east-1, us-east-2", 27, "is not YAML"),
+    "a second document": ("instances:", "---\ninstances:", 11, "another document"),
+    "a Python object": ("source: EC2", "source: !!python/name:os.system EC2", 22, "is not YAML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    old, new, line, says = FAULTS[name]
+    assert GOOD.count(old) >= 1
+    error = refusal(tmp_path, GOOD.replace(old, new, 1))
+    assert says in error.message
+    assert error.line == line
+    assert f"prices.yaml:{line}:" in error.message
+
+
+def test_files_that_are_no_price_file(tmp_path: Path) -> None:
+    assert "takes `name: value` pairs" in refusal(tmp_path, "just text").message
+    (tmp_path / "latin.yaml").write_bytes(b"schema: 1\n# caf\xe9\n")
+    for name, problem in (("absent", "does not exist"), ("", "cannot be read"), ("latin.yaml", "not UTF-8")):
+        with pytest.raises(BadFile, match=problem):
+            read_catalogue(tmp_path / name)
+
+
+def test_the_users_file_may_refer_to_what_is_shipped_and_hold_prices_alone(tmp_path: Path) -> None:
+    text = GOOD[GOOD.index("prices:") :]
+    assert "'p5.48xlarge' that is not listed" in refusal(tmp_path, text).message
+    assert len(load_catalogue(write(tmp_path, text)).prices) > 3
+    with pytest.raises(BadFile, match=r"prices\.yaml:27: .*usd_per_hour"):
+        load_catalogue(write(tmp_path, GOOD.replace("98.32", "0")))
+
+
+_FRAGMENTS = (*"{}[]'\"|#%@\n\t\x85", "- ", ": ", "*a", "&a ", "!!", "<<: ", "? ", "---", ".nan")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    line=st.integers(0, len(GOOD.splitlines()) - 1),
+    start=st.integers(0, 60),
+    end=st.integers(0, 60),
+    new=st.one_of(st.text(max_size=10), st.sampled_from(_FRAGMENTS), st.floats().map(str)),
+)
+def test_a_changed_line_is_read_or_refused(tmp_path: Path, line: int, start: int, end: int, new: str) -> None:
+    lines = GOOD.splitlines()
+    lines[line] = lines[line][:start] + new + lines[line][max(start, end) :]
+    path = tmp_path / "changed.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass", newline="")
+    try:
+        catalogue = read_catalogue(path)
+    except BadFile as error:
+        assert str(path) in error.message
+    else:
+        assert all(price.usd_per_hour > 0 and price.source for price in catalogue.prices)

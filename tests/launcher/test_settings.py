@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
+from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.core.units import DEFAULT_REGION
 
 
@@ -34,29 +34,23 @@ def test_the_platforms_folders_are_the_default(tmp_path: Path, monkeypatch: pyte
     assert settings == Settings(home=settings.home)
     assert settings.home.is_relative_to(tmp_path)
     assert "fastlaunch" in settings.home.name
+    assert not settings.home.exists()
 
 
-def test_loading_creates_nothing(isolated: Path) -> None:
-    assert not load_settings().home.exists()
-
-
-def test_prices_are_found_beside_the_config_file(config: Path) -> None:
-    config.write_text("prices: own/prices.yaml\nregion: eu-west-1\n")
-    settings = load_settings()
-    assert settings.prices == config.parent / "own" / "prices.yaml"
-    assert settings.region == "eu-west-1"
-
-
-def test_an_absolute_path_and_a_home_folder_stay_what_they_are(
+def test_a_relative_path_is_beside_the_config_file_and_others_stay_what_they_are(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.setenv("FASTLAUNCH_HOME", "~/runs")
-    config.write_text("prices: ~/prices.yaml\n")
-    assert load_settings().prices == tmp_path / "me" / "prices.yaml"
-    assert load_settings().home == tmp_path / "me" / "runs"
-    config.write_text("prices: /srv/prices.yaml\n")
-    assert load_settings().prices == Path("/srv/prices.yaml")
+    for written, path in (
+        ("own/prices.yaml", config.parent / "own" / "prices.yaml"),
+        ("~/prices.yaml", tmp_path / "me" / "prices.yaml"),
+        ("/srv/prices.yaml", Path("/srv/prices.yaml")),
+    ):
+        config.write_text(f"prices: {written}\nregion: eu-west-1\n")
+        settings = load_settings()
+        assert (settings.prices, settings.region) == (path, "eu-west-1")
+        assert settings.home == tmp_path / "me" / "runs"
 
 
 def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
@@ -98,14 +92,9 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
 def test_without_aws_settings_there_is_no_region_and_no_discount(config: Path) -> None:
     for text in ("region: us-west-2", "aws:", "aws: {}"):
         config.write_text(text)
-        assert load_settings().aws == {}
-        assert load_settings().discount == 0
-    assert RegionSettings() == RegionSettings(prefix="fastlaunch", ami_parameter=DEFAULT_AMI_PARAMETER)
-
-
-def test_a_prefix_of_slashes_is_the_top_of_the_bucket(config: Path) -> None:
+        assert (load_settings().aws, load_settings().discount) == ({}, 0)
     config.write_text("aws: {us-east-1: {prefix: /}}")
-    assert load_settings().aws["us-east-1"].prefix == ""
+    assert load_settings().aws["us-east-1"].prefix == "", "the top of the bucket"
 
 
 def test_a_config_file_that_is_named_must_exist(config: Path) -> None:
@@ -128,7 +117,6 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("region: 2001-99-99", "is not YAML", None),
         ("reigon: us-east-1", "unknown field `reigon`", 1),
         ("- region", "takes `name: value` pairs", 1),
-        ("text", "takes `name: value` pairs", 1),
         ("region: 1", "region is 1; it is text", 1),
         ("prices: ''", "prices is empty", 1),
         ("discount: 12%", "discount is '12%'", 1),
@@ -136,12 +124,20 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("discount: .nan", "discount is nan", 1),
         ("discount: true", "discount is True", 1),
         ("aws: us-east-1", "takes `name: value` pairs", 1),
+        ("aws: {us-east: {bucket: acme}}", "'us-east', which is not the name of a region", 1),
         ("aws:\n  us-east-1: acme", "takes `name: value` pairs", 2),
         ("aws:\n  us-east-1:\n    bukcet: acme", "unknown field `bukcet`", 3),
-        ("aws: {us-east-1: {bucket: 7}}", "aws.us-east-1.bucket is 7; it is text", 1),
         ("aws: {us-east-1: {security_groups: sg-1}}", "security_groups is 'sg-1'; it is a list", 1),
         ("aws: {us-east-1: {subnets: [subnet-a]}}", "takes `name: value` pairs", 1),
         ("aws: {us-east-1: {subnets: {us-east-1a: 1}}}", "us-east-1a is 1; it is text", 1),
+        # What no region can have, said before AWS is asked.
+        ("aws: {us-east-1: {bucket: 's3://acme/x'}}", "a name without s3://", 1),
+        ("aws: {us-east-1: {prefix: $(reboot)}}", "it takes letters, digits", 1),
+        ("aws: {us-east-1: {prefix: a//b}}", "it takes letters, digits", 1),
+        ("aws: {us-east-1: {security_groups: [default]}}", "an id such as sg-0a1b2c", 1),
+        ("aws: {us-east-1: {subnets: {us-west-2a: subnet-1}}}", "'us-west-2a': no zone of us-east-1", 1),
+        ("aws: {us-east-1: {subnets: {us-east-1: subnet-1}}}", "'us-east-1': no zone of us-east-1", 1),
+        ("aws: {us-east-1: {subnets: {us-east-1a: vpc-1}}}", "'vpc-1' for us-east-1a: an id", 1),
     ],
 )
 def test_a_wrong_config_file_is_named(config: Path, text: str, problem: str, line: int | None) -> None:
@@ -150,30 +146,3 @@ def test_a_wrong_config_file_is_named(config: Path, text: str, problem: str, lin
         load_settings()
     assert str(config) in caught.value.message
     assert caught.value.line == line
-
-
-def test_an_unreadable_config_file_is_named(config: Path) -> None:
-    config.mkdir()
-    with pytest.raises(BadFile, match="cannot be read: Is a directory"):
-        load_settings()
-
-
-@pytest.mark.parametrize(
-    ("region", "text", "told"),
-    [
-        ("us-east-1", "bucket: s3://acme/x", "a name without s3://"),
-        ("us-east-1", "prefix: $(reboot)", "it takes letters, digits"),
-        ("us-east-1", "prefix: a//b", "it takes letters, digits"),
-        ("us-east-1", "security_groups: [default]", "an id such as sg-0a1b2c"),
-        ("us-east-1", "subnets: {us-west-2a: subnet-1}", "'us-west-2a': no zone of us-east-1"),
-        ("us-east-1", "subnets: {us-east-1: subnet-1}", "'us-east-1': no zone of us-east-1"),
-        ("us-east-1", "subnets: {us-east-1a: vpc-1}", "'vpc-1' for us-east-1a: an id"),
-        ("us-east", "bucket: acme", "'us-east', which is not the name of a region"),
-    ],
-)
-def test_what_no_region_can_have_is_told_before_aws_is_asked(
-    config: Path, region: str, text: str, told: str
-) -> None:
-    config.write_text(f"aws:\n  {region}:\n    {text}\n")
-    with pytest.raises(BadFile, match=re.escape(told)):
-        load_settings()

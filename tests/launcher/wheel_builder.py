@@ -11,21 +11,19 @@ from fastlaunch.images.wheels import Pin
 def make_wheel(
     folder: Path,
     name: str = "tiny",
-    version: str = "1.2",
     *,
     files: Mapping[str, str] | None = None,
     pure: bool = True,
-    requires_python: str = ">=3.8",
 ) -> Pin:
-    """The pin of a wheel `name-version-py3-none-any.whl` in the folder. files: besides its metadata."""
+    """The pin of a wheel `name-1.2-py3-none-any.whl` in the folder. files: besides its metadata."""
+    version = "1.2"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     content = {
         f"{name}/__init__.py": f"__version__ = {version!r}\n",
         **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        f"Requires-Python: {requires_python}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: {str(pure).lower()}\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }

@@ -1,0 +1,179 @@
+"""Errors and exit codes, quantities as people write them, locks, and what a log tells of a failure."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fastlaunch.core import errors, locks
+from fastlaunch.core.errors import BadFile, CloudRefused, JobFailed, UnknownName, UserError
+from fastlaunch.core.log_file import LOG, last_words, telling_lines
+from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
+
+# Errors
+
+
+def test_exit_codes() -> None:
+    raised = [
+        UserError("no"),
+        BadFile("a.csv", "empty"),
+        JobFailed("out of memory"),
+        CloudRefused("no capacity"),
+    ]
+    assert [error.exit_code for error in raised] == [2, 2, 1, 3]
+    codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
+    assert sorted(codes) == [0, 1, 2, 3, 70, 130]
+
+
+def test_an_unknown_name_comes_with_the_nearest_and_all() -> None:
+    error = UnknownName("instance", "p5.48xlrage", ["p5.48xlarge", "p5.4xlarge", "gelu"])
+    assert (error.message, error.name) == ("unknown instance 'p5.48xlrage'", "p5.48xlrage")
+    assert error.hint == ("did you mean p5.48xlarge or p5.4xlarge? known: gelu, p5.48xlarge, p5.4xlarge")
+    assert UnknownName("recipe", "zzz", ["bf16", "fp8", "bf16"]).hint == "known: bf16, fp8"
+    assert UnknownName("run", "r1", []).hint == "there is no run yet"
+    assert UnknownName("run", "r1", [], hint="fastlaunch submit").hint == "fastlaunch submit"
+
+
+def test_a_bad_file_names_its_line() -> None:
+    assert BadFile(Path("prices.yaml"), "a price of 0", line=12).message == "prices.yaml:12: a price of 0"
+    assert BadFile("prices.yaml", "empty").message == "prices.yaml: empty"
+
+
+# Quantities
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        (" 200 ", 200),
+        ("10 K", 10_000),
+        ("1.1M", 1_100_000),
+        (".5k", 500),
+        ("2b", 2_000_000_000),
+        ("2G", 2_000_000_000),
+        ("1T", 10**12),
+        ("1.5e3", 1500),
+        ("1_000_000", 1_000_000),
+        ("1,000,000", 1_000_000),
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_a_count(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90 sec", 90), ("1.5s", 1.5), ("30m", 1800), ("48h", 172_800), ("1h 30 m", 5400), ("1d2h3m4s", 93_784)],
+)
+def test_a_duration(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("1024", 1024),
+        ("512B", 512),
+        ("2gib", 2 * 1024**3),
+        ("1.5 MiB", 1_572_864),
+        ("512MB", 512_000_000),
+        ("2 TB", 2 * 10**12),
+        ("1kB", 1000),
+        ("0.3KiB", 307),
+    ],
+)
+def test_a_size(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+NOT_COUNTS = (
+    *("", " ", "k", "-1", "+1", "1.5", "1.2345k", "ten", "10x", "1e", "1e-3", "nan", "0x10", "1 000", "1,5"),
+    *("1,5M", "1,00", "1,000,00", "1_", "_1", "1__0", "1..5", "1.", "1e999", "9223372036854775808", "9" * 5000),
+    *("10k10k", "١٠"),
+)
+NOT_DURATIONS = ("", "90", "h", "-1h", "1h30", "1w", "1h-30m", "1h,30m", "1:30", "1,5h", "1e99s")
+NOT_SIZES = ("", "GiB", "2G", "2Gib2", "-2GiB", "2PiB", "9999999999TiB")
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts"),
+    [(parse_count, NOT_COUNTS), (parse_duration_s, NOT_DURATIONS), (parse_bytes, NOT_SIZES)],
+)
+def test_what_is_no_quantity_is_refused(parse: Callable[[str], object], texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(UserError):
+            parse(text)
+
+
+@given(st.integers(0, 2**63 - 1))
+@example(2**53 + 1)
+def test_every_whole_number_is_read_exactly(count: int) -> None:
+    assert parse_count(str(count)) == parse_count(f"{count:,}") == parse_count(f"{count:_}") == count
+    assert parse_bytes(f"{count}B") == count
+
+
+@given(st.text(max_size=30) | st.text("0123456789.,_eEkmbgtisdhnB -", max_size=12))
+def test_any_text_is_a_quantity_or_the_users_error(text: str) -> None:
+    for parse in (parse_count, parse_duration_s, parse_bytes):
+        try:
+            value = parse(text)
+        except UserError:
+            continue
+        assert 0 <= value < float("inf")
+
+
+# Locks
+
+
+def test_a_lock_that_was_waited_for_is_seen_by_others(tmp_path: Path) -> None:
+    path, seen = tmp_path / "a.lock", []
+
+    def wait() -> None:
+        with locks.held(path):
+            seen.append(locks.is_held(path))
+
+    with locks.held(path):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        # It waits for the file that is removed in the end.
+        waiting.join(0.1)
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert seen == [True]
+    assert not locks.is_held(path)
+
+
+# Logs
+
+TORCHRUN = (
+    "E1121 09:43:53.750000 10848 torch/distributed/elastic/multiprocessing/api.py:1002] failed\n"
+    "Traceback (most recent call last):\n"
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    "=====\n"
+)
+OLD_TORCHRUN = "[2023-11-02 14:17:31,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed\n"
+    "[2023-11-02 14:17:31,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed\n===\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (f"step 1\nerror: no GPU\n  try bf16\n{TORCHRUN}", "error: no GPU"),
+        (f"ValueError: x\n{OLD_TORCHRUN}", "ValueError: x"),
+        ("x" * 1_000_000 + "\nValueError: the end\n\n    \n", "ValueError: the end"),
+    ],
+)
+def test_the_last_line_of_the_jobs_own(log: str, last: str, tmp_path: Path) -> None:
+    assert (last_words(tmp_path), telling_lines(tmp_path, num_lines=20)) == (None, []), "there is no log"
+    (tmp_path / LOG).write_bytes(b"\xff\xfe\n" + log.encode())
+    assert last_words(tmp_path) == last
+    assert last in telling_lines(tmp_path, num_lines=4)
+    assert len(telling_lines(tmp_path, num_lines=2)) == 2
+    (tmp_path / LOG).write_text(TORCHRUN)
+    assert telling_lines(tmp_path, num_lines=1) == ["====="]
