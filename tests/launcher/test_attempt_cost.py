@@ -36,17 +36,12 @@ POOL = {"backend": "sagemaker", "num_nodes": 2, "idle_minutes": 30}
         # Until it is seen, EC2's answer says since when it runs.
         (attempt(launched_at=None, handle={"launched_at": START.isoformat()}), 18.0, False, "$18.00 so far"),
         (attempt(launched_at=(LATER + timedelta(minutes=1)).isoformat()), 0.0, False, "$0.00 so far"),
-        (attempt(launched_at=None, handle=None), 0.0, False, "nothing yet"),
         (attempt(**WAITING), 0.0, False, "nothing yet"),
-        (attempt(num_nodes=4), 72.0, False, "$72.00 so far"),
         (attempt(usd_per_hour=None), None, False, "n/a: 30 min of a machine whose price is not known"),
-        (ended(1800), 18.0, True, "$18.00"),
-        (ended(1800, "node"), 18.0, True, "$18.00"),
         (ended(1800, num_nodes=4), 72.0, True, "$72.00"),
         (ended(7800, "limit"), 78.0, True, "at most $78.00"),
         (ended(0, "free"), 0.0, True, "$0.00: EC2 took it back within its first hour"),
         (ended(None, None), 0.0, True, "nothing: no machine was started"),
-        (ended(0.0, **WAITING), 0.0, True, "$0.00"),
         (ended(1800, **BLOCK), 20.0, True, "$20.00 of the $3,840.00 paid before for the capacity block"),
         # Warm pools of earlier versions.
         (ended(1800, **POOL), 36.0, False, "$36.00, and up to $36.00 while its warm pool is kept"),

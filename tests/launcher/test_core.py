@@ -93,8 +93,8 @@ def test_a_size(text: str, num_bytes: int) -> None:
 
 NOT_COUNTS = (
     *("", " ", "k", "-1", "+1", "1.5", "1.2345k", "ten", "10x", "1e", "1e-3", "nan", "0x10", "1 000", "1,5"),
-    *("1,5M", "1,00", "1,000,00", "1_", "_1", "1__0", "1..5", "1.", "1e999", "9223372036854775808", "9" * 5000),
-    *("10k10k", "١٠"),
+    *("1,5M", "1,00", "1,000,00", "1_", "_1", "1__0", "1..5", "1.", "1e999", "9223372036854775808"),
+    *("9" * 5000, "10k10k", "١٠"),
 )
 NOT_DURATIONS = ("", "90", "h", "-1h", "1h30", "1w", "1h-30m", "1h,30m", "1:30", "1,5h", "1e99s")
 NOT_SIZES = ("", "GiB", "2G", "2Gib2", "-2GiB", "2PiB", "9999999999TiB")
@@ -157,8 +157,6 @@ TORCHRUN = (
     "=====\n"
 )
 OLD_TORCHRUN = "[2023-11-02 14:17:31,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed\n"
-    "[2023-11-02 14:17:31,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed\n===\n"
-)
 
 
 @pytest.mark.parametrize(
