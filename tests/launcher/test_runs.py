@@ -1,57 +1,33 @@
 """The ledger: what is written is there, for good, whoever else writes and whatever happens."""
 
+import contextlib
 import datetime
+import multiprocessing
 import random
-import signal
+import resource
 import sqlite3
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
-from fake_summaries import changed
+from fake_summaries import PLAIN, changed, price_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.db import MIGRATIONS, LedgerFile
 from fastlaunch.ledger.ledger import IMPORT, Ledger
 from fastlaunch.ledger.rows import Billing
-from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
-SUMMARY = RunSummary(
-    setup=Setup(
-        kind="published",
-        workload="vit-huge",
-        sample_unit="images",
-        flops_per_sample=763_504_000_000,
-        recipe="bf16",
-        precision="bf16",
-        data="published",
-        batch_size_per_gpu=64,
-        num_nodes=1,
-        num_gpus=8,
-        instance="p5.48xlarge",
-    ),
-    status="completed",
-    timing=Timing(step_time_s=Interval(value=0.199)),
-    environment=Environment(measured_on="2023-11-15"),
-    figures=Figures(source="an article"),
-)
-PRICE = Price(
-    instance="p5.48xlarge",
-    service="ec2",
-    region="us-east-1",
-    purchase="on-demand",
-    usd_per_hour=98.32,
-    as_of=datetime.date(2023, 11, 15),
-    source="a price list",
-)
+SUMMARY = changed(PLAIN, instance="p5.48xlarge")
+PRICE = price_of(98.32)
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -235,13 +211,11 @@ def filled(path: Path) -> Ledger:
     return ledger
 
 
-@pytest.mark.parametrize(
-    ("selectors", "found"),
-    [
+def test_selectors(filled: Ledger) -> None:
+    for selectors, found in (
         ([], "abc"),
         (["20261120-100000-aaaa"], "a"),
         (["20261121"], "c"),
-        (["bbbb"], "b"),
         (["cccc", "aaaa"], "ac"),
         (["recipe=te-*"], "bc"),
         (["recipe=te-fp8 fp8_scaling=*"], "c"),
@@ -250,41 +224,28 @@ def filled(path: Path) -> Ledger:
         (["state=planned"], "bc"),
         (["instance=p[45]*"], "ab"),
         (["instance="], "c"),
-        (["backend=local"], "abc"),
         (["backend=ec2"], ""),
         (["submission=*"], "abc"),
         (["aaaa", "workload=vit-huge"], "ac"),
         (["recipe='; DROP TABLE runs; --"], ""),
-        # Far longer than an id.
         (["recipe=te-fp8", f"recipe={'x' * 900}"], "b"),
-    ],
-)
-def test_selectors(filled: Ledger, selectors: list[str], found: str) -> None:
-    assert "".join(run.id[-1] for run in filled.select(selectors)) == found
-    assert "".join(run.id[-1] for run in filled.fetch_comparable(selectors, all_runs=True)) == found
+    ):
+        assert "".join(run.id[-1] for run in filled.select(selectors)) == found, selectors
+        brief = filled.fetch_comparable(selectors, all_runs=True)
+        assert "".join(run.id[-1] for run in brief) == found, selectors
+    with pytest.raises(UserError, match="'20261120' fits 2 runs: 20261120-100000-aaaa, 20261120-100001-bbbb"):
+        filled.select(["20261120"])
+    for name in ("", "zzzz", "aaa", "100000-aaaa-", "%", "*", "a" * 2000, "\udcff", "\0"):
+        with pytest.raises(UnknownName, match="unknown run"):
+            filled.get(name)
+    with pytest.raises(UnknownName, match="unknown field"):
+        filled.select(["recipes=bf16"])
 
 
 def test_an_exact_id_wins_over_longer_ones(ledger: Ledger) -> None:
     for run_id in ("run", "run-ab"):
         add_run(ledger, ledger.add_submission("x"), run_id)
     assert [ledger.get(name).id for name in ("run", "run-a", "ab")] == ["run", "run-a", "run-ab"]
-
-
-def test_a_name_that_fits_several_runs_names_them(filled: Ledger) -> None:
-    with pytest.raises(UserError, match="'20261120' fits 2 runs: 20261120-100000-aaaa, 20261120-100001-bbbb"):
-        filled.select(["20261120"])
-
-
-@pytest.mark.parametrize("name", ["", "zzzz", "aaa", "100000-aaaa-", "%", "*", "a" * 2000, "\udcff", "\0"])
-def test_a_run_that_is_not_there(filled: Ledger, name: str) -> None:
-    with pytest.raises(UnknownName, match="unknown run"):
-        filled.get(name)
-
-
-def test_an_unknown_field_names_the_nearest(filled: Ledger) -> None:
-    with pytest.raises(UnknownName) as error:
-        filled.select(["recipes=bf16"])
-    assert error.value.hint is not None and "did you mean recipe" in error.value.hint
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +301,10 @@ def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None
         run = ledger.get("run-a")
         assert (run.state, run.reason, run.summary) == (RunState.COMPLETED, None, SUMMARY)
         assert [event.state for event in ledger.history("run-a")] == ["lost", "completed"]
+        for status, state in (("interrupted", "interrupted"), ("nan_loss", "failed")):
+            ended = changed(SUMMARY, status=status, problems=("it broke",))
+            (run_id,) = ledger.add_imported([(ended, None)], submission_id=submission)
+            assert (ledger.get(run_id).state, ledger.get(run_id).reason) == (state, "it broke")
 
 
 def test_an_import_leaves_a_run_of_this_ledger_as_it_is(ledger: Ledger) -> None:
@@ -358,23 +323,6 @@ def test_an_import_is_all_or_nothing(path: Path) -> None:
                 run_ids=["a", "b"],
             )
         assert ledger.select() == []
-
-
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        ("completed", "completed"),
-        ("interrupted", "interrupted"),
-        ("killed", "lost"),
-        ("nan_loss", "failed"),
-    ],
-)
-def test_the_state_of_an_imported_run_is_how_it_ended(path: Path, status: str, state: str) -> None:
-    summary = changed(SUMMARY, status=status, problems=("it broke",))
-    with Ledger(path) as ledger:
-        (run_id,) = ledger.add_imported([(summary, None)], submission_id=ledger.add_submission("x"))
-        run = ledger.get(run_id)
-        assert (run.state, run.reason) == (state, None if state == "completed" else "it broke")
 
 
 def test_removing_takes_a_run_with_all_that_belongs_to_it(ledger: Ledger) -> None:
@@ -406,14 +354,7 @@ def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        "state = 'no such state'",
-        "summary = '{'",
-        "summary = '{\"kind\": 1}'",
-        "price = '{}'",
-        "workload = CAST(x'ff' AS TEXT)",
-    ],
+    "damage", ["state = 'no such state'", "summary = '{'", "price = '{}'", "workload = CAST(x'ff' AS TEXT)"]
 )
 def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
     filled._file.write(f"UPDATE runs SET {damage}")
@@ -423,10 +364,8 @@ def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
 
 
 def test_a_foreign_database_stays_as_it_is(path: Path) -> None:
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE theirs (x)")
-    database.commit()
-    database.close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE theirs (x)")
     before = path.read_bytes()
     with pytest.raises(BadFile, match="not a fastlaunch ledger"):
         Ledger(path)
@@ -435,9 +374,8 @@ def test_a_foreign_database_stays_as_it_is(path: Path) -> None:
 
 def test_a_ledger_of_a_newer_fastlaunch_is_refused(filled: Ledger) -> None:
     filled.close()
-    database = sqlite3.connect(filled.path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
+    with contextlib.closing(sqlite3.connect(filled.path)) as database:
+        database.execute("PRAGMA user_version = 99")
     with pytest.raises(UserError, match="newer fastlaunch"):
         Ledger(filled.path)
 
@@ -512,126 +450,90 @@ def test_what_was_read_in_a_transaction_still_holds_when_it_writes(path: Path) -
 # Several processes
 
 
-def at_once(code: str, *arguments: list[str]) -> None:
-    """Run `code` in a process for each of `arguments`; each says `ready` and waits for the others."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for words in arguments
-    ]
+def at_once(num_processes: int, target: Callable[[Path, Barrier], None], path: Path) -> None:
+    """Run `target` in so many processes, which wait for each other at the barrier."""
+    barrier = FORK.Barrier(num_processes)
+    processes = [FORK.Process(target=target, args=(path, barrier)) for _ in range(num_processes)]
     for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.start()
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    assert [process.communicate()[1] for process in processes] == [""] * len(processes)
-    assert [process.returncode for process in processes] == [0] * len(processes)
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * num_processes
 
 
-WRITER = """
-import sys
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.core.plan import RunState
-with Ledger(Path(sys.argv[1])) as ledger:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for _ in range(25):
-        submission = ledger.add_submission(sys.argv[2])
-        run_id = ledger.new_run_id()
-        ledger.add_run(submission, run_id, spec={}, plan={}, workload="w", recipe="r", backend="local")
-        ledger.set_state(run_id, RunState.RUNNING)
-        ledger.add_attempt(["shared"])
-"""
+def write_runs(path: Path, barrier: Barrier) -> None:
+    with Ledger(path) as ledger:
+        barrier.wait()
+        for _ in range(10):
+            run_id = add_run(ledger, ledger.add_submission("x"), ledger.new_run_id())
+            ledger.set_state(run_id, RunState.RUNNING)
+            ledger.add_attempt(["shared"])
 
 
-@pytest.mark.slow
 def test_two_launchers_do_not_disturb_each_other(path: Path) -> None:
     with Ledger(path) as ledger:
         add_run(ledger, ledger.add_submission("x"), "shared")
-    at_once(WRITER, [str(path), "one"], [str(path), "two"])
+    at_once(2, write_runs, path)
     with Ledger(path) as ledger:
-        assert len(ledger.select(["state=running"])) == 50
-        assert [attempt.n for attempt in ledger.attempts_of("shared")] == list(range(1, 51))
+        assert len(ledger.select(["state=running"])) == 20
+        assert [attempt.n for attempt in ledger.attempts_of("shared")] == list(range(1, 21))
 
 
-MAKER = """
-import sys
-from pathlib import Path
-from fastlaunch.ledger.ledger import Ledger
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(25):
-    Ledger(Path(sys.argv[1], f"{number}.sqlite")).close()
-"""
+def make_ledgers(folder: Path, barrier: Barrier) -> None:
+    barrier.wait()
+    for number in range(10):
+        Ledger(folder / f"{number}.sqlite").close()
 
 
-@pytest.mark.slow
 def test_launchers_may_make_the_ledger_at_the_same_time(tmp_path: Path) -> None:
-    at_once(MAKER, *[[str(tmp_path)]] * 3)
-    for number in range(25):
+    at_once(3, make_ledgers, tmp_path)
+    for number in range(10):
         with Ledger(tmp_path / f"{number}.sqlite") as ledger:
             assert ledger.select() == []
 
 
-HALF_WAY = """
-import os, sys, time
-from pathlib import Path
-from fastlaunch.ledger.ledger import Ledger
-ledger = Ledger(Path(sys.argv[1]))
-submission = ledger.add_submission("x")
-ledger.add_run(submission, "whole", spec={}, plan={}, workload="w", recipe="r", backend="local")
-with ledger.transaction():
-    for number in range(500):
-        ledger.add_run(submission, f"half-{number}", spec={"x": "y" * 1000}, plan={}, workload="w",
-                       recipe="r", backend="local")
-    print("half way", flush=True)
-    time.sleep(60)
-"""
+def write_half(path: Path, is_half_way: Event) -> None:
+    ledger = Ledger(path)
+    submission = ledger.add_submission("x")
+    add_run(ledger, submission, "whole")
+    with ledger.transaction():
+        for number in range(500):
+            add_run(ledger, submission, f"half-{number}", spec={"x": "y" * 1000})
+        is_half_way.set()
+        time.sleep(60)
 
 
 def test_a_launcher_killed_half_way_leaves_what_it_had_committed(path: Path) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", HALF_WAY, str(path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None and writer.stdout.readline() == "half way\n"
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate()
+    is_half_way = FORK.Event()
+    writer = FORK.Process(target=write_half, args=(path, is_half_way))
+    writer.start()
+    assert is_half_way.wait(30)
+    writer.kill()
+    writer.join()
     with Ledger(path) as ledger:
         assert [run.id for run in ledger.select()] == ["whole"]
         ledger.add_submission("and it can be written")
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.core.errors import UserError
-ledger = Ledger(Path(sys.argv[1]))
-submission = ledger.add_submission("x")
-size = 600_000
-resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-try:
+def fill_disk(path: Path, answer: Connection) -> None:
+    ledger = Ledger(path)
+    submission = ledger.add_submission("x")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
     for number in range(1000):
-        ledger.add_run(submission, f"run-{number}", spec={"x": "y" * 5000}, plan={}, workload="w", recipe="r",
-                       backend="local")
-except UserError as error:
-    print(error.message)
-    print(error.hint)
-    print(number)
-"""
+        try:
+            add_run(ledger, submission, f"run-{number}", spec={"x": "y" * 5000})
+        except UserError as error:
+            answer.send((number, error.message, error.hint))
+            return
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_there(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
-    message, hint, number = done.stdout.splitlines()
+    receiver, sender = FORK.Pipe(duplex=False)
+    writer = FORK.Process(target=fill_disk, args=(path, sender))
+    writer.start()
+    number, message, hint = receiver.recv()
+    writer.join()
     assert f"{path} cannot be written" in message
     assert "free some space" in hint
     with Ledger(path) as ledger:
-        assert len(ledger.select()) == int(number) > 10
+        assert len(ledger.select()) == number > 10
