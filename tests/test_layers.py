@@ -43,7 +43,7 @@ CONTRACT_OF_WORKLOADS = ("workloads.registry", "workloads.contract")
 CONTRACT = ("records", "recipes", "workloads.registry", "node.protocol")
 READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "runs", "report", "cli")
 
-#: What only some recipes and workloads need: imported in the function that uses it.
+#: What only some recipes and workloads need.
 EXTRAS = {
     *("transformer_engine", "torchao", "deepspeed", "lightning", "transformers", "tokenizers", "accelerate"),
     *("torch_ort", "onnxruntime", "timm", "torchvision"),
@@ -214,33 +214,6 @@ def test_the_table_forbids_and_allows() -> None:
         ("fastlaunch_train.data.images", "fastlaunch_train.workloads.contract"),
     ):
         assert violation(module, imported) is None, (module, imported)
-
-
-def at_import(source: str) -> list[str]:
-    """What a module with this source imports when it is imported itself, and not for types alone."""
-    tree = ast.parse(source)
-    later = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-        for inner in ast.walk(node)
-    }
-    found = []
-    for node in ast.walk(tree):
-        if node in later:
-            continue
-        if isinstance(node, ast.Import):
-            found += [alias.name.partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module.partition(".")[0])
-    return found
-
-
-def test_what_few_recipes_need_is_imported_where_it_is_used() -> None:
-    for module, imported in all_imports().items():
-        if within(module, "fastlaunch_train") and EXTRAS & {name.partition(".")[0] for _, name in imported}:
-            assert not EXTRAS & set(at_import(MODULES[module].read_text())), module
 
 
 def test_the_launcher_needs_only_its_declared_dependencies() -> None:
