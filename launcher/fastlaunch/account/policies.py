@@ -1,5 +1,6 @@
 """The policies of policies.yaml with an account's names in them."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -49,7 +50,8 @@ def statements(name: str, names: AccountNames) -> list[dict[str, Any]]:
 
 def policy(name: str, names: AccountNames) -> dict[str, Any]:
     """Return the policy of this name, as IAM takes it."""
-    return _document([{k: v for k, v in one.items() if k != "Why"} for one in statements(name, names)])
+    named = statements(name, names)
+    return _document([{key: value for key, value in each.items() if key != "Why"} for each in named])
 
 
 def trust(name: str, names: AccountNames) -> dict[str, Any]:
@@ -67,14 +69,17 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the data with every value in it that is neither mapping nor list as `change` returns it."""
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    return [mapped(part, change) for part in value] if isinstance(value, list) else change(value)
+
+
 def _filled(value: Any, names: AccountNames) -> Any:
     """Return the data with the names in place of the braces."""
-    if isinstance(value, dict):
-        return {key: _filled(part, names) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_filled(part, names) for part in value]
     folder = f"{names.prefix}/" if names.prefix else ""
-    return value.format(**asdict(names), folder=folder)
+    return mapped(value, lambda text: text.format(**asdict(names), folder=folder))
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from fastlaunch.account.policies import AccountNames, statements, trust
+from fastlaunch.account.policies import AccountNames, mapped, statements, trust
 
 
 def template(
@@ -37,7 +37,7 @@ def template(
         kms_key=kms_key,
     )
     text = (files("fastlaunch.account") / "template.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = _with_policies(yaml.safe_load(text), names)
+    data: dict[str, Any] = mapped(yaml.safe_load(text), lambda value: _document(value, names))
     defaults = {"Prefix": prefix, "RepositoryName": repository, "ImageRegistry": registry}
     for name, default in {**({"BucketName": bucket} if bucket else {}), **defaults}.items():
         data["Parameters"][name]["Default"] = default
@@ -75,26 +75,18 @@ def template_text(data: Mapping[str, Any]) -> str:
     return re.sub(r"^( *)- Why: (.*)\n +Sid:", as_comment, text, flags=re.MULTILINE)
 
 
-def _with_policies(value: Any, names: AccountNames) -> Any:
-    """Return the data with documents where it names them: `POLICY node`, `TRUST node`."""
-    if isinstance(value, dict):
-        return {key: _with_policies(part, names) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_with_policies(part, names) for part in value]
+def _document(value: Any, names: AccountNames) -> Any:
+    """Return the document that a text names, `POLICY node` or `TRUST node`; any other value as it is."""
     match str(value).split():
         case ["POLICY", name]:
-            document = {"Version": "2012-10-17", "Statement": statements(name, names)}
+            document: Any = {"Version": "2012-10-17", "Statement": statements(name, names)}
         case ["TRUST", name]:
             document = trust(name, names)
         case _:
             return value
-    return _substituted(document)
+    return mapped(document, _substituted)
 
 
 def _substituted(value: Any) -> Any:
-    """Return the data with Fn::Sub around every text that names a part of the stack."""
-    if isinstance(value, dict):
-        return {key: _substituted(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_substituted(part) for part in value]
+    """Return a text that names a part of the stack in an Fn::Sub."""
     return {"Fn::Sub": value} if isinstance(value, str) and "${" in value else value

@@ -1,6 +1,7 @@
 """What every room passes on: `Plan`, the request as data; `RunState`; `CodeBundle`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -103,18 +104,7 @@ def placeholders_in(
     request: Mapping[str, Any], run_list: PlanObject, names: Iterable[str]
 ) -> tuple[str, ...]:
     """Return those of the names, without brackets, that stand in the request or the list of runs."""
-    texts = [*_texts(request), run_list.text or ""]
+    text = json.dumps([request, run_list.text])
     is_unknown = run_list.sha256.startswith("<")
-    found = {name for name in names if any(f"<{name}>" in text for text in texts)}
+    found = {name for name in names if f"<{name}>" in text}
     return tuple(sorted({*found, *([run_list.sha256[1:-1]] if is_unknown else [])}))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _texts(part)

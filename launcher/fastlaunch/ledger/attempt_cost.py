@@ -55,10 +55,13 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     known = [cost.usd for cost in costs if cost.usd is not None]
     if len(known) < len(costs):
         return Cost(usd=None, is_final=is_final, text="n/a: the price is not known", sunk_usd=sunk_usd)
-    at_most = "at most " if any(cost.text.startswith("at most") for cost in costs) else ""
-    so_far = "" if all(attempt.ended_at is not None for attempt in attempts) else " so far"
-    pools = [pool for attempt in attempts if (pool := _pool_usd(attempt))]
-    text = f"{at_most}${sum(known):,.2f}{so_far}{_of_block(sunk_usd)}{_with_pool(sum(pools) or None)}"
+    text = _text(
+        sum(known),
+        is_limit=any(cost.text.startswith("at most") for cost in costs),
+        is_over=all(attempt.ended_at is not None for attempt in attempts),
+        sunk_usd=sunk_usd,
+        pool_usd=sum(_pool_usd(attempt) for attempt in attempts),
+    )
     return Cost(usd=sum(known), is_final=is_final, text=text, sunk_usd=sunk_usd)
 
 
@@ -98,25 +101,27 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool) -> Cost:
         text = f"n/a: {seconds / 60:.0f} min of {machines} whose price is not known"
         return Cost(usd=None, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
     usd = seconds / 3600 * billing.usd_per_hour * attempt.num_nodes
-    at_most = "at most " if is_final and billing.source == "limit" else ""
-    pool = _pool_usd(attempt)
-    so_far = "" if is_final else " so far"
-    text = f"{at_most}${usd:,.2f}{so_far}{_of_block(billing.sunk_usd)}{_with_pool(pool)}"
-    return Cost(usd=usd, is_final=is_final and pool is None, text=text, sunk_usd=billing.sunk_usd)
+    pool_usd = _pool_usd(attempt)
+    text = _text(
+        usd,
+        is_limit=is_final and billing.source == "limit",
+        is_over=is_final,
+        sunk_usd=billing.sunk_usd,
+        pool_usd=pool_usd,
+    )
+    return Cost(usd=usd, is_final=is_final and not pool_usd, text=text, sunk_usd=billing.sunk_usd)
 
 
-def _of_block(sunk_usd: float | None) -> str:
-    return "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
+def _text(usd: float, *, is_limit: bool, is_over: bool, sunk_usd: float | None, pool_usd: float) -> str:
+    block = "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
+    pool = f", and up to ${pool_usd:,.2f} while its warm pool is kept" if pool_usd else ""
+    return f"{'at most ' if is_limit else ''}${usd:,.2f}{'' if is_over else ' so far'}{block}{pool}"
 
 
-def _pool_usd(attempt: Attempt) -> float | None:
+def _pool_usd(attempt: Attempt) -> float:
     """Return the most that the warm pool of an attempt of an earlier version can have cost after its job."""
     billing = attempt.billing
     # Machines that it never had are not kept either.
-    if not billing.idle_minutes or billing.usd_per_hour is None or not billing.billed_s:
-        return None
+    if not billing.billed_s or billing.usd_per_hour is None:
+        return 0.0
     return billing.idle_minutes / 60 * billing.usd_per_hour * attempt.num_nodes
-
-
-def _with_pool(usd: float | None) -> str:
-    return "" if usd is None else f", and up to ${usd:,.2f} while its warm pool is kept"
