@@ -102,7 +102,7 @@ class World:
 
         def jobs_at(at: Placement) -> tuple[JobSpec, ...]:
             placed = {"instance": at.instance.name, "region": at.region, "max_minutes": max_minutes}
-            return tuple(replace(each, **placed) for each in given)  # type: ignore[arg-type]
+            return tuple(JobSpec.from_json({**each.to_json(), **placed}) for each in given)
 
         submission = Submission(
             placements=placements or (self.placement,),

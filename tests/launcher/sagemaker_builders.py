@@ -46,7 +46,7 @@ def _price(instance: str) -> tuple[float, str]:
 
 def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
     """A job of 200 steps of vit-huge on one p5.48xlarge of SageMaker's."""
-    return replace(ec2_job(recipe, overrides), backend="sagemaker", **changes)
+    return ec2_job(recipe, overrides, **{"backend": "sagemaker", **changes})
 
 
 def training_plan_of(

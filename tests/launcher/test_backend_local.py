@@ -19,7 +19,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.machine import Machine, visible_devices
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import Inputs, JobSpec
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
@@ -68,8 +68,7 @@ def recorded_steps(handle: Any) -> int:
                 steps=1000,
                 num_gpus=4,
                 seed=7,
-                data="folder:./images",
-                num_workers=3,
+                inputs=Inputs(data="folder:./images", num_workers=3),
                 checkpoint_every=100,
             ),
         ),
@@ -82,11 +81,13 @@ def recorded_steps(handle: Any) -> int:
                 steps=None,
                 epochs=5,
                 num_gpus=1,
-                data="file:./corpus.txt",
                 eval_every=100,
-                model="./japanese-gpt2-xsmall",
-                tokenizer="rinna/japanese-gpt2-xsmall",
-                sequence_length=512,
+                inputs=Inputs(
+                    data="file:./corpus.txt",
+                    model="./japanese-gpt2-xsmall",
+                    tokenizer="rinna/japanese-gpt2-xsmall",
+                    sequence_length=512,
+                ),
             ),
         ),
     ],

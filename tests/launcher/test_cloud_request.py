@@ -11,7 +11,7 @@ from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions, backend_of
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import Inputs, JobSpec, Terms
 from fastlaunch.jobs.variants import check_base
 from fastlaunch_train.recipes.recipes import RECIPES
 
@@ -43,9 +43,7 @@ def test_defaults_are_those_of_a_gpu() -> None:
     (job,) = jobs(build())
     assert (job.workload, job.batch_size, job.recipe.name, job.steps) == ("vit-huge", 64, "bf16", 200)
     assert (job.backend, job.instance, job.num_gpus, job.num_nodes) == ("ec2", "p5.48xlarge", 8, 1)
-    assert (job.purchase, job.region, job.max_minutes, job.max_price_usd) == (
-        *("on-demand", "us-east-1", 120, None),
-    )
+    assert (job.region, job.terms) == ("us-east-1", Terms(purchase="on-demand", max_minutes=120))
 
 
 def test_what_is_given_reaches_the_job() -> None:
@@ -58,10 +56,11 @@ def test_what_is_given_reaches_the_job() -> None:
     assert (job.batch_size, job.steps, job.epochs, job.seed) == (None, 7, None, 5)
     assert (job.eval_every, job.checkpoint_every) == (9, 2)
     # An absolute path is the image's own.
-    assert {name: getattr(job, name) for name in text} == text
-    assert (job.purchase, job.max_price_usd, job.max_minutes, job.image) == ("spot", 20.0, 90, IMAGE)
+    assert (job.workload, job.inputs) == (text.pop("workload"), Inputs(**text))
+    assert (job.image, job.terms) == (IMAGE, Terms(purchase="spot", max_price_usd=20.0, max_minutes=90))
     (job,) = jobs(build(workload="vit-tiny", batch_size=16, data="loader", num_workers=3))
-    assert (job.workload, job.batch_size, job.data, job.num_workers) == ("vit-tiny", 16, "loader", 3)
+    assert (job.workload, job.batch_size) == ("vit-tiny", 16)
+    assert job.inputs == Inputs(data="loader", num_workers=3)
 
 
 def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
@@ -197,11 +196,11 @@ def test_several_nodes_have_a_rank_for_each_gpu_of_all() -> None:
 def test_a_job_knows_its_block_or_training_plan() -> None:
     request = build({**BLOCK, "block_fee_usd": 944.0})
     (job,) = jobs(request)
-    assert (job.purchase, job.reservation, job.backend) == ("capacity-block", BLOCK["reservation"], "ec2")
+    assert (job.terms.purchase, job.terms.reservation) == ("capacity-block", BLOCK["reservation"])
     assert request.cloud.block_fee_usd == 944.0
     (job,) = jobs(build({**TRAINED, "instances": ("ml.p5.48xlarge",), "training_plan": PLAN}))
     # EC2's name: the hardware is the same, and so are prices' names.
-    assert (job.backend, job.instance, job.training_plan) == ("sagemaker", "p5.48xlarge", PLAN)
+    assert (job.backend, job.instance, job.terms.training_plan) == ("sagemaker", "p5.48xlarge", PLAN)
     # What EC2 sells only as spot SageMaker may have: its own price decides.
     assert build({**TRAINED, "instances": ("p5e.48xlarge",)}).instances[0].name == "p5e.48xlarge"
 

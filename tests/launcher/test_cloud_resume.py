@@ -193,5 +193,5 @@ def test_the_longest_checkpoint_of_the_same_training_is_reported(
     ids=["on demand", "not above a minute", "never measured", "no checkpoint measured"],
 )
 def test_otherwise_there_is_no_warning(measured: Ledger, changes: dict[str, str]) -> None:
-    spot = replace(job(purchase="spot"), **changes)  # type: ignore[arg-type]
+    spot = job(purchase="spot", **changes)
     assert slow_checkpoint(measured, [spot], backend="ec2") is None

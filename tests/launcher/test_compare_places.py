@@ -17,7 +17,7 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -62,7 +62,7 @@ def collected(folder: Path, *, backend: str, region: str, purchase: str, price: 
         backend=backend,
         instance="p5.48xlarge",
         region=region,
-        purchase=purchase,
+        terms=Terms(purchase=purchase),
     )
     with open_ledger(load_settings()) as ledger:
         ledger.add_run(

@@ -15,6 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CloudRequest, Jobs, build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.spec import Inputs
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import needed_packages
 from fastlaunch_train.workloads.registry import workload_info
@@ -123,9 +124,9 @@ def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> Non
     options = {"steps": 7, "eval_every": 3, "model": "gpt2", "tokenizer": "gpt2", "sequence_length": 64}
     found = here("compile-modes", ONE_H200, data=f"file:{corpus}", seed=4, **options)
     assert {(job.steps, job.epochs, job.eval_every, job.seed) for job in found.specs} == {(7, None, 3, 4)}
-    assert {(job.model, job.tokenizer, job.sequence_length) for job in found.specs} == {("gpt2", "gpt2", 64)}
-    assert {job.data for job in found.specs} == {f"file:{corpus}"}
-    assert {job.data for job in here("fp8", ONE_H200).specs} == {"loader"}
+    text = Inputs(data=f"file:{corpus}", model="gpt2", tokenizer="gpt2", sequence_length=64)
+    assert {job.inputs for job in found.specs} == {text}
+    assert {job.inputs.data for job in here("fp8", ONE_H200).specs} == {"loader"}
 
 
 def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:

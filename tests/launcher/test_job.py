@@ -12,7 +12,8 @@ from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 def job(**changes: Any) -> JobSpec:
     usual = {"workload": "vit-tiny", "recipe": RECIPES["bf16"], "batch_size": 8, "steps": 200, "num_gpus": 1}
-    return JobSpec(**{**usual, **changes})  # type: ignore[arg-type]
+    job = JobSpec(**usual)  # type: ignore[arg-type]
+    return JobSpec.from_json({**job.to_json(), **changes})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"recipe": resolve_recipe("te-fp8", ["fp8_scaling=current", "learning_rate=1e-4"])},
+        {"recipe": resolve_recipe("te-fp8", ["fp8_scaling=current"]).to_record()},
         {"batch_size": None, "num_gpus": 16, "num_nodes": 2, "backend": "ec2", "instance": "p5.48xlarge"},
         {"steps": None, "epochs": 3, "eval_every": 9, "tokenizer": "./t", "sequence_length": 64},
     ],
@@ -61,7 +62,7 @@ def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
 def test_a_job_in_words() -> None:
     assert [job(steps=1).length, job(steps=20_000).length] == ["1 step", "20,000 steps"]
     assert job(steps=None, epochs=3).length == "3 epochs"
-    assert names_apart([job(), job(recipe=RECIPES["fp32"])]) == ["bf16", "fp32"]
+    assert names_apart([job(), job(recipe=RECIPES["fp32"].to_record())]) == ["bf16", "fp32"]
     assert names_apart([job(), job(batch_size=None), job(workload="gelu", num_gpus=2)]) == [
         "bf16 on vit-tiny at batch 8 on 1 GPU",
         "bf16 on vit-tiny at batch auto on 1 GPU",

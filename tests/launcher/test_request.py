@@ -12,7 +12,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import SubmitOptions, Variant
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import Inputs, JobSpec
 from fastlaunch.jobs.variants import missing_on, nearest_on
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
@@ -47,7 +47,7 @@ def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
         return rehearsed_jobs(jobs, {"image": image, "num_nodes": 1})
 
     (job,) = rehearsed(there, "acme/train:1")
-    assert (job.data, job.model) == (there, str(tmp_path))
+    assert (job.inputs.data, job.inputs.model) == (there, str(tmp_path))
     for data, image, told in (
         (there, None, "there is no folder"),
         ("folder:nowhere", "acme/train:1", "in an image it begins with /"),
@@ -154,7 +154,7 @@ def test_own_workload_and_folder_are_taken(tmp_path: Path) -> None:
     own = tmp_path / "my.py"
     own.touch()
     (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").specs
-    assert (job.workload, job.data) == (f"{own}:build", f"folder:{tmp_path}")
+    assert (job.workload, job.inputs.data) == (f"{own}:build", f"folder:{tmp_path}")
 
 
 def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:
@@ -191,7 +191,7 @@ def test_data_are_found_below_the_home_folder(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "reviews.csv").touch()
     for data, workload in (("folder:~", "vit-tiny"), ("file:~/reviews.csv", "distilbert-tiny")):
-        assert {spec.data for spec in jobs(workload=workload, data=data).specs} == {data}
+        assert {spec.inputs.data for spec in jobs(workload=workload, data=data).specs} == {data}
     with pytest.raises(UserError, match="there is no file ~/none"):
         jobs(workload="distilbert-tiny", data="file:~/none.csv")
 
@@ -203,7 +203,7 @@ def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     text = {"model": folder, "tokenizer": "org/t", "sequence_length": 64, "data": f"file:{corpus}"}
     (job,) = jobs(workload="gpt2-xsmall", epochs=2, eval_every=50, **text).specs
     assert (job.steps, job.epochs, job.eval_every, job.batch_size) == (None, 2, 50, 4)
-    assert (job.model, job.tokenizer, job.sequence_length, job.data) == tuple(text.values())
+    assert job.inputs == Inputs(**text)  # type: ignore[arg-type]
     (job,) = jobs(workload=f"hf-clm:{folder}").specs
     assert (job.workload, job.steps) == (f"hf-clm:{folder}", 200)
 
@@ -211,7 +211,7 @@ def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
 def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
     found = jobs(instance="p5.48xlarge", workload="gpt2-xsmall", model="./gpt2", sequence_length=512)
     (job,) = found.specs
-    assert (job.workload, job.model, job.sequence_length) == ("gpt2-tiny", None, None)
+    assert (job.workload, job.inputs) == ("gpt2-tiny", Inputs())
     assert found.differences[0] == ("workload", "gpt2-xsmall at batch 4: rehearsed with gpt2-tiny at batch 4")
 
 
@@ -239,7 +239,7 @@ def why_not(recipe: Recipe, machine: Machine) -> str | None:
 def nearest_that_runs(recipe: Recipe, machine: Machine, workload: str = "vit-huge") -> Recipe:
     variant = Variant(
         workload=workload_info(workload), recipe=recipe, batch_size=8, steps=1, epochs=None, eval_every=0,
-        data="synthetic",
+        inputs=Inputs(),
     )  # fmt: skip
     return nearest_on(variant, machine.capabilities(CATALOGUE))
 

@@ -21,7 +21,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
@@ -167,7 +167,7 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
         instance.take()
 
     world.events = interrupt
-    (run,) = world.submit(replace(JOB, purchase="spot", steps=4000, checkpoint_every=100))
+    (run,) = world.submit(replace(JOB, terms=Terms(purchase="spot"), steps=4000, checkpoint_every=100))
     assert run.state is RunState.COMPLETED, consoles(world)
     assert run.summary is not None and run.summary.num_steps == 4000
     one, two = world.ledger.attempts_of(run.id)

@@ -115,7 +115,7 @@ def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
     batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
     # Only where not all have as many.
     ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
-    model = f" of {job.model}" if job.model else ""
+    model = f" of {job.inputs.model}" if job.inputs.model else ""
     return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
 
 
@@ -133,7 +133,7 @@ def _where(job: JobSpec, site: "Placement") -> str:
         return f"of SageMaker in {site.region}"
     if site.zone:
         return f"in {site.zone}{', in no placement group' if _stand_anywhere(job, site) else ''}"
-    if job.purchase == "capacity-block":
+    if job.terms.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
     # A subnet is named, though not yet known, where there has to be one.
     if isinstance(site, Ec2Placement) and site.subnet:
@@ -151,6 +151,6 @@ def _stand_anywhere(job: JobSpec, site: "Placement") -> bool:
 def _bought(job: JobSpec, site: "Placement") -> str:
     """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
     block = block_of(site)
-    if job.training_plan:
-        return f"training plan {job.training_plan.rpartition('/')[2]}"
-    return job.purchase if block is None else f"capacity block {block.reservation}"
+    if job.terms.training_plan:
+        return f"training plan {job.terms.training_plan.rpartition('/')[2]}"
+    return job.terms.purchase if block is None else f"capacity block {block.reservation}"

@@ -37,7 +37,7 @@ def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[J
     Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
     """
     for job in jobs:
-        outside = (job.data.partition(":")[2], job.model, job.tokenizer)
+        outside = (job.inputs.data.partition(":")[2], job.inputs.model, job.inputs.tokenizer)
         for path in filter(None, outside):
             if Path(path).exists() and not (typed["image"] and Path(path).is_absolute()):
                 raise UserError(

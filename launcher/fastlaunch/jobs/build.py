@@ -17,7 +17,7 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import ML, CloudOptions, SubmitOptions, Variant, check_cloud_options
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
@@ -65,7 +65,7 @@ def build_jobs(
     _check_repeats(options)
     instance = catalogue.instance(options.instance) if catalogue and options.instance else None
     variants = variants_of(options, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
-    for data in dict.fromkeys(variant.data for variant in variants):
+    for data in dict.fromkeys(variant.inputs.data for variant in variants):
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
     kinds = machine.capabilities(catalogue)
     here: list[Variant] = []
@@ -173,13 +173,9 @@ def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
         epochs=variant.epochs,
         num_gpus=variant.num_gpus,
         seed=options.seed,
-        data=variant.data,
-        num_workers=options.num_workers,
+        inputs=variant.inputs,
         checkpoint_every=options.checkpoint_every,
         eval_every=variant.eval_every,
-        model=variant.model,
-        tokenizer=variant.tokenizer,
-        sequence_length=variant.sequence_length,
         **where,
     )
 
@@ -326,6 +322,13 @@ def jobs_at(
     """
     cloud = request.cloud
     num_gpus = instance.num_accelerators * cloud.num_nodes
+    terms = Terms(
+        purchase=cloud.purchase,
+        max_minutes=cloud.max_minutes,
+        max_price_usd=cloud.max_price_usd,
+        reservation=cloud.reservation,
+        training_plan=cloud.training_plan,
+    )
     specs = [
         _spec(
             replace(variant, num_gpus=variant.num_gpus or num_gpus),
@@ -333,13 +336,9 @@ def jobs_at(
             backend=cloud.backend,
             instance=instance.name,
             num_nodes=cloud.num_nodes,
-            purchase=cloud.purchase,
             region=region,
-            max_minutes=cloud.max_minutes,
-            max_price_usd=cloud.max_price_usd,
             image=image,
-            reservation=cloud.reservation,
-            training_plan=cloud.training_plan,
+            terms=terms,
             allow_tcp=cloud.allow_tcp and cloud.num_nodes > 1,
         )
         for variant in request.variants

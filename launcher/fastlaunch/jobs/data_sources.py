@@ -65,8 +65,8 @@ def check_models(variant: Variant) -> None:
     """
     of_workload = variant.workload.name.partition("hf-clm:")[2] or None
     for option, name in (
-        ("--model ", variant.model),
-        ("--tokenizer ", variant.tokenizer),
+        ("--model ", variant.inputs.model),
+        ("--tokenizer ", variant.inputs.tokenizer),
         ("hf-clm:", of_workload),
     ):
         if name is not None and names_folder(name) and not _written_out(name).is_dir():
@@ -91,7 +91,7 @@ def reads_text(workload: WorkloadInfo) -> bool:
 def check_travels(variant: Variant, cloud: CloudOptions) -> None:
     """Raise UserError if data, model or the user's own file are not where the job will be."""
     _check_data(variant, cloud)
-    for option, name in (("--model", variant.model), ("--tokenizer", variant.tokenizer)):
+    for option, name in (("--model", variant.inputs.model), ("--tokenizer", variant.inputs.tokenizer)):
         if name is not None:
             _check_model(option, name, cloud)
     if variant.workload.name.startswith("hf-clm:"):
@@ -125,14 +125,14 @@ def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
 
 def _check_data(variant: Variant, cloud: CloudOptions) -> None:
     if cloud.image is not None:
-        check_data_in_image(variant.data, [variant.workload])
+        check_data_in_image(variant.inputs.data, [variant.workload])
         return
-    _check_data_known(variant.data, [variant.workload])
-    if variant.data not in MADE_UP:
-        example = _example(variant.data)
+    _check_data_known(variant.inputs.data, [variant.workload])
+    if variant.inputs.data not in MADE_UP:
+        example = _example(variant.inputs.data)
         name = PurePosixPath(example).name
         raise UserError(
-            f"{variant.data} is on this machine, not on the instance, and data do not travel",
+            f"{variant.inputs.data} is on this machine, not on the instance, and data do not travel",
             f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
             f" --data {example}; or --data synthetic, or loader for images, which are made there",
         )

@@ -8,6 +8,7 @@ from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
+from fastlaunch.jobs.spec import Inputs
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.workloads.registry import WorkloadInfo
 
@@ -88,10 +89,7 @@ class Variant:
     steps: int | None
     epochs: int | None
     eval_every: int
-    data: str
-    model: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = None
+    inputs: Inputs
     #: Ranks that it is meant for; None for all there are.
     num_gpus: int | None = None
     #: Whether it is an experiment's, which is skipped where it cannot run, and not refused.

@@ -1,12 +1,43 @@
 """`JobSpec`: one run to do. What really happened is a `Run`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import DEFAULT_REGION
 from fastlaunch_train.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a run reads."""
+
+    #: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
+    data: str = "synthetic"
+    #: Per GPU, to load the data; None for as many as the entrypoint chooses.
+    num_workers: int | None = None
+    #: Of a language workload: a folder, or a name on the Hugging Face hub; None for its own.
+    model: str | None = None
+    tokenizer: str | None = None
+    #: Tokens of a sample; None for the workload's own.
+    sequence_length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How the machines are bought, and for how long."""
+
+    #: Of `PURCHASE_OPTIONS`.
+    purchase: str = "on-demand"
+    #: Minutes that the machine may run in all, however many attempts it takes; None on this machine.
+    max_minutes: int | None = None
+    #: The most paid for an hour of spot; None for the on-demand price.
+    max_price_usd: float | None = None
+    #: Id of the capacity block to run in.
+    reservation: str | None = None
+    #: ARN of SageMaker's.
+    training_plan: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,41 +51,25 @@ class JobSpec:
     #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
     #: the workload is built, and stands in the record.
     steps: int | None
+    epochs: int | None = None
     #: Ranks over all nodes; on a machine without a GPU, processes.
     num_gpus: int
-    epochs: int | None = None
     seed: int = 0
-    #: `synthetic`, `loader`, `folder:PATH` or `file:PATH`.
-    data: str = "synthetic"
-    #: Per GPU, to load the data; None for as many as the entrypoint chooses.
-    num_workers: int | None = None
     #: Steps between checkpoints, and between evaluations; 0 for none.
     checkpoint_every: int = 0
     eval_every: int = 0
-    #: Of a language workload: a folder, or a name on the Hugging Face hub; None for its own.
-    model: str | None = None
-    tokenizer: str | None = None
-    #: Tokens of a sample; None for the workload's own.
-    sequence_length: int | None = None
+    inputs: Inputs = Inputs()
 
     backend: str = "local"
     #: None for this machine.
     instance: str | None = None
     num_nodes: int = 1
-    purchase: str = "on-demand"
     region: str = DEFAULT_REGION
-    #: Minutes that the machine may run in all, however many attempts it takes; None on this machine.
-    max_minutes: int | None = None
-    #: The most paid for an hour of spot; None for the on-demand price.
-    max_price_usd: float | None = None
     #: Of the container, by digest; None for this machine.
     image: str | None = None
-    #: Id of the capacity block to run in.
-    reservation: str | None = None
-    #: ARN of SageMaker's.
-    training_plan: str | None = None
     #: Whether several nodes may do without EFA.
     allow_tcp: bool = False
+    terms: Terms = Terms()
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -68,11 +83,11 @@ class JobSpec:
             ("number of processes", self.num_gpus, 1, "1 or more"),
             ("number of nodes", self.num_nodes, 1, "1 or more"),
             ("seed", self.seed, 0, "0 or more"),
-            ("number of loader workers", self.num_workers, 0, "0 or more"),
+            ("number of loader workers", self.inputs.num_workers, 0, "0 or more"),
             ("checkpoint interval", self.checkpoint_every, 0, "0 (none) or more steps"),
             ("evaluation interval", self.eval_every, 0, "0 (none) or more steps"),
-            ("sequence length", self.sequence_length, 2, "2 tokens or more"),
-            ("time limit", self.max_minutes, 1, "a minute or more"),
+            ("sequence length", self.inputs.sequence_length, 2, "2 tokens or more"),
+            ("time limit", self.terms.max_minutes, 1, "a minute or more"),
         )
         for what, value, least, allowed in checks:
             if value is not None and value < least:
@@ -82,9 +97,10 @@ class JobSpec:
                 f"number of processes is {self.num_gpus} on {self.num_nodes} nodes",
                 "give as many for every node",
             )
-        if self.max_price_usd is not None and self.max_price_usd <= 0:
-            raise UserError(f"spot price is {self.max_price_usd}", "give more than 0")
-        for what, name in (("model", self.model), ("tokenizer", self.tokenizer)):
+        max_price_usd = self.terms.max_price_usd
+        if max_price_usd is not None and max_price_usd <= 0:
+            raise UserError(f"spot price is {max_price_usd}", "give more than 0")
+        for what, name in (("model", self.inputs.model), ("tokenizer", self.inputs.tokenizer)):
             if name == "":
                 raise UserError(f"the {what}'s name is empty", "give a folder, or a name on the hub")
 
@@ -100,15 +116,24 @@ class JobSpec:
         return replace(self, seed=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `from_json`, the recipe with all that it resolved to."""
-        return {**vars(self), "recipe": self.recipe.to_record()}
+        """Return flat plain data for `from_json`, the recipe with all that it resolved to."""
+        data = {**vars(self), **vars(self.inputs), **vars(self.terms), "recipe": self.recipe.to_record()}
+        return {name: value for name, value in data.items() if name not in _TOPICS}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the spec that `to_json` wrote, in this release or in one before it."""
         # Earlier releases let SageMaker keep warm pools.
         given = {name: value for name, value in data.items() if name != "keep_alive_minutes"}
-        return cls(**{**given, "recipe": Recipe.from_record(data["recipe"])})
+        given["recipe"] = Recipe.from_record(data["recipe"])
+        for topic, kind in _TOPICS.items():
+            names = given.keys() & {field.name for field in fields(kind)}
+            given[topic] = kind(**{name: given.pop(name) for name in names})
+        return cls(**given)
+
+
+#: Fields of a job that its plain data hold flat.
+_TOPICS: Mapping[str, type[Inputs | Terms]] = {"inputs": Inputs, "terms": Terms}
 
 
 def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
@@ -139,15 +164,16 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
         arguments += ["--set", f"{field}={value}"]
     arguments += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
     length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
-    arguments += [*length, "--seed", str(job.seed), "--data", job.data]
-    if job.data != "synthetic" and job.num_workers is not None:
-        arguments += ["--num-workers", str(job.num_workers)]
-    if job.checkpoint_every:
-        arguments += ["--checkpoint-every", str(job.checkpoint_every)]
-    if job.eval_every:
-        arguments += ["--eval-every", str(job.eval_every)]
-    for option in ("model", "tokenizer", "sequence_length"):
-        value = getattr(job, option)
-        if value is not None:
-            arguments += [f"--{option.replace('_', '-')}", str(value)]
+    inputs = job.inputs
+    arguments += [*length, "--seed", str(job.seed), "--data", inputs.data]
+    for option, given in (
+        ("--num-workers", None if inputs.data == "synthetic" else inputs.num_workers),
+        ("--checkpoint-every", job.checkpoint_every or None),
+        ("--eval-every", job.eval_every or None),
+        ("--model", inputs.model),
+        ("--tokenizer", inputs.tokenizer),
+        ("--sequence-length", inputs.sequence_length),
+    ):
+        if given is not None:
+            arguments += [option, str(given)]
     return tuple(arguments)

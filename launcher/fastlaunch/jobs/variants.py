@@ -14,6 +14,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
+from fastlaunch.jobs.spec import Inputs
 from fastlaunch_train.recipes.advice import nearest_recipe
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -45,6 +46,13 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
     rows = experiment.variants if experiment else _named_rows(options, default_workload)
     data = options.data or (experiment.data if experiment else "synthetic")
     steps, epochs = _length(options, experiment, data)
+    inputs = Inputs(
+        data=data,
+        num_workers=options.num_workers,
+        model=options.model,
+        tokenizer=options.tokenizer,
+        sequence_length=options.sequence_length,
+    )
     variants = tuple(
         Variant(
             workload=known_workload(row.workload),
@@ -53,10 +61,7 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
             steps=steps,
             epochs=epochs,
             eval_every=row.eval_every if options.eval_every is None else options.eval_every,
-            data=data,
-            model=options.model,
-            tokenizer=options.tokenizer,
-            sequence_length=options.sequence_length,
+            inputs=inputs,
             num_gpus=row.num_gpus,
             is_published=experiment is not None,
         )
@@ -146,17 +151,17 @@ def _check_fits(variant: Variant) -> None:
     """Raise UserError if the workload lacks what the recipe changes, or has no use for an option."""
     workload = variant.workload
     for field in ("model", "tokenizer", "sequence_length"):
-        if getattr(variant, field) is not None and field not in workload.takes:
+        if getattr(variant.inputs, field) is not None and field not in workload.takes:
             option = f"--{field.replace('_', '-')}"
             raise UserError(f"workload {workload.name!r} takes no {option}", f"leave out {option}")
     # A workload of the user's own may have data of its own.
-    if variant.data in MADE_UP and not workload.is_own:
+    if variant.inputs.data in MADE_UP and not workload.is_own:
         if variant.epochs:
             raise UserError(
-                f"--epochs are passes over the data, and {variant.data} data have no end",
+                f"--epochs are passes over the data, and {variant.inputs.data} data have no end",
                 "give --steps, or data of your own by --data folder:PATH or file:PATH",
             )
-        if variant.data == "loader" and workload.sample_unit != "images":
+        if variant.inputs.data == "loader" and workload.sample_unit != "images":
             raise UserError(
                 f"--data loader makes images, and workload {workload.name!r} takes none",
                 "give --data synthetic",
@@ -201,7 +206,8 @@ def without_model(variant: Variant) -> Variant:
     info = workload_info(variant.workload.small)
     if info == variant.workload:
         return variant
-    return replace(variant, workload=info, model=None, tokenizer=None, sequence_length=None)
+    inputs = replace(variant.inputs, model=None, tokenizer=None, sequence_length=None)
+    return replace(variant, workload=info, inputs=inputs)
 
 
 def missing_on(recipe: Recipe, machines: Iterable[Capabilities]) -> str | None:

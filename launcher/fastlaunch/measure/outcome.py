@@ -78,14 +78,14 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
         "recipe": resolved_record(job.recipe.to_record()),
         "seed": job.seed,
         "number of ranks": job.num_gpus,
-        "data": job.data.partition(":")[0],
+        "data": job.inputs.data.partition(":")[0],
     }
     # What was left to the entrypoint to choose may be anything.
     left_open = {
         "steps": job.steps,
         "batch size": job.batch_size,
-        "sequence length": job.sequence_length,
-        "model": job.model,
+        "sequence length": job.inputs.sequence_length,
+        "model": job.inputs.model,
     }
     requested |= {what: value for what, value in left_open.items() if value is not None}
     differences: dict[str, None] = {}
@@ -100,8 +100,8 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
             "data": header["data"].partition(":")[0],
             "batch size": header["batch_size_per_gpu"],
             # Records of version 1, and of workloads that could not be built, do not say these two.
-            "sequence length": header["workload"].get("sequence_length") or job.sequence_length,
-            "model": header["workload"].get("model") or job.model,
+            "sequence length": header["workload"].get("sequence_length") or job.inputs.sequence_length,
+            "model": header["workload"].get("model") or job.inputs.model,
         }
         for what, value in requested.items():
             if recorded[what] != value:

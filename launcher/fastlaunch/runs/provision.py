@@ -102,7 +102,7 @@ class Provisioner:
         """Return the attempt once its request was accepted; None if all its runs were cancelled meanwhile."""
         backend = self.backends[placement.backend].at(placement, max_minutes, root=root)
         job = next(iter(jobs.values()))
-        price = list_price(placement, job.purchase, settings=self.settings, today=backend.now().date())
+        price = list_price(placement, job.terms.purchase, settings=self.settings, today=backend.now().date())
         # In one transaction: the rows say where the attempt that is about to be sent would put the runs.
         with self.ledger.transaction():
             # Another command may have cancelled them since: nothing is started for a run that has ended.

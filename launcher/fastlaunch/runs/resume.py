@@ -66,7 +66,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
     if not attempts:
         raise UserError(f"run {run.id} never had a machine", "submit it again")
     spec = JobSpec.from_json(run.spec)
-    limit = spec.max_minutes or 0
+    limit = spec.terms.max_minutes or 0
     backend = backends[run.backend]
     minutes = int(limit - minutes_used(attempts, backend.now()))
     if minutes < MIN_MINUTES:
@@ -112,7 +112,7 @@ def root_of(attempts: Sequence[Attempt]) -> str | None:
 
 def slow_checkpoint(ledger: Ledger, jobs: Iterable[JobSpec], *, backend: str) -> str | None:
     """Return a warning if a run of the same workload and recipe took long to write a checkpoint."""
-    on_spot = {(job.workload, job.recipe.label) for job in jobs if job.purchase == "spot"}
+    on_spot = {(job.workload, job.recipe.label) for job in jobs if job.terms.purchase == "spot"}
     if not on_spot:
         return None
     measured = [

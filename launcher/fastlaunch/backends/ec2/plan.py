@@ -46,7 +46,7 @@ def plan_ec2(
     vain: several nodes that cannot reach each other or the bucket, a block that is not this site's.
     """
     first, job = next(iter(jobs.items()))
-    assert len({(one.instance, one.num_nodes, one.purchase) for one in jobs.values()}) == 1
+    assert len({(one.instance, one.num_nodes, one.terms.purchase) for one in jobs.values()}) == 1
     _check_place(job, site)
     block = _block(job, site)
     token = f"{first}-a{attempt}"
@@ -175,7 +175,7 @@ def _program(
         num_gpus=site.instance.num_accelerators,
         has_instance_store=site.instance.local_nvme_gb > 0,
         has_nvswitch=has_nvswitch(site.instance),
-        is_spot=job.purchase == "spot",
+        is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,
         needs_efa=job.num_nodes > 1 and not job.allow_tcp,
         block_ends_at=block.ends_at if block else None,
@@ -197,7 +197,7 @@ def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
 
 def _block(job: JobSpec, site: Ec2Placement) -> CapacityBlock | None:
     """The capacity block that the job runs in, if it does."""
-    return site.block if job.purchase == "capacity-block" else None
+    return site.block if job.terms.purchase == "capacity-block" else None
 
 
 def _max_cost_usd(job: JobSpec, site: Ec2Placement, max_minutes: int) -> float:
@@ -209,7 +209,7 @@ def _max_cost_usd(job: JobSpec, site: Ec2Placement, max_minutes: int) -> float:
 
 def _check_place(job: JobSpec, site: Ec2Placement) -> None:
     """Nothing, if the site can carry the job's nodes; else UserError."""
-    if job.purchase == "capacity-block":
+    if job.terms.purchase == "capacity-block":
         if site.block is None:
             raise UserError(
                 f"no capacity block is named at {site.name}",
@@ -248,7 +248,7 @@ def _network(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
             site.instance, subnet=site.subnet, groups=site.security_groups
         )
         # A capacity block places its instances itself.
-        if site.placement_group and job.purchase != "capacity-block":
+        if site.placement_group and job.terms.purchase != "capacity-block":
             placement["GroupName"] = site.placement_group
     else:
         if site.subnet:
@@ -267,14 +267,14 @@ def _profile(name: str) -> dict[str, str]:
 
 
 def _market(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
-    if job.purchase == "capacity-block":
+    if job.terms.purchase == "capacity-block":
         assert site.block is not None
         target = {"CapacityReservationId": site.block.reservation}
         return {
             "InstanceMarketOptions": {"MarketType": "capacity-block"},
             "CapacityReservationSpecification": {"CapacityReservationTarget": target},
         }
-    if job.purchase != "spot":
+    if job.terms.purchase != "spot":
         return {}
     # One-time: a persistent request would start another machine by itself.
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}

@@ -58,7 +58,8 @@ def plan_sagemaker(
     cannot be asked of SageMaker.
     """
     first, job = next(iter(jobs.items()))
-    assert len({(one.num_nodes, one.num_gpus, one.purchase, one.allow_tcp) for one in jobs.values()}) == 1
+    kinds = {(each.num_nodes, each.num_gpus, each.terms.purchase, each.allow_tcp) for each in jobs.values()}
+    assert len(kinds) == 1
     _check(job, site)
     token = f"{first}-a{attempt}"
     checkpoints = f"{runs_uri(site)}/{root or first}"
@@ -97,7 +98,7 @@ def plan_sagemaker(
         "StoppingCondition": _stopping(job, site, max_minutes),
         # The container uploads nothing itself, but a workload of the user's may fetch its data.
         "EnableNetworkIsolation": False,
-        **({"EnableManagedSpotTraining": True} if job.purchase == "spot" else {}),
+        **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
     return Plan(
@@ -127,10 +128,10 @@ def is_accelerated(ml_type: str) -> bool:
 
 def _check(job: JobSpec, site: SageMakerPlacement) -> None:
     """Nothing, or UserError for what SageMaker does not do, or does not do together."""
-    is_spot = job.purchase == "spot"
+    is_spot = job.terms.purchase == "spot"
     refused = (
         (
-            job.purchase == "capacity-block",
+            job.terms.purchase == "capacity-block",
             "SageMaker takes no capacity block of EC2's",
             "give --training-plan ARN, which is SageMaker's own, or --backend ec2",
         ),
@@ -140,7 +141,7 @@ def _check(job: JobSpec, site: SageMakerPlacement) -> None:
             "leave --purchase spot or --training-plan out",
         ),
         (
-            job.max_price_usd is not None,
+            job.terms.max_price_usd is not None,
             "SageMaker's spot has no limit for its price: it costs a part of the on-demand price",
             "leave --max-price out",
         ),
@@ -216,7 +217,7 @@ def _resources(job: JobSpec, site: SageMakerPlacement) -> dict[str, Any]:
 
 def _stopping(job: JobSpec, site: SageMakerPlacement, max_minutes: int) -> dict[str, int]:
     run_s = max_minutes * 60
-    if job.purchase == "spot":
+    if job.terms.purchase == "spot":
         return {"MaxRuntimeInSeconds": run_s, "MaxWaitTimeInSeconds": run_s + SPOT_WAIT_S}
     if is_accelerated(f"ml.{site.instance.name}"):
         return {"MaxRuntimeInSeconds": run_s, "MaxPendingTimeInSeconds": MAX_PENDING_S}
