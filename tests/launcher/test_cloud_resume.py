@@ -19,7 +19,6 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint
-from fastlaunch_train.recipes.recipes import resolve_recipe
 
 
 def save(world: World, run_id: str, *names: str) -> None:
@@ -186,12 +185,12 @@ def test_the_longest_checkpoint_of_the_same_training_is_reported(
     "changes",
     [
         {"purchase": "on-demand"},
-        {"recipe": resolve_recipe("te-fp8")},
-        {"recipe": resolve_recipe("fp32")},
+        {"recipe": "te-fp8"},
+        {"recipe": "fp32"},
         {"workload": "vit-tiny"},
     ],
     ids=["on demand", "not above a minute", "never measured", "no checkpoint measured"],
 )
 def test_otherwise_there_is_no_warning(measured: Ledger, changes: dict[str, str]) -> None:
-    spot = job(purchase="spot", **changes)
+    spot = job(**{"purchase": "spot", **changes})
     assert slow_checkpoint(measured, [spot], backend="ec2") is None
