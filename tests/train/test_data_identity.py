@@ -16,8 +16,6 @@ from fastlaunch_train.data.tokens import ByteTokens, WordTokens
 from fastlaunch_train.records import data_identity
 from fastlaunch_train.records.data_identity import (
     CONTENTS,
-    MOST_BYTES,
-    MOST_FILES,
     NAMES_AND_SIZES,
     PIECES,
     digest_of_file,
@@ -55,19 +53,6 @@ def test_a_text_is_known_by_its_contents_wherever_it_lies(tmp_path: Path) -> Non
     assert (one.covers, one.num_samples, one.tokenizer, one.generator) == (CONTENTS, 23, "bytes", None)
 
 
-def test_made_up_data_are_known_by_what_makes_them_and_nothing_is_read_or_written() -> None:
-    def refuse() -> dict[str, object]:
-        raise AssertionError
-
-    source = text_source()
-    source.synthetic_splits = refuse  # type: ignore[assignment]
-    assert source.identity("synthetic") == corpus.SYNTHETIC
-    of_all = (corpus.SYNTHETIC, reviews.SYNTHETIC, images.SYNTHETIC, images.SYNTHETIC_LOADER)
-    assert len({each.generator for each in of_all}) == len(of_all)
-    assert all(each.generator_version and each.seeded_by and each.digest is None for each in of_all)
-    assert images_identity(SHAPE, "loader") == images.SYNTHETIC_LOADER
-
-
 def test_reviews_are_known_by_texts_and_classes_in_their_order() -> None:
     def digest(texts: list[str], classes: list[int]) -> str:
         return reviews.Reviews(texts=texts, classes=classes).digest
@@ -79,25 +64,32 @@ def test_reviews_are_known_by_texts_and_classes_in_their_order() -> None:
         assert digest(texts, classes) != known
 
 
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of more than 10,000 bytes, and folders of more than 100 files, count as large."""
+    monkeypatch.setattr(data_identity, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(data_identity, "PIECE_BYTES", 10)
+    monkeypatch.setattr(data_identity, "MOST_FILES", 100)
+
+
+@pytest.mark.usefixtures("small_limits")
 def test_a_change_at_either_end_of_a_large_file_is_seen_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "large.txt"
-    with path.open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
-    known = digest_of_file(path)
-    assert known[1] == PIECES
-    for where in (0, MOST_BYTES):
-        with path.open("r+b") as file:
-            file.seek(where)
-            file.write(b"x")
-        changed = digest_of_file(path)
-        assert changed != known
-        known = changed
-    os.truncate(path, MOST_BYTES + 2)
-    assert digest_of_file(path)[0] != known[0]
-    os.truncate(path, MOST_BYTES)
+    digests = set()
+    for content in (b"-" * 10_001, b"x" + b"-" * 10_000, b"-" * 10_000 + b"x", b"-" * 10_002):
+        path.write_bytes(content)
+        digest, covers = digest_of_file(path)
+        assert covers == PIECES
+        digests.add(digest)
+    assert len(digests) == 4
+    # Between the pieces nothing is read.
+    path.write_bytes(b"-" * 100 + b"x" + b"-" * 9_900)
+    assert digest_of_file(path)[0] in digests
+    path.write_bytes(b"-" * 10_000)
     assert digest_of_file(path)[1] == CONTENTS
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_few_small_files_are_read_and_larger_ones_only_looked_at(tmp_path: Path) -> None:
     one, two = str(written(tmp_path, "1", "one")), str(written(tmp_path, "2", "two"))
     known = digest_of_files({"a": one, "b": two})
@@ -105,30 +97,22 @@ def test_few_small_files_are_read_and_larger_ones_only_looked_at(tmp_path: Path)
     assert digest_of_files({"b": two, "a": one}) == known
     assert digest_of_files({"a": two, "b": one})[0] != known[0]
     assert digest_of_files({"a": one, "c": two})[0] != known[0]
-    os.truncate(two, MOST_BYTES)
+    os.truncate(two, 10_000)
     large = digest_of_files({"a": one, "b": two})
     assert large[1] == NAMES_AND_SIZES
-    os.truncate(two, MOST_BYTES + 1)
+    os.truncate(two, 10_001)
     assert digest_of_files({"a": one, "b": two})[0] != large[0]
 
 
-class Counted(dict[str, str]):
-    """Paths by names, which counts how many are looked at."""
-
-    asked = 0
-
-    def __getitem__(self, name: str) -> str:
-        self.asked += 1
-        return super().__getitem__(name)
-
-
-def test_of_a_folder_of_many_files_only_some_are_looked_at(tmp_path: Path) -> None:
-    one = str(written(tmp_path, "1", "one"))
-    files = Counted((f"{number:07}", one) for number in range(20 * MOST_FILES + 1))
+@pytest.mark.usefixtures("small_limits")
+def test_of_a_folder_of_many_files_some_sizes_and_all_names_count(tmp_path: Path) -> None:
+    # Files are there only where every third is looked at.
+    files = {f"{number:03}": str(tmp_path / f"{number:03}") for number in range(201)}
+    for name in list(files)[::3]:
+        written(tmp_path, name, "text")
     digest, covers = digest_of_files(files)
     assert covers == NAMES_AND_SIZES
-    assert 0.9 * MOST_FILES < files.asked <= MOST_FILES
-    del files["0000001"]
+    files["001, renamed"] = files.pop("001")
     assert digest_of_files(files)[0] != digest
 
 
@@ -225,20 +209,7 @@ def test_the_header_says_what_was_trained_on_and_no_path(tmp_path: Path) -> None
     assert "home-of-the-user" not in str(header)
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    text = written(tmp_path, "text.txt", "text")
-    asked = ("--data", f"file:{text}", "--checkpoint-every", "5", "--resume")
-    assert run(arguments(tmp_path / "out", *asked, "--steps", "5"))[0] == 0
-    text.write_text("other")
-    exit_code, output = run(arguments(tmp_path / "out", *asked, "--steps", "10"))
-    assert exit_code == 2, output
-    assert "was made with another data_digest" in output
-    text.write_text("text")
-    exit_code, output = run(arguments(tmp_path / "out", *asked, "--steps", "10"))
-    assert exit_code == 0, output
-
-
-def test_a_run_that_fails_before_its_data_are_read_does_not_say(tmp_path: Path) -> None:
+def test_the_header_of_a_run_that_fails_before_has_no_identity(tmp_path: Path) -> None:
     exit_code, output = run(arguments(tmp_path, "--batch-size", "3", "--set", "grad_accumulation=2"))
     assert exit_code == 2, output
     assert record(tmp_path).header["data_identity"] is None

@@ -1,35 +1,28 @@
-"""The training package under torch 1.13, and ORTModule there, whose losses are eager's."""
+"""The training package under torch 1.13, and ORTModule there, whose losses are eager's.
 
+The environment is what Debian 12 has: torch 1.13.1 of its own packages, with the last releases of
+onnxruntime-training and torch-ort, and a Transformers of their time. Making it takes minutes, most of them a
+compiler's; it stays in .build.
+"""
+
+import fcntl
+import hashlib
 import math
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import old_environment
 import pytest
-from old_environment import run_quietly
 
-from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
-from fastlaunch_train.recipes.requirements import Capabilities, missing_part
 from fastlaunch_train.records.records import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "train" / "fastlaunch_train"
-
-
-def test_what_an_old_torch_lacks_is_refused_and_the_rest_runs() -> None:
-    old = Capabilities(compute_capability=None, cuda=None, version_of=lambda package: (1, 13, 1))
-    for name in ("fp32", "bf16", "jit-script", "library"):
-        assert missing_part(RECIPES[name], old) is None
-    assert missing_part(resolve_recipe("ort", ["precision=fp32"]), old) is None
-    assert missing_part(RECIPES["ort"], old) == "fp16 on a CPU needs torch 2.3, and 1.13.1 is installed"
-    for label, words in (
-        ("compile", "torch.compile needs torch 2.2"),
-        ("fsdp2", "fully_shard needs torch 2.6"),
-        ("fp32 optimizer_impl=fused", "optimizer_impl fused needs torch 2.4"),
-    ):
-        name, *overrides = label.split()
-        missing = missing_part(resolve_recipe(name, overrides), old)
-        assert missing is not None and missing.startswith(words)
+REQUIREMENTS = ROOT / "containers" / "ort-requirements.txt"
+PYTHON = "/usr/bin/python3"
+DEBIANS = ("python3-torch", "libtorch-dev", "pybind11-dev", "python3.11-dev", "python3.11-venv", "g++")
 
 
 #: Models in the shape of the workloads' own, without dropout: ONNX Runtime draws other numbers for it.
@@ -46,9 +39,69 @@ t.DistilBertForSequenceClassification(config).save_pretrained(sys.argv[1] + "/di
 """
 
 
+def run_quietly(argv: list[str], **env: str) -> None:
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=1000, check=False
+    )
+    assert done.returncode == 0, f"{argv}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+def install_debians_torch() -> None:
+    """Debian's torch 1.13 and what its extensions are built with; skips where there is no Debian 12."""
+    if shutil.which("apt-get") is None:
+        pytest.skip("needs apt-get, for Debian 12's python3-torch")
+
+    def is_installed(package: str) -> bool:
+        asked = subprocess.run(
+            ["dpkg-query", "-W", "-f", "${db:Status-Status}", package], capture_output=True, check=False
+        )
+        return asked.stdout == b"installed"
+
+    missing = [package for package in DEBIANS if not is_installed(package)]
+    if missing:
+        run_quietly(["apt-get", "update", "-qq"])
+        policy = subprocess.run(["apt-cache", "policy", "python3-torch"], capture_output=True, check=True)
+        if b"Candidate: 1.13.1" not in policy.stdout:
+            pytest.skip("needs Debian 12, whose python3-torch is 1.13.1")
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        run_quietly(install, DEBIAN_FRONTEND="noninteractive")
+
+
 @pytest.fixture(scope="module")
 def old_python() -> Path:
-    return old_environment.old_python()
+    """The interpreter of an environment with torch 1.13 and ORTModule, made if it is not there yet.
+
+    Skips the test where it cannot be made.
+    """
+    build = ROOT / ".build"
+    build.mkdir(exist_ok=True)
+    environment, stamp = build / "ort", build / "ort" / "made-of"
+    made_of = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    with (build / "ort.lock").open("w") as lock:
+        # Other workers may want it at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install_debians_torch()
+        if not stamp.exists() or stamp.read_text() != made_of:
+            shutil.rmtree(environment, ignore_errors=True)
+            make_environment(environment)
+            stamp.write_text(made_of)
+    return environment / "bin" / "python"
+
+
+def make_environment(environment: Path) -> None:
+    run_quietly([PYTHON, "-m", "venv", "--system-site-packages", str(environment)])
+    python = str(environment / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Debian's protobuf is in sight, and would be taken for the one that is asked for.
+    run_quietly([*pip, "--ignore-installed", *[line for line in pinned() if line.startswith("protobuf")]])
+    run_quietly([*pip, "-r", str(REQUIREMENTS), "onnxruntime-training-cpu==1.19.2"])
+    run_quietly([*pip, "--no-deps", "torch-ort==1.19.2"])
+    headers = "/usr/include/torch/csrc/api/include"
+    run_quietly([python, "-m", "torch_ort.configure"], CPLUS_INCLUDE_PATH=headers)
+
+
+def pinned() -> list[str]:
+    return [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")

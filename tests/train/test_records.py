@@ -5,11 +5,8 @@ import json
 import lzma
 import math
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +138,6 @@ def all_lines(record: RankRecord) -> list[Line]:
     return [*record.phases, *record.steps, *record.blocks, *record.evals, *record.checks, *ends]
 
 
-def is_prefix(record: RankRecord, whole: RankRecord) -> bool:
-    """Whether `record` is what `whole` was at some time before it was complete."""
-    return (
-        record.header == whole.header
-        and record.phases == whole.phases[: len(record.phases)]
-        and record.steps == whole.steps[: len(record.steps)]
-        and record.blocks == whole.blocks[: len(record.blocks)]
-        and record.checks == whole.checks[: len(record.checks)]
-        and record.evals == whole.evals[: len(record.evals)]
-        and (
-            record.end is None
-            or (record.end, record.blocks, record.steps) == (whole.end, whole.blocks, whole.steps)
-        )
-    )
-
-
 # What is written is read again.
 
 
@@ -189,71 +170,55 @@ def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
 
 finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 optional = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**40)
 text = st.text(st.characters(exclude_categories=["Cs"]))
-
-
-checks = st.builds(
-    Check, name=text, passed=st.booleans(), value=optional, limit=optional, detail=st.none() | text
-)
-
-
-def evals(step: int) -> st.SearchStrategy[Eval]:
-    return st.builds(
+optional_text = st.none() | text
+first_step = st.just(1)
+any_lines = st.tuples(
+    st.builds(Phase, name=text, seconds=finite, step=st.just(0), detail=optional_text),
+    st.builds(
+        Step,
+        step=first_step,
+        step_time_s=finite,
+        data_wait_s=finite,
+        loss=optional,
+        num_samples=counts,
+        num_tokens=counts,
+        num_padding=counts,
+    ),
+    st.builds(
+        Block,
+        first_step=first_step,
+        last_step=first_step,
+        wall_s=st.floats(min_value=1e-9, max_value=1e9),
+        reserved_gib=optional,
+    ),
+    st.builds(
         Eval,
-        step=st.integers(0, step),
+        step=first_step,
         split=st.sampled_from(SPLITS),
         weights=st.sampled_from(WEIGHTS),
         loss=optional,
-        num_samples=st.integers(0, 2**40),
+        num_samples=counts,
         seconds=finite,
-        metric=st.none() | text,
+        metric=optional_text,
         metric_value=optional,
-    )
+    ),
+    st.builds(Check, name=text, passed=st.booleans(), value=optional, limit=optional, detail=optional_text),
+    st.builds(
+        End,
+        status=st.sampled_from(STATUSES),
+        message=optional_text,
+        num_steps=first_step,
+        peak_memory_gib=optional,
+    ),
+)
 
 
-@st.composite
-def line_sequences(draw: st.DrawFn) -> tuple[Line, ...]:
-    """Lines in an order that a run can have, for a header that asks for 6 steps from step 1."""
-    lines: list[Line] = []
-    step = 0
-    phases = st.builds(lambda name, seconds, detail: (name, seconds, detail), text, finite, st.none() | text)
-    for num_steps in draw(st.lists(st.integers(1, 3), max_size=3).filter(lambda sizes: sum(sizes) <= 6)):
-        for name, seconds, detail in draw(st.lists(phases, max_size=2)):
-            lines.append(Phase(name=name, seconds=seconds, step=step, detail=detail))
-        for number in range(step + 1, step + num_steps + 1):
-            lines.append(
-                Step(
-                    step=number,
-                    step_time_s=draw(finite),
-                    data_wait_s=draw(finite),
-                    loss=draw(optional),
-                    num_samples=draw(st.integers(0, 2**40)),
-                    num_tokens=draw(st.integers(0, 2**40)),
-                    num_padding=draw(st.integers(0, 2**40)),
-                )
-            )
-        lines.append(
-            Block(
-                first_step=step + 1,
-                last_step=step + num_steps,
-                wall_s=draw(st.floats(min_value=1e-9, max_value=1e9)),
-                reserved_gib=draw(optional),
-                power_w=draw(optional),
-            )
-        )
-        step += num_steps
-        lines += draw(st.lists(evals(step) | checks, max_size=1))
-    statuses = STATUSES if step == 6 else STATUSES[1:]
-    if draw(st.booleans()):
-        status = draw(st.sampled_from(statuses))
-        lines.append(End(status=status, message=draw(st.none() | text), num_steps=step, peak_memory_gib=None))
-    return tuple(lines)
-
-
-@given(lines=line_sequences())
-def test_any_record_is_read_as_it_was_written(scratch: Path, lines: tuple[Line, ...]) -> None:
+@given(lines=any_lines)
+def test_any_values_are_read_as_they_were_written(scratch: Path, lines: tuple[Line, ...]) -> None:
     scratch.unlink(missing_ok=True)
-    record = read_record(write(scratch, lines))
+    record = read_record(write(scratch, lines, steps=1))
     assert sorted(map(repr, all_lines(record))) == sorted(map(repr, lines))
 
 
@@ -263,18 +228,15 @@ def test_any_record_is_read_as_it_was_written(scratch: Path, lines: tuple[Line, 
 @given(data=st.data())
 def test_a_truncated_record_is_read_up_to_the_cut(sound: bytes, scratch: Path, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(sound)))
-    header_end = sound.index(b"\n")
-    whole = read_bytes(scratch, sound)
-    if cut < header_end:
+    line_ends = [position for position, byte in enumerate(sound) if byte == ord("\n")]
+    if cut < line_ends[0]:
         with pytest.raises(RecordError) as caught:
             read_bytes(scratch, sound[:cut])
         assert caught.value.line == 1
         return
     record = read_bytes(scratch, sound[:cut])
-    assert is_prefix(record, whole)
-    num_lines = len(all_lines(record))
-    line_ends = [position for position, byte in enumerate(sound) if byte == ord("\n")]
-    assert num_lines == sum(position <= cut for position in line_ends) - 1
+    whole_lines = LINES[: sum(position <= cut for position in line_ends) - 1]
+    assert sorted(map(repr, all_lines(record))) == sorted(map(repr, whole_lines))
     assert record.truncated == (cut not in line_ends and cut - 1 not in line_ends)
 
 
@@ -317,89 +279,73 @@ def test_a_damaged_archive_is_a_record_error(
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("suffix", "data"),
     [
-        b"",
-        b"workload,instance\nvit-huge,p5.48xlarge\n",
-        b"\x7fELF\x02\x01\x01\x00\xff\xfe",
-        b"\x80\x04\x95" * 100_000,
-        b'{"a": 1}\n',
-        b'{"kind": "step", "step": 1}\n',
-        b'{"kind": "header"}\n',
-        b'{"kind": "header", "schema": 3}\n',
-        b"[1, 2]\n",
-        b"[" * 100_000,
+        (".jsonl", b""),
+        (".jsonl", b"workload,instance\nvit-huge,p5.48xlarge\n"),
+        (".jsonl", b"\x7fELF\x02\x01\x01\x00\xff\xfe"),
+        (".jsonl", b'{"kind": "step", "step": 1}\n'),
+        (".jsonl", b'{"kind": "header"}\n'),
+        (".jsonl", b"[1, 2]\n"),
+        (".jsonl", b"[" * 100_000),
+        (".jsonl.gz", b"no archive\n"),
+        (".jsonl.xz", b"no archive\n"),
     ],
 )
-@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_foreign_file_is_named_with_its_first_line(tmp_path: Path, suffix: str, data: bytes) -> None:
+    path = tmp_path / f"foreign{suffix}"
     with pytest.raises(RecordError) as caught:
-        read_bytes(tmp_path / f"foreign{suffix}", data)
-    assert caught.value.line == 1
-    assert str(caught.value).startswith(f"{tmp_path / f'foreign{suffix}'}:1: ")
+        read_bytes(path, data)
+    assert (caught.value.path, caught.value.line) == (path, 1)
 
 
-@pytest.mark.parametrize(
-    ("line", "changes", "problem"),
-    [
-        (1, {"attempt": 0}, "attempt is 0"),
-        (1, {"rank": 1}, "rank 1 of world size 1"),
-        (1, {"num_nodes": 2}, "on 2 nodes"),
-        (1, {"batch_size_per_gpu": True}, "batch_size_per_gpu is True"),
-        (1, {"batch_size_per_gpu": 2**63}, "batch_size_per_gpu"),
-        (1, {"seed": -1}, "seed is -1"),
-        (1, {"started_at": "yesterday"}, "started_at"),
-        (1, {"started_at": "2026-11-01T12:00:00"}, "started_at"),
-        (1, {"workload": {"name": "vit-tiny"}}, "workload: lacks 'sample_unit'"),
-        (1, {"recipe": {"name": "bf16"}}, "recipe: lacks 'label'"),
-        (1, {"schema": 3}, "record schema 3; this version reads 1 and 2"),
-        (1, {"steps": 5}, None),
-        (1, {"steps": 7}, None),
-        (1, {"num_data_workers": "4"}, "num_data_workers is '4'"),
-        (1, {"data_identity": "ab"}, "data_identity is 'ab'"),
-        (1, {"data_identity": {"digest": "ab"}}, "data_identity: lacks 'generator'"),
-        (1, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}, "not a fastlaunch record"),
-        (1, {"first_step": 2}, None),
-        (2, {"kind": "stride"}, "unknown kind"),
-        (2, {"kind": ["step"]}, "unknown kind"),
-        (2, {"seconds": -1.0}, "seconds is -1.0"),
-        (2, {"seconds": "1.5"}, "seconds is '1.5'"),
-        (2, {"seconds": 10**400}, "seconds is 1000"),
-        (2, {"name": None}, "name is None"),
-        (2, {"step": 7}, "after step 7"),
-        (4, {"step": 2}, "step 2 after step 0"),
-        (4, {"step_time_s": None}, "step_time_s is None"),
-        (4, {"num_samples": 2.0}, "num_samples is 2.0"),
-        (4, {"more": 1}, "unknown field 'more'"),
-        (7, {"first_step": 2}, "block from step 2"),
-        (7, {"last_step": 4}, "block to step 4"),
-        (7, {"wall_s": 0}, "wall_s is 0"),
-        (13, {"passed": 1}, "passed is 1"),
-        (14, {"step": 7}, "eval after step 7"),
-        (14, {"split": "train"}, "of train with best weights"),
-        (14, {"weights": "good"}, "of test with good weights"),
-        (15, {"status": "fine"}, "status is 'fine'"),
-    ],
-)
+#: Number of the line in `sound`, what is changed in it, and a word of the refusal.
+SENSELESS = [
+    (1, {"attempt": 0}, "attempt"),
+    (1, {"rank": 1}, "rank 1"),
+    (1, {"num_nodes": 2}, "2 nodes"),
+    (1, {"batch_size_per_gpu": True}, "batch_size_per_gpu"),
+    (1, {"batch_size_per_gpu": 2**63}, "batch_size_per_gpu"),
+    (1, {"seed": -1}, "seed"),
+    (1, {"started_at": "2026-11-01T12:00:00"}, "started_at"),
+    (1, {"workload": {"name": "vit-tiny"}}, "sample_unit"),
+    (1, {"schema": 3}, "schema 3"),
+    (1, {"data_identity": {"digest": "ab"}}, "generator"),
+    (1, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}, "not a fastlaunch record"),
+    (2, {"kind": "stride"}, "unknown kind"),
+    (2, {"seconds": -1.0}, "seconds"),
+    (2, {"seconds": 10**400}, "seconds"),
+    (2, {"step": 7}, "after step 7"),
+    (4, {"step": 2}, "step 2 after step 0"),
+    (4, {"step_time_s": None}, "step_time_s"),
+    (4, {"num_samples": 2.0}, "num_samples"),
+    (4, {"more": 1}, "unknown field 'more'"),
+    (7, {"first_step": 2}, "block from step 2"),
+    (7, {"last_step": 4}, "block to step 4"),
+    (7, {"wall_s": 0}, "wall_s"),
+    (13, {"passed": 1}, "passed"),
+    (14, {"step": 7}, "after step 7"),
+    (14, {"split": "train"}, "train"),
+    (15, {"status": "fine"}, "status"),
+    # Seen in a line that comes later.
+    (1, {"steps": 5}, None),
+    (1, {"steps": 7}, None),
+    (1, {"first_step": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("line", "changes", "word"), SENSELESS)
 def test_a_line_that_makes_no_sense_is_named(
-    sound: bytes, tmp_path: Path, line: int, changes: dict[str, Any], problem: str | None
+    sound: bytes, tmp_path: Path, line: int, changes: dict[str, Any], word: str | None
 ) -> None:
     lines = sound.splitlines()
     lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changes}).encode()
-    with pytest.raises(RecordError) as caught:
+    with pytest.raises(RecordError, match=word) as caught:
         read_bytes(tmp_path / "record.jsonl", b"\n".join(lines))
-    if problem is not None:
-        assert caught.value.line == line
-        assert problem in caught.value.problem
+    assert word is None or caught.value.line == line
 
 
-@pytest.mark.parametrize(
-    ("line", "key"),
-    [
-        *((1, key) for key in HEADER_TYPES),
-        *((4, key) for key in ("step", "step_time_s", "data_wait_s", "loss", "num_samples", "num_tokens")),
-    ],
-)
+@pytest.mark.parametrize(("line", "key"), [*((1, key) for key in HEADER_TYPES), (4, "loss")])
 def test_a_line_lacks_nothing(sound: bytes, tmp_path: Path, line: int, key: str) -> None:
     lines = [json.loads(text) for text in sound.splitlines()]
     del lines[line - 1][key]
@@ -459,40 +405,31 @@ def test_nothing_is_in_the_file_before_the_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("line", "word"),
     [
-        (step_line(1, step_time_s=math.nan), "step_time_s is nan"),
-        (step_line(1, loss=math.inf), "loss is inf"),
-        (step_line(1, step_time_s=-1.0), "step_time_s is -1.0"),
-        (step_line(2), "step 2 after step 0"),
-        (Block(first_step=1, last_step=1, wall_s=1.0), "with steps to 0"),
-        (Block(first_step=1, last_step=1, wall_s=0.0), "wall_s is 0.0"),
-        (Phase(name="eval", seconds=1.0, step=3), "with steps to 0"),
-        (End(status="done", message=None, num_steps=0, peak_memory_gib=None), "status is 'done'"),
+        (step_line(1, step_time_s=math.nan), "step_time_s"),
+        (step_line(2), "step 2"),
+        (Block(first_step=1, last_step=1, wall_s=0.0), "wall_s"),
+        (End(status="done", message=None, num_steps=0, peak_memory_gib=None), "status"),
         (End(status="completed", message=None, num_steps=6, peak_memory_gib=None), "step 0 of 6"),
     ],
 )
-def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, line: Line, problem: str) -> None:
+def test_a_line_that_could_not_be_read_is_not_written(tmp_path: Path, line: Line, word: str) -> None:
     writer = RecordWriter(tmp_path / "record.jsonl")
     writer.write_header(HEADER)
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=word):
         writer.add(line)
     # The caller's mistake leaves a record that still can say how the run ended.
-    writer.add(End(status="failed", message="a bug", num_steps=0, peak_memory_gib=None))
+    end = End(status="failed", message="a bug", num_steps=0, peak_memory_gib=None)
+    writer.add(end)
     with pytest.raises(ValueError, match="after the end line"):
         writer.add(step_line(1))
     writer.flush()
     writer.close()
-    record = read_record(writer.path)
-    assert record.end is not None
-    assert record.end.status == "failed"
-    assert record.steps == ()
+    assert all_lines(read_record(writer.path)) == [end]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"rank": 5}, {"first_step": 4}, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}],
-)
+@pytest.mark.parametrize("changes", [{"rank": 5}, {"first_step": 4}])
 def test_a_header_that_could_not_be_read_is_not_written(tmp_path: Path, changes: dict[str, Any]) -> None:
     writer = RecordWriter(tmp_path / "record.jsonl")
     writer.add(step_line(1))
@@ -511,87 +448,44 @@ def test_a_resumed_attempt_counts_on(tmp_path: Path) -> None:
     assert [step.step for step in record.steps] == [5, 6]
 
 
-def child(source: str, *arguments: str) -> subprocess.Popen[str]:
-    prelude = "import sys\nsys.path[:0] = sys.argv[1].split(':')\nfrom test_records import *\n"
-    paths = ":".join([str(Path(__file__).parent), *filter(None, sys.path)])
-    return subprocess.Popen(
-        [sys.executable, "-c", prelude + textwrap.dedent(source), paths, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
-    process = child(
-        """
-        import time
-        writer = RecordWriter(Path(sys.argv[2]))
-        writer.write_header(HEADER)
-        for line in LINES[:6]:
-            writer.add(line)
-        writer.flush()
-        writer.add(LINES[6])
-        print("flushed", flush=True)
-        time.sleep(60)
-        """,
-        str(path),
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "flushed\n"
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    record = read_record(path)
-    assert (record.phases, record.steps, record.blocks) == (LINES[:2], LINES[2:5], LINES[5:6])
-    assert record.end is None
-    assert not record.truncated
-
-
-def test_a_full_disk_leaves_no_half_line_and_is_told(tmp_path: Path) -> None:
-    # A limit on the file's size stands in for the disk: it too takes a part of what is written, then refuses.
-    path = tmp_path / "record.jsonl"
-    process = child(
-        """
-        import resource
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        writer = RecordWriter(Path(sys.argv[2]))
-        writer.write_header(HEADER)
-        for line in LINES[:6]:
-            writer.add(line)
-        writer.flush()
-        size = writer.path.stat().st_size
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
-        for line in LINES[6:]:
-            writer.add(line)
-        try:
-            writer.flush()
-        except OSError as error:
-            print(error.errno, writer.path.stat().st_size == size)
-        record = read_record(writer.path)
-        print(len(record.steps), record.truncated, record.end)
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        writer.flush()
-        """,
-        str(path),
-    )
-    told = process.communicate()[0].splitlines()
-    assert told == ["27 True", "3 False None"]  # 27: EFBIG
-    assert process.returncode == 0
-    # Once there is room again, nothing is missing and nothing is there twice.
-    record = read_record(path)
-    assert record.steps == tuple(line for line in LINES if isinstance(line, Step))
-    assert record.end == LINES[-1]
-
-
-def test_a_half_line_of_an_interrupted_write_is_taken_back(tmp_path: Path) -> None:
+@pytest.fixture
+def half_written(tmp_path: Path) -> Iterator[RecordWriter]:
+    """A writer that has flushed the lines of the first block, and remembers the others."""
     writer = RecordWriter(tmp_path / "record.jsonl")
     writer.write_header(HEADER)
-    with writer.path.open("ab") as file:
-        file.write(b'{"kind":"phase","na')
-    for line in LINES:
+    for line in LINES[:6]:
         writer.add(line)
     writer.flush()
+    for line in LINES[6:]:
+        writer.add(line)
+    yield writer
     writer.close()
-    assert read_record(writer.path).end == LINES[-1]
+
+
+def test_what_was_flushed_is_in_the_file_before_it_is_closed(half_written: RecordWriter) -> None:
+    record = read_record(half_written.path)
+    assert all_lines(record) == list(LINES[:6])
+    assert record.end is None and not record.truncated
+
+
+def test_a_full_disk_leaves_no_half_line_and_raises(half_written: RecordWriter) -> None:
+    # A limit on the file's size stands in for the disk: it too takes a part of what is written, then refuses.
+    size = half_written.path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            half_written.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert half_written.path.stat().st_size == size
+    # Once there is room again, nothing is missing and nothing is there twice.
+    half_written.flush()
+    assert sorted(map(repr, all_lines(read_record(half_written.path)))) == sorted(map(repr, LINES))
+
+
+def test_a_half_line_of_an_interrupted_write_is_taken_back(half_written: RecordWriter) -> None:
+    with half_written.path.open("ab") as file:
+        file.write(b'{"kind":"phase","na')
+    half_written.flush()
+    assert read_record(half_written.path).end == LINES[-1]
