@@ -85,7 +85,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_outputs_and_gradients_against_float64(
     timm_block: nn.Module, te_block: nn.Module, label: str
 ) -> None:
-    from te_states import timm_weights_from_te
+    from te_fakes import timm_weights_from_te
 
     precision = precision_of(label)
     x, upstream = inputs()

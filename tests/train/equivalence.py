@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from te_states import native_state_from_te
+from te_fakes import native_state_from_te
 from torch import nn
 
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks

@@ -1,9 +1,12 @@
-"""Transformer Engine's layer as its documentation has it, in plain torch, for machines without a GPU."""
+"""Transformer Engine's layer as its documentation has it, in plain torch; its states under timm's names."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from fastlaunch_train.models.te_blocks import TE_NAMES
 
 
 class FakeLayer(nn.Module):
@@ -37,20 +40,19 @@ class FakeLayer(nn.Module):
             "attn_input_format": attn_input_format,
             **more,
         }
-        width, hidden = hidden_size, ffn_hidden_size
         shapes = {
-            "self_attention.layernorm_qkv.layer_norm_weight": (width,),
-            "self_attention.layernorm_qkv.layer_norm_bias": (width,),
-            "self_attention.layernorm_qkv.weight": (3 * width, width),
-            "self_attention.layernorm_qkv.bias": (3 * width,),
-            "self_attention.proj.weight": (width, width),
-            "self_attention.proj.bias": (width,),
-            "layernorm_mlp.layer_norm_weight": (width,),
-            "layernorm_mlp.layer_norm_bias": (width,),
-            "layernorm_mlp.fc1_weight": (hidden, width),
-            "layernorm_mlp.fc1_bias": (hidden,),
-            "layernorm_mlp.fc2_weight": (width, hidden),
-            "layernorm_mlp.fc2_bias": (width,),
+            "self_attention.layernorm_qkv.layer_norm_weight": (hidden_size,),
+            "self_attention.layernorm_qkv.layer_norm_bias": (hidden_size,),
+            "self_attention.layernorm_qkv.weight": (3 * hidden_size, hidden_size),
+            "self_attention.layernorm_qkv.bias": (3 * hidden_size,),
+            "self_attention.proj.weight": (hidden_size, hidden_size),
+            "self_attention.proj.bias": (hidden_size,),
+            "layernorm_mlp.layer_norm_weight": (hidden_size,),
+            "layernorm_mlp.layer_norm_bias": (hidden_size,),
+            "layernorm_mlp.fc1_weight": (ffn_hidden_size, hidden_size),
+            "layernorm_mlp.fc1_bias": (ffn_hidden_size,),
+            "layernorm_mlp.fc2_weight": (hidden_size, ffn_hidden_size),
+            "layernorm_mlp.fc2_bias": (hidden_size,),
         }
         for name, shape in shapes.items():
             *path, last = name.split(".")
@@ -100,3 +102,20 @@ class FakeLayer(nn.Module):
             functional.gelu(hidden), w[f"{prefix}.fc2_weight"], w[f"{prefix}.fc2_bias"]
         )
         return x + functional.dropout(output, dropout, training)
+
+
+def timm_weights_from_te(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state of a timm block for that of a TransformerLayer, without FP8 scales."""
+    return {name: weights[te_name] for name, te_name in TE_NAMES.items()}
+
+
+def native_state_from_te(weights: Mapping[str, Any], block_names: Sequence[str]) -> dict[str, Any]:
+    """Return the state of a model with timm's blocks for one with Transformer Engine's; no FP8 scales."""
+    names = {
+        f"{block}.layer.{new}": f"{block}.{old}" for block in block_names for old, new in TE_NAMES.items()
+    }
+    return {
+        names.get(name, name): weight
+        for name, weight in weights.items()
+        if name.rpartition(".")[2] != "_extra_state"
+    }

@@ -1,6 +1,7 @@
 """The search for the largest batch, and the memory that a step on a CPU is taken to need."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from toy import ALONE, CPU
 
 from fastlaunch_train.checks.batch_size import (
     _largest_in_budget,
@@ -17,7 +19,6 @@ from fastlaunch_train.checks.batch_size import (
     recipe_to_try,
     step_bytes,
 )
-from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.contract import Batch, Workload
@@ -75,41 +76,32 @@ def test_step_bytes_by_hand(name: str, num_copies: int) -> None:
     assert counts == [expected, expected]
 
 
-def find(budget_bytes: int, agree=lambda fits: fits) -> int:  # type: ignore[no-untyped-def]
-    model = layer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return find_batch_size(
-        lambda batch_size: train_step(model, optimizer, batch_size),
-        device=torch.device("cpu"),
-        model=model,
-        budget_bytes=budget_bytes,
-        agree=agree,
-    )
-
-
-def test_a_budget_gives_the_batch_that_fits_into_it() -> None:
-    fixed = 4 * 2 * NUM_WEIGHTS
-    assert find(fixed + 100 * 800) == 96
-    assert find(fixed + 3 * 800) == 3
-
-
-def test_a_large_batch_is_found_with_three_trial_steps() -> None:
-    tried: list[int] = []
-    model = layer()
+def find(budget_bytes: int, agree: Callable[[bool], bool] = bool) -> tuple[int, list[int]]:
+    """The batch size that is found, and those that were tried; a sample takes 800 bytes."""
+    model, tried = layer(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch_size: int) -> None:
         tried.append(batch_size)
         train_step(model, optimizer, batch_size)
 
-    found = find_batch_size(
-        step,
-        device=torch.device("cpu"),
-        model=model,
-        budget_bytes=4 * 2 * NUM_WEIGHTS + 4000 * 800,
-        agree=lambda fits: fits,
-    )
-    assert (found, tried) == (4000, [8, 16, 4000])
+    size = find_batch_size(step, device=CPU, model=model, budget_bytes=budget_bytes, agree=agree)
+    return size, tried
+
+
+@pytest.mark.parametrize(("samples", "tried"), [(100, [96]), (3, [3]), (4000, [4000])])
+def test_a_budget_gives_the_batch_that_fits_into_it(samples: int, tried: list[int]) -> None:
+    assert find(4 * 2 * NUM_WEIGHTS + samples * 800) == (tried[0], [8, 16, *tried])
+
+
+def test_the_rank_with_the_least_memory_decides() -> None:
+    sizes = iter([True, True, False, False, True])  # 8, 16, 32, 24: what all ranks say
+    assert find(10**9, lambda fits: fits and next(sizes))[0] == 16
+
+
+def test_a_budget_too_small_for_one_sample_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="not even one sample fits"):
+        find(1000)
 
 
 @given(
@@ -129,21 +121,10 @@ def test_a_step_that_grows_faster_than_a_line_still_fits(
     assert bytes_of(found) <= budget
 
 
-def test_the_rank_with_the_least_memory_decides() -> None:
-    sizes = iter([True, True, False, False, True])  # 8, 16, 32, 24: what all ranks say
-    assert find(10**9, lambda fits: fits and next(sizes)) == 16
-
-
-def test_a_budget_too_small_for_one_sample_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="not even one sample fits"):
-        find(1000)
-
-
 def searched(recipe_name: str, overrides: list[str], workload: Workload = toy.TOY) -> int:
     recipe = resolve_recipe(recipe_name, overrides)
-    alone = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
-    arithmetic = setup_precision(recipe, alone.device)
-    return largest_batch_that_fits(workload, recipe, arithmetic, alone, seed=0, budget_bytes=2**20)
+    arithmetic = setup_precision(recipe, CPU)
+    return largest_batch_that_fits(workload, recipe, arithmetic, ALONE, seed=0, budget_bytes=2**20)
 
 
 @pytest.mark.parametrize(("parts", "kept"), [(1, False), (4, True)])

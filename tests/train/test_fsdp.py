@@ -7,12 +7,12 @@ import pytest
 import torch
 import toy
 from torch import nn
+from toy import ALONE
 
 from fastlaunch_train.distributed import fsdp
-from fastlaunch_train.distributed.parallel import Process, stop_process
+from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
-ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
 STEPS = 6
 #: Against plain fp64, of losses and weights; None where the optimizer is another than the reference's.
 RECIPES: dict[str, float | None] = {

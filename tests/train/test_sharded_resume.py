@@ -69,3 +69,5 @@ def test_alone_without_torchrun(tmp_path: Path, recipe: str) -> None:
     code, said = entrypoint.run_command(entrypoint.arguments(tmp_path, "--steps", "3", recipe=recipe))
     assert code == 0, said
     assert len(losses(tmp_path, 1)) == 3
+    (warning,) = (text for text in entrypoint.record(tmp_path).header["warnings"] if "shards nothing" in text)
+    assert f"warning: {warning}" in said
