@@ -19,6 +19,7 @@ import torch
 from te_fakes import native_state_from_te
 from torch import nn
 
+from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
 from fastlaunch_train.models.conversion import convert_model
@@ -27,7 +28,7 @@ from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
 from fastlaunch_train.steppers.stepping import Stepper, build_stepper
-from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload, load_workload
+from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 from fastlaunch_train.workloads.vit import _vision_transformer
 
 #: Sizes of the ViTs that recipes are tried on.
@@ -93,17 +94,9 @@ def limits(recipe: Recipe) -> tuple[float, float, float]:
 def gelu_error(recipe: Recipe, device: torch.device) -> float:
     """The error of the workload gelu's outputs relative to the exact GELU in float64."""
     workload = load_workload("gelu:64x48")
-    request = DataRequest(
-        source="synthetic",
-        batch_size=3,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=device,
-        num_workers=0,
-        first_step=1,
-        dtype=torch.bfloat16 if recipe.precision == "bf16" else torch.float32,
-    )
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    process = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=device)
+    request = probe_request(process, seed=0, batch_size=3, dtype=dtype)
     batch = next(workload.batches(request))
     model = workload.build_model().to(device)
     assert workload.outputs is not None

@@ -96,33 +96,29 @@ def test_the_configuration_follows_the_recipe(
     assert config["zero_optimization"]["overlap_comm"] is True, "as DDP and FSDP2 do"
     assert config["zero_optimization"]["reduce_bucket_size"] == BUCKET_ELEMENTS
     assert config["gradient_clipping"] == 0.0
-    assert config["timers"] == {"throughput": {"enabled": False}}
 
 
 @needs_deepspeed
 def test_what_deepspeed_does_not_compute_is_refused() -> None:
     with pytest.raises(RecipeError, match="adafactor needs rows and columns"):
         check_recipe(toy.TOY, resolve_recipe("zero1", ["optimizer=adafactor"]))
+    adafactor = dataclasses.replace(toy.TOY, optimizer="adafactor")
     with pytest.raises(RecipeError, match="adafactor needs rows and columns"):
-        check_recipe(dataclasses.replace(toy.TOY, optimizer="adafactor"), RECIPES["zero2"])
+        check_recipe(adafactor, RECIPES["zero2"])
     with pytest.raises(RecipeError, match="frees gradients itself"):
         check_recipe(toy.TOY, resolve_recipe("zero1", ["set_to_none=false"]))
-    check_recipe(
-        dataclasses.replace(toy.TOY, optimizer="adafactor"), resolve_recipe("zero1", ["optimizer=adamw"])
-    )
+    check_recipe(adafactor, resolve_recipe("zero1", ["optimizer=adamw"]))
 
 
-@pytest.mark.parametrize("recipe", ["zero1", "zero2", "zero3"])
-def test_gradients_are_not_overlapped_where_that_corrupts_them(recipe: str) -> None:
-    for release in ("0.15.4", "0.18.9", "0.19.7", "0.19.7+cu128", "0.19+9a1b"):
-        with pytest.raises(RecipeError, match="can corrupt gradients") as refused:
-            check_overlap(RECIPES[recipe], release)
-        assert "overlap_comm=false" in (refused.value.hint or "")
-        check_overlap(resolve_recipe(recipe, ["overlap_comm=false"]), release)
-    for release in ("0.19.8", "0.19.8+9a1b", "0.20", "1.0"):
-        check_overlap(RECIPES[recipe], release)
-    config = engine_config(resolve_recipe(recipe, ["overlap_comm=false"]), world_size=2)
-    assert config["zero_optimization"]["overlap_comm"] is False
+def test_gradients_are_not_overlapped_where_that_corrupts_them() -> None:
+    apart = resolve_recipe("zero2", ["overlap_comm=false"])
+    for release in ("0.15.4", "0.19.7+cu128", "0.19+9a1b"):
+        with pytest.raises(RecipeError, match="can corrupt gradients"):
+            check_overlap(RECIPES["zero2"], release)
+        check_overlap(apart, release)
+    for release in ("0.19.8+9a1b", "0.20"):
+        check_overlap(RECIPES["zero2"], release)
+    assert engine_config(apart, world_size=2)["zero_optimization"]["overlap_comm"] is False
 
 
 def test_a_state_holds_plain_values_alone() -> None:

@@ -1,4 +1,4 @@
-"""Processes among their peers: two gloo processes that train as one, and a world of one."""
+"""Processes among their peers: two that train as one, a world of one, the bandwidth of an all-reduce."""
 
 import os
 import socket
@@ -12,6 +12,7 @@ import torch
 import toy
 from torch import nn
 
+from fastlaunch_train.distributed.all_reduce import Bandwidth
 from fastlaunch_train.distributed.parallel import (
     agree,
     barrier,
@@ -32,7 +33,7 @@ def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_alone_there_is_no_process_group() -> None:
+def test_alone_there_is_no_process_group_until_one_is_needed() -> None:
     process = start_process()
     assert (process.rank, process.local_rank, process.world_size, process.num_nodes) == (0, 0, 1, 1)
     assert not torch.distributed.is_initialized()
@@ -41,7 +42,12 @@ def test_alone_there_is_no_process_group() -> None:
     barrier(process)
     model = nn.Linear(2, 2)
     assert wrap_ddp(model, RECIPES["fp32"], process) is model
+    # Sharding needs a group all the same.
+    for _ in range(2):
+        join_group(process)
+        assert torch.distributed.get_world_size() == 1
     stop_process()
+    assert not torch.distributed.is_initialized()
 
 
 def start_pair(body: str, **env: str) -> list[subprocess.Popen[str]]:
@@ -156,6 +162,39 @@ def test_a_peer_that_dies_is_an_error_and_no_hang() -> None:
             process.communicate()
 
 
+def test_bus_bandwidth_is_nccl_tests() -> None:
+    # 1 GiB in 10 ms are 107.37 GB/s of algorithm bandwidth; times 2 (n - 1) / n.
+    assert Bandwidth(
+        seconds=0.01, message_bytes=2**30, num_ranks=2, num_repeats=5
+    ).bus_gb_per_s == pytest.approx(107.3741824)
+    measured = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=16, num_repeats=5)
+    assert measured.detail(fabric="efa", num_nodes=2) == (
+        "bus_gb_per_s=201.327 seconds=0.01 bytes=1073741824 repeats=5 ranks=16 nodes=2 fabric=efa"
+    )
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_what_they_measured_and_on_the_fabric() -> None:
+    body = """
+        from pathlib import Path
+        from fastlaunch_train.distributed.all_reduce import measure
+        from fastlaunch_train.distributed.fabric import check_fabric
+        from fastlaunch_train.process.failures import FabricError
+        found = measure(process, 40_002)
+        assert found.message_bytes == 40_000 and found.num_ranks == 2 and found.seconds > 0
+        assert check_fabric(process, Path("."), "any").name == "gloo"
+        try:
+            check_fabric(process, Path("."), "efa")
+        except FabricError as error:
+            print(found.seconds, error)
+        stop_process()
+        """
+    first, second = outputs(start_pair(body, LOCAL_WORLD_SIZE="1"))
+    assert "NCCL on node 0 selected NET/gloo (there is no GPU)" in first
+    assert "NCCL on node 1 selected NET/gloo" in second
+    assert first.split()[0] == second.split()[0]
+
+
 #: Of DDP over two ranks, against plain fp64, of losses and weights. With bf16 on the wire each gradient is
 #: rounded to 1 in 256, twice.
 DDP_RECIPES = {
@@ -182,13 +221,3 @@ def test_two_ranks_with_ddp_train_as_one_and_resume_with_the_same_bits(tmp_path:
     resumed = toy.run_ranks(tmp_path / "resumed", list(DDP_RECIPES), steps=6, resume_after=3)
     for recipe in DDP_RECIPES:
         assert resumed[recipe]["losses"] == found[recipe]["losses"], recipe
-
-
-def test_alone_a_group_can_be_joined_for_sharding() -> None:
-    process = start_process()
-    join_group(process)
-    assert torch.distributed.is_initialized()
-    assert torch.distributed.get_world_size() == 1
-    join_group(process)
-    stop_process()
-    assert not torch.distributed.is_initialized()

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from toy import ALONE
 
 from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.models.precision import nondeterministic_error, setup_precision
-from fastlaunch_train.models.prepare import hold_in_bf16
+from fastlaunch_train.models.prepare import checkpoint_blocks, hold_in_bf16
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
@@ -172,12 +171,6 @@ def test_a_workload_that_does_not_train_is_only_called() -> None:
     stepper.load_state(stepper.state())
 
 
-def test_each_block_is_recomputed_where_the_recipe_says_so() -> None:
-    stepper, _ = toy.build(resolve_recipe("fp32", ["activation_checkpointing=block"]), ALONE)
-    forwards: list[Any] = [block.forward for block in stepper.model.get_submodule("blocks").children()]
-    assert [forward.__wrapped__.__func__ for forward in forwards] == 3 * [toy.Block.forward]
-
-
 def test_bf16_holds_parameters_and_not_buffers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     hold_in_bf16(model)
@@ -197,3 +190,50 @@ def test_what_is_compiled_with_its_wrapper_is_the_wrapper() -> None:
     assert stepper.model._compiled_call_impl is not None
     assert all(block._compiled_call_impl is None for block in toy.TOY.blocks(stepper.model))  # type: ignore[misc]
     stepper.step(next(batches))
+
+
+CHECKPOINTING = resolve_recipe("fp32", ["activation_checkpointing=block"])
+
+
+class Counted(nn.Module):
+    """A block that counts its calls, and drops out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        y: torch.Tensor = scale * self.dropout(self.linear(x).relu())
+        return y
+
+
+def counted_blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Counted(), Counted())
+
+
+def gradients(model: nn.Sequential) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(3, 4)
+    for block in model:
+        x = block(x, scale=2.0)
+    x.sum().backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_gradients_are_the_same_and_each_block_runs_twice() -> None:
+    plain, checkpointed = counted_blocks(), counted_blocks()
+    checkpoint_blocks(checkpointed, CHECKPOINTING)
+    assert checkpointed.state_dict().keys() == plain.state_dict().keys()
+    for one, other in zip(gradients(plain), gradients(checkpointed), strict=True):
+        assert torch.equal(one, other)
+    assert [block.calls for block in plain] == [1, 1]
+    assert [block.calls for block in checkpointed] == [2, 2]
+    with torch.no_grad():
+        checkpointed(torch.ones(1, 4))
+    assert [block.calls for block in checkpointed] == [3, 3]
+    with pytest.raises(RecipeError, match="the model has none"):
+        checkpoint_blocks(None, CHECKPOINTING)
