@@ -63,32 +63,26 @@ def test_blocks_outside_the_slice_leave_fp8(workload: Workload, name: str) -> No
         assert left == ["left", "back"] * len(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "blocks"), [("all", range(4)), ("1:-1", range(1, 3)), ("-1:", range(3, 4)), (":2", range(2))]
-)
-def test_the_slice_of_blocks(text: str, blocks: range) -> None:
-    assert fp8_blocks(resolve_recipe("te-fp8", [f"fp8_blocks={text}"]), 4) == blocks
-
-
-def test_a_slice_of_no_block_is_refused() -> None:
-    with pytest.raises(RecipeError, match="none of the model's 2 blocks is in fp8_blocks"):
+def test_the_slice_of_blocks() -> None:
+    for text, blocks in (("all", range(4)), ("1:-1", range(1, 3)), ("-1:", range(3, 4)), (":2", range(2))):
+        assert fp8_blocks(resolve_recipe("te-fp8", [f"fp8_blocks={text}"]), 4) == blocks
+    with pytest.raises(RecipeError, match="none of the model's 2 blocks"):
         fp8_blocks(resolve_recipe("te-fp8", ["fp8_blocks=1:-1"]), 2)
 
 
-@pytest.mark.parametrize("name", ["te-bf16", "te-article", "ao-fp8"])
+@pytest.mark.parametrize("name", ["te-bf16", "ao-fp8"])
 def test_a_model_without_blocks_is_refused(workload: Workload, name: str) -> None:
-    without = dataclasses.replace(workload, blocks=None)
     with pytest.raises(RecipeError, match="no transformer blocks"):
-        convert_model(vit(workload), without, RECIPES[name], layer_factory=FakeLayer)
+        convert_model(nn.Linear(1, 1), dataclasses.replace(workload, blocks=None), RECIPES[name])
 
 
 def test_pointwise_functions_are_the_workloads_business(workload: Workload) -> None:
     with pytest.raises(RecipeError, match="writes out no pointwise functions"):
-        convert_model(vit(workload), workload, RECIPES["library"])
+        convert_model(nn.Linear(1, 1), workload, RECIPES["library"])
     kinds: list[str] = []
     having = dataclasses.replace(workload, pointwise=lambda model, how: kinds.append(how))
     for name in ("bf16", "library", "jit-script"):
-        convert_model(vit(workload), having, RECIPES[name])
+        convert_model(nn.Linear(1, 1), having, RECIPES[name])
     assert kinds == ["library", "scripted"]
 
 
@@ -100,7 +94,6 @@ def test_pointwise_functions_are_the_workloads_business(workload: Workload) -> N
         (5120, 1280, True, False),  # fc2,
         (1280, 1280, True, False),  # proj
         (1280, 1000, False, False),  # and the head
-        (1000, 5120, False, False),
         (4096, 4096, True, True),
     ],
 )

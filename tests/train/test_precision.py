@@ -69,18 +69,10 @@ def test_cudnn_version_numbers() -> None:
 
 def test_the_loaded_cudnn_are_found_in_the_process_map(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    maps.write_text(
-        "7f00-7f01 r-xp 00000000 08:01 11   /opt/python/nvidia/cudnn/lib/libcudnn.so.9\n"
-        "7f01-7f02 r--p 00001000 08:01 11   /opt/python/nvidia/cudnn/lib/libcudnn.so.9\n"
-        "7f03-7f04 r-xp 00000000 08:01 12   /usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0\n"
-        "7f05-7f06 r-xp 00000000 08:01 13   /usr/lib/x86_64-linux-gnu/libcudnn_graph.so.9\n"
-        "7f07-7f08 r-xp 00000000 08:01 14   /usr/lib/libcublas.so.13\n"
-        "7f09-7f0a rw-p 00000000 00:00 0\n"
-    )
-    numbers = {
-        "/opt/python/nvidia/cudnn/lib/libcudnn.so.9": 91900,
-        "/usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0": 91400,
-    }
+    numbers = {"/opt/libcudnn.so.9": 91900, "/usr/lib/libcudnn.so.9.14.0": 91400}
+    mapped = [*numbers, *numbers, "/usr/lib/libcudnn_graph.so.9", "/usr/lib/libcublas.so.13"]
+    lines = [f"7f00-7f01 r-xp 00000000 08:01 11   {path}" for path in mapped]
+    maps.write_text("\n".join([*lines, "7f09-7f0a rw-p 00000000 00:00 0"]))
     assert loaded_cudnn_versions(maps, numbers.__getitem__) == [(9, 14, 0), (9, 19, 0)]
     assert loaded_cudnn_versions(maps, lambda path: None) == []
     assert loaded_cudnn_versions(tmp_path / "none", numbers.__getitem__) == []

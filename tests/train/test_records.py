@@ -7,6 +7,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,8 @@ HEADER: dict[str, Any] = {
 
 
 def step_line(step: int, **changes: Any) -> Step:
-    values = {
-        "step": step,
-        "step_time_s": 0.1 + step / 1000,
-        "data_wait_s": 0.001,
-        "loss": 2.0 / step,
-        "num_samples": 2,
-        "num_tokens": 0,
-        **changes,
-    }
-    return Step(**values)
+    values = {"step_time_s": 0.1, "data_wait_s": 0.001, "loss": 2.0, "num_samples": 2, "num_tokens": 0}
+    return Step(step=step, **values | changes)
 
 
 LINES: tuple[Line, ...] = (
@@ -168,50 +161,31 @@ def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
     assert read_record(write(tmp_path / "b.jsonl", data_identity=None)).header["data_identity"] is None
 
 
-finite = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
-optional = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-counts = st.integers(0, 2**40)
-text = st.text(st.characters(exclude_categories=["Cs"]))
-optional_text = st.none() | text
-first_step = st.just(1)
+#: Any value of a field, by the field's type.
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(st.characters(exclude_categories=["Cs"])),
+    int: st.integers(0, 2**40),
+    float: st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+}
+VALUES |= {
+    str | None: st.none() | VALUES[str],
+    float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+}
+
+
+def any_line(kind: type[Line], **chosen: st.SearchStrategy[Any]) -> st.SearchStrategy[Line]:
+    return st.builds(kind, **{f.name: VALUES[f.type] for f in fields(kind)} | chosen)
+
+
+ONE = st.just(1)
 any_lines = st.tuples(
-    st.builds(Phase, name=text, seconds=finite, step=st.just(0), detail=optional_text),
-    st.builds(
-        Step,
-        step=first_step,
-        step_time_s=finite,
-        data_wait_s=finite,
-        loss=optional,
-        num_samples=counts,
-        num_tokens=counts,
-        num_padding=counts,
-    ),
-    st.builds(
-        Block,
-        first_step=first_step,
-        last_step=first_step,
-        wall_s=st.floats(min_value=1e-9, max_value=1e9),
-        reserved_gib=optional,
-    ),
-    st.builds(
-        Eval,
-        step=first_step,
-        split=st.sampled_from(SPLITS),
-        weights=st.sampled_from(WEIGHTS),
-        loss=optional,
-        num_samples=counts,
-        seconds=finite,
-        metric=optional_text,
-        metric_value=optional,
-    ),
-    st.builds(Check, name=text, passed=st.booleans(), value=optional, limit=optional, detail=optional_text),
-    st.builds(
-        End,
-        status=st.sampled_from(STATUSES),
-        message=optional_text,
-        num_steps=first_step,
-        peak_memory_gib=optional,
-    ),
+    any_line(Phase, step=st.just(0)),
+    any_line(Step, step=ONE),
+    any_line(Block, first_step=ONE, last_step=ONE, wall_s=st.floats(min_value=1e-9, max_value=1e9)),
+    any_line(Eval, step=ONE, split=st.sampled_from(SPLITS), weights=st.sampled_from(WEIGHTS)),
+    any_line(Check),
+    any_line(End, status=st.sampled_from(STATUSES)),
 )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from te_fakes import FakeLayer, native_state_from_te, timm_weights_from_te
+from te_fakes import FakeLayer, timm_weights_from_te
 from torch import nn
 
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
@@ -132,19 +132,6 @@ def test_blocks_are_replaced_inside_a_model_that_then_computes_the_same() -> Non
     blocks = workload.blocks(model)
     assert [block.layer.arguments["layer_number"] for block in blocks] == [1, 2, 3, 4]
     assert not any(block.training for block in blocks)
-
-
-def test_a_models_weights_there_and_back() -> None:
-    workload = load_workload("vit-tiny")
-    assert workload.blocks is not None
-    model = workload.build_model()
-    native = {name: value.clone() for name, value in model.state_dict().items()}
-    replace_blocks(model, workload.blocks(model), layer_factory=FakeLayer)
-    names = [f"blocks.{index}" for index in range(4)]
-    scales = {f"{names[0]}.layer.self_attention.proj._extra_state": torch.empty(3, dtype=torch.uint8)}
-    back = native_state_from_te({**model.state_dict(), **scales}, names)
-    assert back.keys() == native.keys()
-    assert all(torch.equal(back[name], value) for name, value in native.items())
 
 
 def test_the_articles_layer_is_given_sizes_alone() -> None:
