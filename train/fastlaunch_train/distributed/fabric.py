@@ -31,8 +31,6 @@ from fastlaunch_train.process.failures import FabricError
 
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([\w-]+)(?:, fabric is ([\w./:-]+))?", re.IGNORECASE)
 _NETWORK = re.compile(r"NCCL INFO Using network (\S.*?)\s*$")
-#: NCCL up to 2.5 says what it has found and not which of it it uses.
-_INTERNAL = re.compile(r"NCCL INFO NET/(IB|Socket) : Using ")
 #: Why EFA is not used: the plugin's own warnings, or that there is no plugin.
 _REASONS = re.compile(
     r"NET/OFI (?:No eligible providers.*|Couldn't find any optimal provider.*|GDR disabled.*)"
@@ -53,23 +51,27 @@ _CHECK_S = 0.5
 class Fabric:
     """What NCCL said it uses between nodes; all None if nothing, as between GPUs of one machine."""
 
-    network: str | None = None  #: NCCL's name: `AWS Libfabric`, `Libfabric`, `Socket` or `IB`
+    #: NCCL's name: `AWS Libfabric`, `Libfabric`, `Socket` or `IB`; None until it has selected one
+    network: str | None = None
     provider: str | None = None  #: libfabric's, such as `efa` or `tcp`
     fabric: str | None = None  #: the provider's, such as `efa-direct`
     reason: str | None = None  #: why EFA is not used
-    is_selected: bool = False  #: whether NCCL said that it uses the network, not only that it found it
 
     @property
     def is_efa(self) -> bool:
         """Whether gradients go over EFA: libfabric has it, and NCCL uses libfabric."""
-        return self.provider == "efa" and (self.network is None or "libfabric" in self.network.lower())
+        return self.provider == "efa" and self._may_be_libfabric
+
+    @property
+    def _may_be_libfabric(self) -> bool:
+        return self.network is None or "libfabric" in self.network.lower()
 
     @property
     def name(self) -> str:
         """One word: `efa`, `libfabric-tcp`, `socket`, `ib`, `unknown`."""
         if self.is_efa:
             return "efa"
-        if self.network is not None and "libfabric" not in self.network.lower():
+        if self.network is not None and not self._may_be_libfabric:
             return self.network.lower().replace(" ", "-")
         return f"libfabric-{self.provider}" if self.provider else "unknown"
 
@@ -79,7 +81,7 @@ class Fabric:
         selected = "nothing that its log names"
         if self.network is not None:
             selected = f"NET/{self.network}"
-        if self.provider is not None and (self.network is None or "libfabric" in self.network.lower()):
+        if self.provider is not None and self._may_be_libfabric:
             selected = f"NET/OFI with provider {self.provider}"
         return f"{selected} ({self.reason})" if self.reason and not self.is_efa else selected
 
@@ -132,7 +134,7 @@ def check_fabric(process: Process, output: Path, required: str) -> Fabric:
     def is_refused() -> bool:
         fabric = logged_fabric(output, node)
         # Before it selects one, NCCL lists what else it has found.
-        return required == "efa" and is_gpu and fabric.is_selected and not fabric.is_efa
+        return required == "efa" and is_gpu and fabric.network is not None and not fabric.is_efa
 
     error = connect(collective, is_refused)
     if error is None:
@@ -191,20 +193,15 @@ def connect(
 
 def read_fabric(lines: Iterable[str]) -> Fabric:
     """Read what NCCL says in its log. Of several communicators the last counts."""
-    network = provider = fabric = reason = internal = None
+    network = provider = fabric = reason = None
     for line in lines:
         if match := _PROVIDER.search(line):
             provider, fabric = match[1].lower(), match[2]
         elif match := _NETWORK.search(line):
             network = match[1]
-        elif match := _INTERNAL.search(line):
-            internal = match[1]
         elif reason is None and (match := _REASONS.search(line)):
             reason = " ".join(match[0].split())[:160]
-    is_selected = network is not None
-    if network is None and provider is None:
-        network = internal
-    return Fabric(network=network, provider=provider, fabric=fabric, reason=reason, is_selected=is_selected)
+    return Fabric(network=network, provider=provider, fabric=fabric, reason=reason)
 
 
 def logged_fabric(output: Path, node: int) -> Fabric:

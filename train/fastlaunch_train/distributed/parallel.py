@@ -51,8 +51,7 @@ def start_process() -> Process:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if world_size > 1:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        dist.init_process_group(_backend(device), timeout=TIMEOUT)
     return Process(
         rank=rank,
         local_rank=local_rank,
@@ -73,20 +72,21 @@ def join_group(process: Process) -> None:
     if dist.is_initialized():
         return
     assert process.world_size == 1
-    backend = "cpu:gloo,cuda:nccl" if process.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    store = torch._C._distributed_c10d.HashStore()
+    dist.init_process_group(_backend(process.device), store=store, rank=0, world_size=1)
 
 
-def wrap_ddp(
-    model: nn.Module, recipe: Recipe, process: Process, *, static_graph: bool | None = None
-) -> nn.Module:
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
     """Return `model` with gradients averaged over the ranks; the model itself in a world of one.
 
     Gradients travel in their parameters' dtype, or with wire_dtype=bf16 in bf16: each rank rounds its own and
     divides by the world size, and the sum is bf16, too.
-    static_graph: every step uses the same parameters in the same order, as all models here do (timm's
-    stochastic depth multiplies by zero and skips no module). The default is True where torch allows it: one
-    micro-batch, and DDP not compiled. Compile the model before.
+    Every step has to use the same parameters in the same order, as all models here do: timm's stochastic
+    depth multiplies by zero and skips no module. Compile the model before.
     """
     if process.world_size == 1:
         return model
@@ -94,14 +94,13 @@ def wrap_ddp(
     if recipe.compile_mode != "none":
         # Cuts compiled regions where buckets end, which only DDP compiled with its model needs.
         torch._dynamo.config.optimize_ddp = compiles_ddp
-    if static_graph is None:
-        static_graph = recipe.grad_accumulation == 1 and not compiles_ddp
     wrapped = nn.parallel.DistributedDataParallel(
         model,
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,
         bucket_cap_mb=recipe.ddp_bucket_mb,
         gradient_as_bucket_view=True,
-        static_graph=static_graph,
+        # Where torch allows it: with one micro-batch, and DDP not compiled.
+        static_graph=recipe.grad_accumulation == 1 and not compiles_ddp,
     )
     if recipe.wire_dtype == "bf16":
         wrapped.register_comm_hook(None, sum_in_bf16)
@@ -120,20 +119,20 @@ def sum_in_bf16(
 
 def agree(process: Process, values: Sequence[float]) -> list[float]:
     """Return the maximum over the ranks of each value. All ranks give as many finite values."""
-    if process.world_size == 1:
-        return [float(value) for value in values]
     message = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(message, op=dist.ReduceOp.MAX)
-    return [float(value) for value in message]
+    if process.world_size > 1:
+        dist.all_reduce(message, op=dist.ReduceOp.MAX)
+    agreed: list[float] = message.tolist()
+    return agreed
 
 
 def broadcast(process: Process, values: Sequence[float]) -> list[float]:
     """Return rank 0's values on every rank. All ranks give as many."""
-    if process.world_size == 1:
-        return [float(value) for value in values]
     message = torch.tensor(values, dtype=torch.float64)
-    dist.broadcast(message, src=0)
-    return [float(value) for value in message]
+    if process.world_size > 1:
+        dist.broadcast(message, src=0)
+    sent: list[float] = message.tolist()
+    return sent
 
 
 def broadcast_object(process: Process, value: Any) -> Any:
