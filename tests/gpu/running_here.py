@@ -6,12 +6,14 @@ Once torch has loaded parts of its cuDNN, those that Transformer Engine brings m
 import pytest
 import torch
 
-from fastlaunch_train.checks.runs_here import check_runs_here, runnable_recipes
+from fastlaunch_train.checks.runs_here import check_runs_here, runnable_recipes, this_machine
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 if torch.cuda.is_available():
-    runnable_recipes(torch.device("cuda"))  # what it has found of Transformer Engine it remembers
+    runnable_recipes(
+        this_machine(torch.device("cuda"))
+    )  # what it has found of Transformer Engine it remembers
 
 
 def runnable(label: str) -> Recipe:

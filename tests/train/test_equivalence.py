@@ -26,7 +26,7 @@ from toy import ALONE, CPU
 
 from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import relative_error
-from fastlaunch_train.checks.runs_here import runnable_recipes
+from fastlaunch_train.checks.runs_here import runnable_recipes, this_machine
 from fastlaunch_train.loop.checkpoint import checkpoint_path
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.stepping import build_native
@@ -66,7 +66,7 @@ UNDER_OLD_TORCH = ("ort", "ort-zero1")
 def test_every_recipe_is_tried_somewhere() -> None:
     on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *TRAINERS, *UNDER_OLD_TORCH]
     assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
-    assert torch.cuda.is_available() or set(runnable_recipes(CPU)) <= set(on_a_cpu)
+    assert torch.cuda.is_available() or set(runnable_recipes(this_machine(CPU))) <= set(on_a_cpu)
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -78,7 +78,7 @@ def test_a_recipe_computes_what_the_eager_float64_model_does(name: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_a_recipe_in_its_own_process_does_too(name: str, tmp_path: Path) -> None:
-    if name not in runnable_recipes(CPU):
+    if name not in runnable_recipes(this_machine(CPU)):
         pytest.skip("its package or compiler is not installed")
     sizes, batch_size, overrides = IN_A_PROCESS[name]
     judge(RECIPES[name], *alone(sizes, batch_size, name + overrides, tmp_path, CUDA_VISIBLE_DEVICES=""))
@@ -95,7 +95,7 @@ def test_pointwise_functions_compute_gelu(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_trainers_step_subtracts_the_float64_models_gradients(name: str, tmp_path: Path) -> None:
-    if name not in runnable_recipes(CPU):
+    if name not in runnable_recipes(this_machine(CPU)):
         pytest.skip("its package is not installed")
     sgd = ("--set", "optimizer=sgd", "--set", "learning_rate=1", "--steps", "1", "--checkpoint-every", "1")
     ended(0, arguments(tmp_path, *sgd, "--batch-size", "8", workload="vit-tiny", recipe=name))

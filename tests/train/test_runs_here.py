@@ -16,6 +16,7 @@ from fastlaunch_train.checks.runs_here import (
     installed_version,
     runnable_recipes,
     te_scaling_problem,
+    this_machine,
 )
 from fastlaunch_train.recipes.advice import distance, nearest_recipe
 from fastlaunch_train.recipes.recipe import RecipeError
@@ -225,7 +226,7 @@ def test_a_slow_question_is_not_asked_without_need() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU runs it")
 def test_a_cpu_says_what_is_missing_and_what_runs() -> None:
-    assert set(runnable_recipes(CPU)) >= {"fp32", "bf16", "fp16"}
+    assert set(runnable_recipes(this_machine(CPU))) >= {"fp32", "bf16", "fp16"}
     with pytest.raises(RecipeError, match="needs an NVIDIA GPU") as caught:
         check_runs_here(RECIPES["te-fp8"], CPU)
     assert "(all that run: fp32, bf16, fp16, " in (caught.value.hint or "")

@@ -10,7 +10,7 @@ from torch import nn
 from toy import ALONE
 
 from fastlaunch_train.distributed.parallel import stop_process
-from fastlaunch_train.models.precision import nondeterministic_error, setup_precision
+from fastlaunch_train.models.precision import name_nondeterministic, setup_precision
 from fastlaunch_train.models.prepare import checkpoint_blocks, hold_in_bf16
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
@@ -149,7 +149,8 @@ def test_an_operator_without_a_deterministic_algorithm_is_named() -> None:
     stepper, batches = toy.build(resolve_recipe("fp32", ["deterministic=true"]), ALONE, workload=workload)
     with pytest.raises(RecipeError, match="no deterministic algorithm for put_"):
         stepper.step(next(batches))
-    assert nondeterministic_error(RuntimeError("deterministic"), RECIPES["fp32"]) is None
+    with pytest.raises(RuntimeError, match="deterministic"), name_nondeterministic(RECIPES["fp32"]):
+        raise RuntimeError("deterministic")
 
 
 def test_a_workload_that_does_not_train_is_only_called() -> None:

@@ -22,6 +22,11 @@ from fastlaunch_train.workloads.registry import WorkloadError
 GRANULARITY = 8
 #: Far above what a device holds of images; it ends the search for a step that takes no memory.
 MAX_BATCH_SIZE = 65536
+#: Fields that have their defaults in the trials: for one rank, one micro-batch, and eager steps.
+_NOT_TRIED = (
+    *("parallelism", "ddp_bucket_mb", "overlap_comm", "grad_accumulation"),
+    *("engine", "compile_mode", "compile_backend", "compile_scope"),
+)
 #: Of the GPU's memory. The rest is for what comes later: communication buffers, fragmentation, kernels.
 MEMORY_SHARE = 0.95
 
@@ -232,17 +237,11 @@ def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
     sharded. One micro-batch, since each frees what it took before the next. Only gradients stay, if
     micro-batches add to them or DDP's buckets hold them, and the forward pass has to fit beside.
     """
+    defaults = {field: getattr(Recipe, field) for field in _NOT_TRIED}
     return replace(
         recipe,
-        parallelism="ddp",
-        engine="torch",
-        ddp_bucket_mb=Recipe.ddp_bucket_mb,
-        overlap_comm=Recipe.overlap_comm,
-        grad_accumulation=1,
+        **defaults,
         set_to_none=recipe.set_to_none and recipe.grad_accumulation == 1 and world_size == 1,
-        compile_mode="none",
-        compile_backend=Recipe.compile_backend,
-        compile_scope=Recipe.compile_scope,
     )
 
 

@@ -53,16 +53,12 @@ def check_runs_on(recipe: Recipe, machine: Capabilities) -> None:
     raise RecipeError(
         f"recipe {recipe.label} cannot run here: {missing}",
         f"the nearest recipe that runs here is {nearest.label}: {nearest.description} "
-        f"(all that run: {', '.join(_runnable(machine))})",
+        f"(all that run: {', '.join(runnable_recipes(machine))})",
     )
 
 
-def runnable_recipes(device: torch.device) -> list[str]:
-    """Return the names of the recipes that can run on `device`, in the table's order."""
-    return _runnable(this_machine(device))
-
-
-def _runnable(machine: Capabilities) -> list[str]:
+def runnable_recipes(machine: Capabilities) -> list[str]:
+    """Return the names of the recipes that can run on `machine`, in the table's order."""
     return [name for name, recipe in RECIPES.items() if missing_part(recipe, machine) is None]
 
 

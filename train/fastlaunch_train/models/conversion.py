@@ -55,8 +55,6 @@ def convert_model(
 
         replace_with_article_blocks(blocks, contexts=contexts, layer_factory=layer_factory)
     else:
-        pass
-
         on_gpu = next(model.parameters()).device.type == "cuda"
         convert_to_float8([blocks[index] for index in in_fp8], recipe, emulate=not on_gpu)
 

@@ -67,10 +67,14 @@ def set_fp32_products(*, allow_tf32: bool) -> None:
     This uses the older of torch's two interfaces: mixing them is an error, and torch's own compiler still
     reads the older one. Some releases warn about it, and nobody could act on that.
     """
+    _set_products("high" if allow_tf32 else "highest", allow_tf32)
+
+
+def _set_products(matmul_precision: str, cudnn_tf32: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = allow_tf32
+        torch.set_float32_matmul_precision(matmul_precision)
+        torch.backends.cudnn.allow_tf32 = cudnn_tf32
 
 
 @contextlib.contextmanager
@@ -83,10 +87,7 @@ def full_fp32() -> Iterator[None]:
     try:
         yield
     finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.allow_tf32 = before[1]
+        _set_products(*before)
 
 
 def _scaler(device: torch.device) -> "GradScaler":
@@ -106,14 +107,20 @@ def set_deterministic(recipe: Recipe) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def nondeterministic_error(error: RuntimeError, recipe: Recipe) -> RecipeError | None:
-    """Return the RecipeError for `error` if torch lacks a deterministic algorithm; None if it does not."""
-    text = str(error)
-    if not recipe.deterministic or "deterministic" not in text:
-        return None
-    operator, separator, _ = text.partition(" does not have a deterministic implementation")
-    reason = f"torch has no deterministic algorithm for {operator}" if separator else text.partition(". ")[0]
-    return RecipeError(
-        f"recipe {recipe.label}: {reason}",
-        "leave out deterministic=true, or take another workload",
-    )
+@contextlib.contextmanager
+def name_nondeterministic(recipe: Recipe) -> Iterator[None]:
+    """Raise RecipeError instead of torch's RuntimeError where it lacks a deterministic algorithm."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not recipe.deterministic or "deterministic" not in text:
+            raise
+        operator, separator, _ = text.partition(" does not have a deterministic implementation")
+        reason = (
+            f"torch has no deterministic algorithm for {operator}" if separator else text.partition(". ")[0]
+        )
+        raise RecipeError(
+            f"recipe {recipe.label}: {reason}",
+            "leave out deterministic=true, or take another workload",
+        ) from error

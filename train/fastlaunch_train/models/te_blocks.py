@@ -159,8 +159,7 @@ def _check_parts(block: nn.Module) -> None:
     for name, module in modules.items():
         if name and name not in _KNOWN_MODULES:
             _require(isinstance(module, nn.Identity), f"{name} ({type(module).__name__})")
-    for name in ("attn", "mlp"):
-        expected = {"attn": "Attention", "mlp": "Mlp"}[name]
+    for name, expected in (("attn", "Attention"), ("mlp", "Mlp")):
         _require(type(modules[name]).__name__ == expected, f"{name} of type {type(modules[name]).__name__}")
     _require(type(block).__name__ == "Block", f"blocks of type {type(block).__name__}")
     for name in ("norm1", "norm2"):

@@ -1,7 +1,6 @@
 """Transformer Engine's FP8, from release 2.0 on: its recipe object for a recipe of ours, and its autocast."""
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -63,16 +62,16 @@ def no_fp8() -> AbstractContextManager[Any]:
 
 
 def nested(*contexts: MakeContext) -> MakeContext:
-    """Return makes one context of several, entered in order."""
-    return functools.partial(_nested, contexts)
+    """Return what makes one context of several, entered in order."""
 
+    @contextlib.contextmanager
+    def enter() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            yield
 
-@contextlib.contextmanager
-def _nested(contexts: tuple[MakeContext, ...]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context())
-        yield
+    return enter
 
 
 def reset_scales(model: nn.Module) -> None:

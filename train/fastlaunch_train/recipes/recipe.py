@@ -13,6 +13,8 @@ RECIPE_SCHEMA = 3
 TE_SCALINGS = ("delayed", "current", "block", "mxfp8")
 TORCHAO_SCALINGS = ("tensorwise", "rowwise")
 ZERO_STAGES = ("zero1", "zero2", "zero3")
+#: Modes in which torch.compile records CUDA graphs.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 #: Transformer Engine's documented default, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
 AMAX_HISTORY = 1024
 #: The words that a field may be, if it is one of several.
@@ -23,7 +25,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "fp8_format": ("hybrid", "e4m3"),
     "pointwise": ("written", "scripted", "library"),
     "engine": ("torch", "ort"),
-    "compile_mode": ("none", "default", "reduce-overhead", "max-autotune"),
+    "compile_mode": ("none", "default", *CUDA_GRAPH_MODES),
     "compile_scope": ("block", "model", "wrapped"),
     "parallelism": ("ddp", "fsdp2", *ZERO_STAGES),
     "wire_dtype": ("fp32", "bf16"),

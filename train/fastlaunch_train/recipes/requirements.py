@@ -4,7 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fastlaunch_train.recipes.recipe import TE_SCALINGS, TORCHAO_SCALINGS, ZERO_STAGES, Recipe
+from fastlaunch_train.recipes.recipe import (
+    CUDA_GRAPH_MODES,
+    TE_SCALINGS,
+    TORCHAO_SCALINGS,
+    ZERO_STAGES,
+    Recipe,
+)
 
 Version = tuple[int, ...]
 
@@ -57,182 +63,150 @@ class Capabilities:
     compile_problem: Callable[[str], str | None] = _nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+#: What a machine lacks for a recipe, in words; None if nothing.
+Missing = Callable[[Recipe, Capabilities], str | None]
+
+
+@dataclass(frozen=True)
 class Requirement:
     """What recipes with certain values of their fields need of a machine."""
 
     #: Field -> its values that need it. All fields have to match.
     fields: Mapping[str, tuple[str, ...]]
+    missing: Missing
+    package: str | None = None  #: what has to be installed, by the name that is imported
 
     def is_of(self, recipe: Recipe) -> bool:
         """Whether the recipe needs it."""
         return all(getattr(recipe, field) in values for field, values in self.fields.items())
 
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
-        """Return what the machine lacks, in words; None if nothing."""
-        raise NotImplementedError
 
+def _gpu(what: str, least: Version, *, below: Version | None = None, runs_on_cpu: bool = False) -> Missing:
+    """A GPU of compute capability `least` or more, and less than `below`; maybe none at all."""
 
-@dataclass(frozen=True, kw_only=True)
-class GpuRequirement(Requirement):
-    """A GPU of a compute capability."""
-
-    what: str
-    least: Version
-    #: First compute capability that no longer does it.
-    below: Version = ()
-    #: Whether it works without a GPU too.
-    runs_on_cpu: bool = False
-
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+    def missing(recipe: Recipe, machine: Capabilities) -> str | None:
         capability = machine.compute_capability
         if capability is None:
-            return None if self.runs_on_cpu else f"{self.what} needs an NVIDIA GPU, and there is none"
+            return None if runs_on_cpu else f"{what} needs an NVIDIA GPU, and there is none"
         if not capability:
             return None
-        if capability < self.least:
+        if capability < least:
             return (
-                f"{self.what} needs compute capability {dotted(self.least)} ({_GENERATIONS[self.least]}), "
+                f"{what} needs compute capability {dotted(least)} ({_GENERATIONS[least]}), "
                 f"and {machine.gpu} has {dotted(capability)}"
             )
-        if self.below and capability >= self.below:
+        if below and capability >= below:
             return (
-                f"{self.what} lacks some of its products from compute capability {dotted(self.below)} on, "
+                f"{what} lacks some of its products from compute capability {dotted(below)} on, "
                 f"and {machine.gpu} has {dotted(capability)}"
             )
         return None
 
+    return missing
 
-@dataclass(frozen=True, kw_only=True)
-class CudaRequirement(Requirement):
-    """A torch that was built with a release of CUDA."""
 
-    what: str
-    least: Version
+def _cuda(what: str, least: Version) -> Missing:
+    """A torch that was built with CUDA `least` or newer."""
 
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
-        if not machine.cuda or machine.cuda >= self.least:
+    def missing(recipe: Recipe, machine: Capabilities) -> str | None:
+        if not machine.cuda or machine.cuda >= least:
             return None
-        return f"{self.what} needs CUDA {dotted(self.least)}, and torch has {dotted(machine.cuda)}"
+        return f"{what} needs CUDA {dotted(least)}, and torch has {dotted(machine.cuda)}"
+
+    return missing
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageRequirement(Requirement):
-    """A package, in a release or a later one."""
+def _package(
+    fields: Mapping[str, tuple[str, ...]],
+    package: str,
+    least: Version = (),
+    *,
+    what: str = "",
+    only_on_cpu: bool = False,
+    from_capability: Version = (),
+) -> Requirement:
+    """A package in release `least` or newer; only without a GPU, or from a compute capability on."""
 
-    package: str
-    least: Version = ()
-    what: str = ""
-    #: Only without a GPU.
-    only_on_cpu: bool = False
-    #: Only from this compute capability on.
-    from_capability: Version = ()
-
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
+    def missing(recipe: Recipe, machine: Capabilities) -> str | None:
         capability = machine.compute_capability
-        if (self.only_on_cpu and capability is not None) or (capability or ()) < self.from_capability:
+        if (only_on_cpu and capability is not None) or (capability or ()) < from_capability:
             return None
-        if problem := machine.package_problem(self.package):
+        if problem := machine.package_problem(package):
             return problem
-        version = machine.version_of(self.package)
-        if version is not None and (not version or version >= self.least):
+        version = machine.version_of(package)
+        if version is not None and (not version or version >= least):
             return None
-        what = self.what or " and ".join(f"{field} {getattr(recipe, field)}" for field in self.fields)
-        extra = f" (pip install 'fastlaunch[{EXTRAS[self.package]}]')" if self.package in EXTRAS else ""
+        named = what or " and ".join(f"{field} {getattr(recipe, field)}" for field in fields)
+        extra = f" (pip install 'fastlaunch[{EXTRAS[package]}]')" if package in EXTRAS else ""
         if version is None:
-            return f"{what} needs {self.package}, which is not installed{extra}"
-        return f"{what} needs {self.package} {dotted(self.least)}, and {dotted(version)} is installed{extra}"
+            return f"{named} needs {package}, which is not installed{extra}"
+        return f"{named} needs {package} {dotted(least)}, and {dotted(version)} is installed{extra}"
+
+    return Requirement(fields, missing, package)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingRequirement(Requirement):
-    """Transformer Engine's own consent to a scaling of FP8."""
-
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
-        problem = machine.scaling_problem(recipe.fp8_scaling)
-        return problem and f"Transformer Engine refuses fp8_scaling {recipe.fp8_scaling}: {problem}"
+def _scaling_refused(recipe: Recipe, machine: Capabilities) -> str | None:
+    problem = machine.scaling_problem(recipe.fp8_scaling)
+    return problem and f"Transformer Engine refuses fp8_scaling {recipe.fp8_scaling}: {problem}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompilerRequirement(Requirement):
-    """A backend of torch.compile that works."""
-
-    def missing(self, recipe: Recipe, machine: Capabilities) -> str | None:
-        return machine.compile_problem(recipe.compile_backend)
-
-
-_COMPILED = {"compile_mode": ("default", "reduce-overhead", "max-autotune")}
+_COMPILED = {"compile_mode": ("default", *CUDA_GRAPH_MODES)}
 _INDUCTOR = {**_COMPILED, "compile_backend": ("inductor",)}
+_FSDP2 = {"parallelism": ("fsdp2",)}
 #: In the order in which they are looked at: the GPU first, then releases, then what takes time to find out.
 REQUIREMENTS: tuple[Requirement, ...] = (
     # Matrix units. torchao's products are emulated on a CPU: nothing to time, but to see what they compute.
     # Data centers' Blackwell has MXFP8; that of workstations, from 12.0 on, lacks some of the products.
-    GpuRequirement(fields={"fp8_scaling": ("mxfp8",)}, what="MXFP8", least=(10, 0), below=(12, 0)),
+    Requirement({"fp8_scaling": ("mxfp8",)}, _gpu("MXFP8", (10, 0), below=(12, 0))),
     # Products scaled by blocks of 128 values, and by rows: Transformer Engine's support matrix.
-    GpuRequirement(fields={"fp8_scaling": ("block",)}, what="FP8 block scaling", least=(9, 0)),
-    GpuRequirement(
-        fields={"fp8_scaling": ("rowwise",)}, what="FP8 scaled by rows", least=(9, 0), runs_on_cpu=True
-    ),
-    GpuRequirement(fields={"fp8_scaling": ("delayed", "current")}, what="FP8", least=(8, 9)),
-    GpuRequirement(fields={"fp8_scaling": ("tensorwise",)}, what="FP8", least=(8, 9), runs_on_cpu=True),
-    GpuRequirement(fields={"blocks": _TE_BLOCKS}, what="Transformer Engine", least=(8, 0)),
-    GpuRequirement(fields={"precision": ("tf32",)}, what="TF32", least=(8, 0)),
+    Requirement({"fp8_scaling": ("block",)}, _gpu("FP8 block scaling", (9, 0))),
+    Requirement({"fp8_scaling": ("rowwise",)}, _gpu("FP8 scaled by rows", (9, 0), runs_on_cpu=True)),
+    Requirement({"fp8_scaling": ("delayed", "current")}, _gpu("FP8", (8, 9))),
+    Requirement({"fp8_scaling": ("tensorwise",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
+    Requirement({"blocks": _TE_BLOCKS}, _gpu("Transformer Engine", (8, 0))),
+    Requirement({"precision": ("tf32",)}, _gpu("TF32", (8, 0))),
     # triton, which inductor writes its kernels in, supports 7.0 and up. Below 8.0 inductor warns, and runs
     # eagerly what it was to compile in bf16 (torch 2.13, _inductor.compile_fx._check_triton_bf16_support).
-    GpuRequirement(fields=_INDUCTOR, what="torch.compile", least=(7, 0), runs_on_cpu=True),
-    GpuRequirement(
-        fields={**_INDUCTOR, "precision": ("bf16", "fp8")},
-        what="torch.compile of bf16",
-        least=BF16_CAPABILITY,
-        runs_on_cpu=True,
+    Requirement(_INDUCTOR, _gpu("torch.compile", (7, 0), runs_on_cpu=True)),
+    Requirement(
+        {**_INDUCTOR, "precision": ("bf16", "fp8")},
+        _gpu("torch.compile of bf16", BF16_CAPABILITY, runs_on_cpu=True),
     ),
-    CudaRequirement(fields={"fp8_scaling": ("block",)}, what="FP8 block scaling", least=(12, 9)),
+    Requirement({"fp8_scaling": ("block",)}, _cuda("FP8 block scaling", (12, 9))),
     # torch, which is old where ORTModule is: Module.compile; fp16 autocast and loss scaling on a CPU; fused
     # SGD and AdamW on every device; fully_shard where we import it from. On a CPU fully_shard fails in 2.6
     # (its streams record no events); 2.9 is the next that was tried.
-    PackageRequirement(
-        fields={"precision": ("fp16",)},
-        package="torch",
-        least=(2, 3),
-        what="fp16 on a CPU",
-        only_on_cpu=True,
-    ),
-    PackageRequirement(fields={"optimizer_impl": ("fused",)}, package="torch", least=(2, 4)),
-    PackageRequirement(fields=_COMPILED, package="torch", least=(2, 2), what="torch.compile"),
-    PackageRequirement(fields={"parallelism": ("fsdp2",)}, package="torch", least=(2, 6), what="fully_shard"),
-    PackageRequirement(
-        fields={"parallelism": ("fsdp2",)},
-        package="torch",
-        least=(2, 9),
-        what="fully_shard on a CPU",
-        only_on_cpu=True,
-    ),
+    _package({"precision": ("fp16",)}, "torch", (2, 3), what="fp16 on a CPU", only_on_cpu=True),
+    _package({"optimizer_impl": ("fused",)}, "torch", (2, 4)),
+    _package(_COMPILED, "torch", (2, 2), what="torch.compile"),
+    _package(_FSDP2, "torch", (2, 6), what="fully_shard"),
+    _package(_FSDP2, "torch", (2, 9), what="fully_shard on a CPU", only_on_cpu=True),
     # Transformer Engine's releases, by its release notes.
-    PackageRequirement(fields={"blocks": _TE_BLOCKS}, package="transformer_engine", least=(2, 0)),
-    PackageRequirement(fields={"fp8_scaling": ("current",)}, package="transformer_engine", least=(2, 2)),
-    PackageRequirement(fields={"fp8_scaling": ("block",)}, package="transformer_engine", least=(2, 3)),
+    _package({"blocks": _TE_BLOCKS}, "transformer_engine", (2, 0)),
+    _package({"fp8_scaling": ("current",)}, "transformer_engine", (2, 2)),
+    _package({"fp8_scaling": ("block",)}, "transformer_engine", (2, 3)),
     # Blackwell computes products scaled by blocks of 128 by way of MXFP8, since this release.
-    PackageRequirement(
-        fields={"fp8_scaling": ("block",)},
-        package="transformer_engine",
-        least=(2, 9),
+    _package(
+        {"fp8_scaling": ("block",)},
+        "transformer_engine",
+        (2, 9),
         what="fp8_scaling block on Blackwell",
         from_capability=(10, 0),
     ),
-    ScalingRequirement(fields={"fp8_scaling": TE_SCALINGS}),
-    PackageRequirement(fields={"fp8_scaling": TORCHAO_SCALINGS}, package="torchao", least=TORCHAO_RELEASE),
-    CompilerRequirement(fields=_COMPILED),
-    PackageRequirement(fields={"engine": ("ort",)}, package="torch_ort"),
-    PackageRequirement(fields={"parallelism": ZERO_STAGES}, package="deepspeed"),
-    PackageRequirement(fields={"loop": ("lightning",)}, package="lightning"),
-    PackageRequirement(fields={"loop": ("transformers",)}, package="transformers"),
-    PackageRequirement(fields={"loop": ("transformers",)}, package="accelerate"),
+    Requirement({"fp8_scaling": TE_SCALINGS}, _scaling_refused),
+    _package({"fp8_scaling": TORCHAO_SCALINGS}, "torchao", TORCHAO_RELEASE),
+    Requirement(_COMPILED, lambda recipe, machine: machine.compile_problem(recipe.compile_backend)),
+    _package({"engine": ("ort",)}, "torch_ort"),
+    _package({"parallelism": ZERO_STAGES}, "deepspeed"),
+    _package({"loop": ("lightning",)}, "lightning"),
+    _package({"loop": ("transformers",)}, "transformers"),
+    _package({"loop": ("transformers",)}, "accelerate"),
 )
 
 
 def missing_part(recipe: Recipe, machine: Capabilities) -> str | None:
     """Return what `recipe` needs and `machine` lacks, in words; None if the recipe can run."""
-    return next(filter(None, (one.missing(recipe, machine) for one in requirements_of(recipe))), None)
+    return next(filter(None, (row.missing(recipe, machine) for row in requirements_of(recipe))), None)
 
 
 def can_stand_in(recipe: Recipe, machine: Capabilities) -> bool:
@@ -249,8 +223,8 @@ def requirements_of(recipe: Recipe) -> Iterator[Requirement]:
 
 def needed_packages(recipe: Recipe) -> tuple[str, ...]:
     """Return what `recipe` needs beside torch, by the names that are imported."""
-    packages = (row.package for row in requirements_of(recipe) if isinstance(row, PackageRequirement))
-    return tuple(dict.fromkeys(package for package in packages if package != "torch"))
+    packages = (row.package for row in requirements_of(recipe))
+    return tuple(dict.fromkeys(package for package in packages if package not in (None, "torch")))
 
 
 def bf16_emulation(recipe: Recipe, machine: Capabilities) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from fastlaunch_train.recipes.recipe import (
     AMAX_HISTORY,
     CHOICES,
+    CUDA_GRAPH_MODES,
     TE_SCALINGS,
     TORCHAO_SCALINGS,
     ZERO_STAGES,
@@ -156,7 +157,7 @@ def _compile(recipe: Recipe) -> Iterator[Problem]:
                 "add --set compile_mode=default, or use compile_backend=inductor and compile_scope=block",
             )
         return
-    if recipe.compile_mode in ("reduce-overhead", "max-autotune") and recipe.compile_backend != "inductor":
+    if recipe.compile_mode in CUDA_GRAPH_MODES and recipe.compile_backend != "inductor":
         yield (
             f"compile_mode {recipe.compile_mode} is Inductor's, not {recipe.compile_backend}'s",
             "use compile_mode=default with another backend",
@@ -181,7 +182,7 @@ def _parallelism(recipe: Recipe) -> Iterator[Problem]:
     if recipe.blocks != "native":
         yield "Transformer Engine's blocks train with DDP only", "add --set parallelism=ddp"
     if recipe.parallelism in ZERO_STAGES:
-        if recipe.compile_mode in ("reduce-overhead", "max-autotune"):
+        if recipe.compile_mode in CUDA_GRAPH_MODES:
             yield (
                 f"compile_mode {recipe.compile_mode} needs gradients that stay in place",
                 "use compile_mode=default with DeepSpeed",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 #: Hex digits of SHA-256 to keep: two of a million sources agree by chance in one case of ten million.
 DIGITS = 16
@@ -59,8 +59,7 @@ def digest_of_file(path: Path) -> tuple[str, str]:
         size = os.fstat(file.fileno()).st_size
         whole.update(size.to_bytes(8, "big"))
         if size <= MOST_BYTES:
-            for piece in iter(lambda: file.read(PIECE_BYTES), b""):
-                whole.update(piece)
+            _add_contents(whole, file)
             return whole.hexdigest()[:DIGITS], CONTENTS
         for number in range(NUM_PIECES):
             file.seek(number * (size - PIECE_BYTES) // (NUM_PIECES - 1))
@@ -118,6 +117,10 @@ def _below(folder: str) -> Iterator[str]:
 def _contents_digest(path: str) -> bytes:
     whole = hashlib.sha256()
     with Path(path).open("rb") as file:
-        for piece in iter(lambda: file.read(PIECE_BYTES), b""):
-            whole.update(piece)
+        _add_contents(whole, file)
     return whole.digest()
+
+
+def _add_contents(whole: "hashlib._Hash", file: BinaryIO) -> None:
+    for piece in iter(lambda: file.read(PIECE_BYTES), b""):
+        whole.update(piece)

@@ -15,7 +15,7 @@ from torch import nn
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import Process, gather_object, join_group
 from fastlaunch_train.models.model_state import model_state
-from fastlaunch_train.models.precision import Precision, nondeterministic_error
+from fastlaunch_train.models.precision import Precision, name_nondeterministic
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.requirements import parse_version
@@ -77,7 +77,7 @@ class DeepSpeedStepper:
     def step(self, batch: Batch) -> torch.Tensor:
         """Do one optimizer step on `batch`; return its loss."""
         losses = []
-        try:
+        with name_nondeterministic(self._recipe):
             for micro_batch in split_batch(batch, self._recipe.grad_accumulation):
                 with self._precision.autocast():
                     loss = self._workload.loss(self.model, micro_batch)
@@ -85,11 +85,6 @@ class DeepSpeedStepper:
                 losses.append(loss.detach().clone())
                 self._engine.backward(loss)
                 self._engine.step()
-        except RuntimeError as error:
-            refusal = nondeterministic_error(error, self._recipe)
-            if refusal is None:
-                raise
-            raise refusal from error
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def compile_ahead(self, batch: Batch) -> None:

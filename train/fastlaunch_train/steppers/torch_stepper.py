@@ -12,16 +12,13 @@ from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, wrap_ddp
 from fastlaunch_train.models.compile import compile_model
 from fastlaunch_train.models.model_state import load_model_state, model_state
-from fastlaunch_train.models.precision import Precision, nondeterministic_error
+from fastlaunch_train.models.precision import Precision, name_nondeterministic
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
-from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
+from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe
 from fastlaunch_train.steppers.optimizers import MasterWeights, build_optimizer
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
-
-#: Modes in which torch.compile records CUDA graphs.
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 class TorchStepper:
@@ -58,7 +55,7 @@ class TorchStepper:
         """Do one optimizer step on `batch`; return its loss."""
         self._zero_grad()
         micro_batches = split_batch(batch, self._recipe.grad_accumulation)
-        try:
+        with name_nondeterministic(self._recipe):
             losses = [
                 self._forward_backward(micro_batch, last=index == len(micro_batches))
                 for index, micro_batch in enumerate(micro_batches, start=1)
@@ -70,11 +67,6 @@ class TorchStepper:
                 assert isinstance(self.optimizer, torch.optim.Optimizer)
                 scaler.step(self.optimizer)
                 scaler.update()
-        except RuntimeError as error:
-            refusal = nondeterministic_error(error, self._recipe)
-            if refusal is None:
-                raise
-            raise refusal from error
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _zero_grad(self) -> None:
@@ -144,8 +136,7 @@ class TorchStepper:
         """Take over what `state` returned."""
         if self._recipe.parallelism == "fsdp2":
             state = fsdp.scatter(state, self._process)
-        te_recipe = fp8_recipe(self._recipe) if self._recipe.fp8_scaling in TE_SCALINGS else None
-        load_model_state(self._native, state["model"], fp8_recipe=te_recipe)
+        load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self._recipe))
         self.optimizer.load_state_dict(state["optimizer"])
         if self._precision.scaler is not None and state["scaler"] is not None:
             self._precision.scaler.load_state_dict(state["scaler"])
