@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from fastlaunch_train.checks.batch_size import computed_in, probe_request
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.fusion import describe_kernels
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
 from fastlaunch_train.steppers.forward_only import ForwardStepper
-from fastlaunch_train.workloads.contract import DataRequest, load_workload
+from fastlaunch_train.workloads.contract import load_workload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda")
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
 NUM_TENSORS = 4
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 #: Largest difference from GELU in float64 over normal values up to about 5. In bf16 and fp16 each of five
 #: operations rounds; in one kernel only its result is.
@@ -46,17 +46,7 @@ def ran(label: str, shape: str = "256x1024") -> tuple[str, float]:
     model = workload.build_model()
     assert workload.pointwise is not None and workload.outputs is not None
     workload.pointwise(model, recipe.pointwise)
-    request = DataRequest(
-        source="synthetic",
-        batch_size=NUM_TENSORS,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=DEVICE,
-        num_workers=0,
-        first_step=1,
-        dtype=DTYPES[recipe.precision],
-    )
+    request = probe_request(ALONE, seed=0, batch_size=NUM_TENSORS, dtype=computed_in(recipe))
     batch = next(workload.batches(request))
     torch.compiler.reset()
     ForwardStepper(workload, recipe, precision, ALONE, model).compile_ahead(batch)

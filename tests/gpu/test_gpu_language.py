@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 
+from fastlaunch_train.checks.batch_size import probe_request
+from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.attention import attention_backend
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -20,17 +22,9 @@ GPU = torch.device("cuda")
 NAMES = ("gpt2-xsmall", "distilbert-imdb")
 
 
-def request(batch_size: int = 4) -> DataRequest:
-    return DataRequest(
-        source="synthetic",
-        batch_size=batch_size,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=GPU,
-        num_workers=0,
-        first_step=1,
-    )
+def request(device: torch.device = GPU) -> DataRequest:
+    process = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=device)
+    return probe_request(process, seed=0, batch_size=4)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -69,7 +63,7 @@ def test_steps_do_not_wait_for_the_device(workload: Workload) -> None:
 
 def test_batches_are_the_cpus(workload: Workload) -> None:
     on_gpu = next(workload.batches(request()))
-    on_cpu = next(workload.batches(DataRequest(**(vars(request()) | {"device": torch.device("cpu")}))))
+    on_cpu = next(workload.batches(request(torch.device("cpu"))))
     assert on_gpu.keys() == on_cpu.keys()
     for name, tensor in on_gpu.items():
         assert tensor.device.type == "cuda"

@@ -7,20 +7,26 @@ first ones, more of the output is the residual stream and less of it that error.
 """
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from running_here import runnable
 from torch import nn
 
+from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.attention import (
     attention_backend,
     guard_cudnn_attention,
     transformer_engine_backend,
 )
+from fastlaunch_train.models.model_state import load_model_state, model_state
 from fastlaunch_train.models.precision import Precision, setup_precision
-from fastlaunch_train.workloads.contract import DataRequest, load_workload
+from fastlaunch_train.models.te_fp8 import fp8_recipe
+from fastlaunch_train.workloads.contract import load_workload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +38,7 @@ pytestmark = [
 # FP8 products take no batch that is not a multiple of 16, MXFP8's of 32.
 WIDTH, NUM_TOKENS, BATCH = 1280, 197, 32
 DEVICE = torch.device("cuda")
+PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
 
 #: Recipe and overrides: bounds on the errors of output, input gradient, worst weight gradient.
 BOUNDS = {
@@ -143,16 +150,7 @@ def probe(label: str) -> str:
 
         assert workload.blocks is not None
         replace_blocks(model, workload.blocks(model))
-    request = DataRequest(
-        source="synthetic",
-        batch_size=32,
-        seed=0,
-        rank=0,
-        world_size=1,
-        device=DEVICE,
-        num_workers=0,
-        first_step=1,
-    )
+    request = probe_request(PROCESS, seed=0, batch_size=32)
     return attention_backend(model, next(workload.batches(request)), precision, workload.loss)
 
 
@@ -182,3 +180,46 @@ def test_the_loaded_cudnn_is_known() -> None:
     assert version >= (8,)
     if version < (9, 15, 1):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# A checkpoint: scales, if any, come back through the file.
+
+
+def scales(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Every scale and history in `state`, by module and name."""
+    return {
+        f"{name} {key}": value
+        for name, extra in state.items()
+        if isinstance(extra, dict)
+        for key, value in extra.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+@pytest.mark.parametrize("name", ["te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8"])
+def test_scales_come_back_and_the_next_output_is_the_same(
+    te_block: nn.Module, tmp_path: Path, name: str
+) -> None:
+    recipe = runnable(name)
+    precision = setup_precision(recipe, DEVICE)
+    saved = copy.deepcopy(te_block)
+    restored = copy.deepcopy(saved)
+    for size in (1.0, 30.0, 3.0):  # the largest is in the history alone by the end
+        x = size * torch.randn(32, 20, WIDTH, device=DEVICE)
+        with precision.autocast():
+            output = saved(x)
+        output.float().square().mean().backward()
+    torch.save(model_state(saved), tmp_path / "state.pt")
+
+    with torch.no_grad(), precision.autocast():  # as the probe of the attention does before a run resumes
+        restored(x)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = scales(state)
+    assert bool(expected) == (name == "te-fp8")  # the others keep nothing between passes
+    load_model_state(restored, state, fp8_recipe=fp8_recipe(recipe))
+    found = scales(model_state(restored))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    with torch.no_grad(), precision.autocast():
+        assert torch.equal(restored(x), saved(x))
