@@ -40,12 +40,24 @@ def as_it_was() -> Iterator[None]:
     stop_process()
 
 
-def larger(module: torch.fx.GraphModule) -> None:
-    """A tenth is added to the first output."""
-    for node in module.graph.find_nodes(op="output"):
-        with module.graph.inserting_before(node):
-            first, *rest = node.args[0]
-            node.args = ((module.graph.call_function(torch.mul, (first, 1.1)), *rest),)
+def output_through(function: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    """The first output goes through `function`."""
+
+    def edit(module: torch.fx.GraphModule) -> None:
+        for node in module.graph.find_nodes(op="output"):
+            with module.graph.inserting_before(node):
+                first, *rest = node.args[0]
+                node.args = ((module.graph.call_function(function, (first,)), *rest),)
+
+    return edit
+
+
+def a_tenth_more(x: torch.Tensor) -> torch.Tensor:
+    return 1.1 * x
+
+
+def last_sample_lost(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:-1], x[:1]])
 
 
 def without(*names: str) -> Edit:
@@ -61,16 +73,7 @@ def without(*names: str) -> Edit:
     return edit
 
 
-def one_sample_lost(module: torch.fx.GraphModule) -> None:
-    """The last sample gets what the first should."""
-    for node in module.graph.find_nodes(op="output"):
-        with module.graph.inserting_before(node):
-            first, *rest = node.args[0]
-            node.args = ((module.graph.call_function(lose_the_last, (first,)), *rest),)
-
-
-def lose_the_last(x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x[:-1], x[:1]])
+larger, one_sample_lost = output_through(a_tenth_more), output_through(last_sample_lost)
 
 
 def compiled_by(edit: Edit) -> Callable[..., Any]:
@@ -122,11 +125,7 @@ COMPILED = [
     "compile-model compile_backend=aot_eager compile_scope=wrapped",
     "fsdp2 compile_mode=default compile_backend=aot_eager",
 ]
-BY_INDUCTOR = [
-    "compile",
-    "compile precision=fp32",
-    "compile-model activation_checkpointing=block",
-]
+BY_INDUCTOR = ["compile", "compile precision=fp32", "compile-model activation_checkpointing=block"]
 RIGHT = [
     "fp32",
     "fp32 grad_accumulation=4",

@@ -86,19 +86,21 @@ def test_the_articles_blocks_fail_all_three(workload: Workload, probe: Batch) ->
 class Mixing(nn.Module):
     """Adds to each image a little of the one before it in the batch, and of those before."""
 
-    def __init__(self, part: float) -> None:
-        super().__init__()
-        self.part = part
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.part * x.cumsum(0)
+        return x + 0.05 * x.cumsum(0)
+
+
+def embedded_through(module: nn.Module) -> Callable[[nn.Module], None]:
+    """A change of a ViT: `module` after its patch embedding."""
+
+    def change(model: nn.Module) -> None:
+        model.patch_embed = nn.Sequential(model.patch_embed, module)
+
+    return change
 
 
 def test_a_model_that_mixes_its_samples_fails(workload: Workload, probe: Batch) -> None:
-    def mix(model: nn.Module) -> None:
-        model.patch_embed = nn.Sequential(model.patch_embed, Mixing(0.05))
-
-    _, isolation, permutation = checked(workload, probe, "bf16", mix)
+    _, isolation, permutation = checked(workload, probe, "bf16", embedded_through(Mixing()))
     assert not isolation.passed and isolation.detail is None
     assert not permutation.passed and permutation.detail is None
 
@@ -121,10 +123,7 @@ def test_what_is_scaled_by_the_batchs_maximum_keeps_samples_apart(workload: Work
             step = x.abs().max() / 64
             return (x / step).round() * step
 
-    def scale(model: nn.Module) -> None:
-        model.patch_embed = nn.Sequential(model.patch_embed, Scaled())
-
-    equivalence, isolation, permutation = checked(workload, probe, "fp32", scale)
+    equivalence, isolation, permutation = checked(workload, probe, "fp32", embedded_through(Scaled()))
     assert not equivalence.passed  # of fp32
     assert isolation.passed and permutation.passed
 
@@ -138,11 +137,9 @@ def test_scales_are_found_before_they_are_judged(workload: Workload, probe: Batc
             passes.append(torch.is_grad_enabled())
             return x if len(passes) > 1 else x * 0
 
-    def delay(model: nn.Module) -> None:
-        model.patch_embed = nn.Sequential(model.patch_embed, Delayed())
-
     plain = setup_precision(RECIPES["bf16"], CPU)
-    assert all(check.passed for check in checked(workload, probe, "te-fp8", delay, plain))
+    checks = checked(workload, probe, "te-fp8", embedded_through(Delayed()), plain)
+    assert all(check.passed for check in checks)
     assert passes[0] and not any(passes[1:])
 
 

@@ -29,13 +29,9 @@ def test_a_recipes_record_is_complete_and_read_back(name: str) -> None:
     assert set(record) == {*OVERRIDABLE, "name", "description", "overrides", "label", "schema"}
     assert (record["schema"], record["label"], record["overrides"]) == (RECIPE_SCHEMA, name, {})
     assert Recipe.from_record(record) == RECIPES[name]
-
-
-def test_overrides_stand_in_the_record() -> None:
-    record = resolve_recipe("bf16", ["ddp_bucket_mb=25", "optimizer=adamw"]).to_record()
-    assert record["overrides"] == {"ddp_bucket_mb": "25", "optimizer": "adamw"}
-    assert record["ddp_bucket_mb"] == 25
-    assert record["label"] == "bf16 ddp_bucket_mb=25 optimizer=adamw"
+    record = resolve_recipe(name, ["deterministic=true"]).to_record()
+    assert (record["deterministic"], record["overrides"]) == (True, {"deterministic": "true"})
+    assert record["label"] == f"{name} deterministic=true"
 
 
 #: field -> (recipe that takes the override, its text, the value that it stands for)

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,28 @@ def run_ranks(
         found[0][arm]["losses"] = [sum(values) / world_size for values in losses]
     results: dict[str, dict[str, Any]] = found[0]
     return results
+
+
+def run_ranks_and_resume(
+    folder: Path, arms: Mapping[str, float | None], *, model_class: str, steps: int
+) -> dict[str, dict[str, Any]]:
+    """What two ranks find for each arm: plain torch's training in fp64, and the same bits after a resume.
+
+    arms: with the largest distance from the plain training; None where the optimizer is another.
+    """
+    found = run_ranks(folder / "whole", list(arms), steps=steps)
+    losses, weights = reference(steps=steps)
+    for arm, tolerance in arms.items():
+        assert found[arm]["model_class"] == model_class
+        assert tolerance is None or distance(found[arm], losses, weights) < tolerance, arm
+        kept, changed, back = found[arm]["scores"]
+        assert kept == back != changed, arm
+    resumed = run_ranks(folder / "resumed", list(arms), steps=steps, resume_after=steps // 2)
+    for arm in arms:
+        assert resumed[arm]["losses"] == found[arm]["losses"], arm
+        for name, weight in found[arm]["weights"].items():
+            assert torch.equal(resumed[arm]["weights"][name], weight), (arm, name)
+    return found
 
 
 def distance(found: dict[str, Any], losses: list[float], weights: dict[str, torch.Tensor]) -> float:
