@@ -16,7 +16,7 @@ from pathlib import Path
 from fastlaunch_train.records.records import End, RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = f"{Path(__file__).parent / 'workloads' / 'tiny.py'}"
+TINY = str(Path(__file__).parent / "workloads" / "tiny.py")
 
 #: These tests are of the CPU, also on a machine that has more; tests/gpu has those of the GPU.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -35,7 +35,7 @@ def arguments(output: Path, *more: str, workload: str = f"{TINY}:build", recipe:
 
 
 class Run:
-    """A started entrypoint."""
+    """An entrypoint that was started with `argv`."""
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
@@ -44,10 +44,6 @@ class Run:
             target=_main, args=(argv, env, str(self._log))
         )
         self._process.start()
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -77,8 +73,9 @@ def run(argv: list[str], **env: str) -> tuple[int, str]:
     """Exit code and output of the entrypoint."""
     started = start(argv, **env)
     output = started.wait(timeout_s=60)
-    assert started.returncode is not None
-    return started.returncode, output
+    code = started.poll()
+    assert code is not None
+    return code, output
 
 
 def ended(code: int, argv: list[str], **env: str) -> str:
@@ -86,6 +83,19 @@ def ended(code: int, argv: list[str], **env: str) -> str:
     returned, output = run(argv, **env)
     assert returned == code, output
     return output
+
+
+def trained(
+    output: Path,
+    *more: str,
+    workload: str = f"{TINY}:build",
+    recipe: str = "fp32",
+    attempt: int = 1,
+    **env: str,
+) -> RankRecord:
+    """The record of a run that has to complete."""
+    ended(0, arguments(output, *more, workload=workload, recipe=recipe), **env)
+    return record(output, attempt=attempt)
 
 
 def end_of(output: Path, *, rank: int = 0, attempt: int = 1) -> End:

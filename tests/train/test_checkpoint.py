@@ -1,18 +1,31 @@
-"""Checkpoints: complete or absent, two kept, and only for the job they were made by."""
+"""Checkpoints: complete or absent, two kept, only for their own job, and of a size known before training."""
 
+import dataclasses
+import errno
+import importlib.util
+import os
 import resource
-from dataclasses import replace
+import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import toy
+from entrypoint import arguments, end_of, start_command
 from torch import nn
+from toy import ALONE, CPU
 
-from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
+    check_space,
+    check_writers_space,
+    checkpoint_bytes,
     floats_as_text,
     floats_from_text,
     latest_checkpoint,
@@ -21,10 +34,14 @@ from fastlaunch_train.loop.checkpoint import (
     restore_random_state,
     write_checkpoint,
 )
+from fastlaunch_train.loop.evaluation import Best, Evaluations
 from fastlaunch_train.process.failures import EXIT_DISK_FULL, UnsavedError, classify
-from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Eval
+from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.workloads.contract import Workload
 
-CPU = torch.device("cpu")
 IDENTITY = Identity(
     workload="tiny",
     recipe="fp16",
@@ -116,7 +133,7 @@ def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
     assert newest is not None and newest.name == "step-00000100.pt"
 
 
-@pytest.mark.parametrize("missing", [0.999, 0.9, 0.01, 0.0003])
+@pytest.mark.parametrize("missing", [0.999, 0.01, 0.0003])
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path, missing: float) -> None:
     """Wherever in the file it is full: near the end torch.save has an error of its own to tell."""
     job = Job()
@@ -135,19 +152,32 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path
     assert classify(failed.value).exit_code == EXIT_DISK_FULL
 
 
+def checkpointing(
+    directory: Path, stepper: Stepper | None, evaluations: Evaluations | None, *, seconds: float = 0.0
+) -> Checkpointing:
+    """What saves a lone rank's checkpoints, each in so many seconds, by a clock that does not run."""
+
+    def phase(name: str, work: Any, *, step: int) -> float:
+        if stepper is not None:
+            work()
+        return seconds
+
+    return Checkpointing(
+        directory=directory,
+        identity=IDENTITY,
+        process=ALONE,
+        stepper=stepper,  # type: ignore[arg-type]
+        evaluations=evaluations,
+        sharded=False,
+        phase=phase,  # type: ignore[arg-type]
+    )
+
+
 @pytest.mark.parametrize(("seconds", "warned"), [(60.0, False), (60.5, True)])
 def test_a_checkpoint_too_slow_for_spot_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float, warned: bool
 ) -> None:
-    Checkpointing(
-        directory=tmp_path,
-        identity=IDENTITY,
-        process=Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=CPU),
-        stepper=None,  # type: ignore[arg-type]
-        evaluations=None,
-        sharded=False,
-        phase=lambda name, work, *, step: seconds,  # type: ignore[arg-type]
-    ).save(1)
+    checkpointing(tmp_path, None, None, seconds=seconds).save(1)
     assert ("spot" in caplog.text) == warned
 
 
@@ -163,7 +193,7 @@ def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
 
 
 def test_data_that_are_not_known_are_no_other_data(tmp_path: Path) -> None:
-    job, unknown = Job(), replace(IDENTITY, data_digest=None)
+    job, unknown = Job(), dataclasses.replace(IDENTITY, data_digest=None)
     job.load(job.save(tmp_path / "new", 1), unknown)
     path = job.save(tmp_path / "old", 1)
     content = torch.load(path, weights_only=True)
@@ -188,3 +218,166 @@ def test_floats_go_through_text_to_the_bit() -> None:
     assert as_text["w"] is weight
     assert floats_from_text(as_text) == state
     assert floats_from_text(state) == state
+
+
+class Wide(nn.Module):
+    """A fifth of a million weights in layers of several shapes, one of them used under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 256)
+        self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(3))
+        self.tied = self.blocks[0]
+        self.norm = nn.BatchNorm1d(256)
+        self.head = nn.Linear(256, toy.CLASSES)
+        self.register_buffer("mask", torch.zeros(300, 300), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        y: torch.Tensor = self.head(self.norm(self.tied(x)))
+        return y
+
+
+class Plain(nn.Module):
+    """Without what is used twice, which a lone rank's gathered weights share after all, nor fp32 in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 256), nn.Linear(256, 256), nn.Linear(256, toy.CLASSES)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def wide(optimizer: str, build_model: type[nn.Module] = Wide) -> Workload:
+    name, _, momentum = optimizer.partition(" ")
+    return dataclasses.replace(
+        toy.TOY, build_model=build_model, optimizer=name, momentum=float(momentum or 0), learning_rate=1e-3
+    )
+
+
+def sizes(folder: Path, workload: Workload, recipe: Recipe, *, best: bool) -> tuple[int, int]:
+    """Return the bytes of a checkpoint after a step, and those expected before it."""
+    stepper, data = toy.build(recipe, ALONE, workload=workload)
+    expected = checkpoint_bytes(stepper.model, workload, recipe, world_size=1, best=best)
+    stepper.step(next(data))
+    evaluations = Evaluations(every=1, last_step=9, keep_best=best)
+    if best:
+        score = Eval(step=1, split="validation", loss=1.0, num_samples=8, seconds=0.1)
+        evaluations.best = Best(score=score, weights=stepper.weights())
+    checkpointing(folder, stepper, evaluations).save(1)
+    (written,) = folder.glob("step-*.pt")
+    return written.stat().st_size, expected
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "overrides"),
+    [
+        ("sgd", ("parameter_dtype=fp32",)),
+        ("sgd 0.9", ("parameter_dtype=bf16",)),
+        ("sgd 0.9", ("parameter_dtype=bf16-master",)),
+        ("adamw", ("parameter_dtype=fp32",)),
+        ("adamw", ("parameter_dtype=bf16-master",)),
+        ("adafactor", ("parameter_dtype=bf16",)),
+        ("sgd", ("optimizer=adamw",)),
+    ],
+)
+def test_a_checkpoint_takes_what_is_expected(
+    tmp_path: Path, optimizer: str, overrides: tuple[str, ...], best: bool
+) -> None:
+    """Never more, and not much less."""
+    written, expected = sizes(tmp_path, wide(optimizer), resolve_recipe("bf16", overrides), best=best)
+    assert written <= expected <= 1.2 * written
+
+
+SHARDED = (
+    "fsdp2",
+    "fsdp2,parameter_dtype=bf16-master",
+    *("zero1", "zero2", "zero3", "zero3,parameter_dtype=bf16-master"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_a_checkpoint_of_shards_takes_what_is_expected() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [sys.executable, __file__], env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = [line.split() for line in ran.stdout.splitlines() if line.startswith("sizes ")]
+    assert len(found) == 3 * len(SHARDED)
+    for _, what, written, expected in found:
+        assert int(written) <= int(expected) <= 1.2 * int(written), what
+
+
+def main() -> None:
+    """In a process of its own, for the groups of these recipes: `sizes RECIPE WRITTEN EXPECTED` a line."""
+    for arm in SHARDED:
+        name, *overrides = arm.split(",")
+        for optimizer in ("sgd", "sgd 0.9", "adamw"):
+            with tempfile.TemporaryDirectory() as folder:
+                recipe = resolve_recipe(name, overrides)
+                written, expected = sizes(Path(folder), wide(optimizer, Plain), recipe, best=True)
+            print("sizes", f"{arm},{optimizer.replace(' ', ',')}", written, expected)
+    stop_process()
+
+
+def test_checkpoints_that_will_not_fit_are_refused_by_their_number(tmp_path: Path) -> None:
+    check_space(tmp_path / "checkpoints", 1000)
+    with pytest.raises(OSError, match="3 checkpoints of 1048576") as refused:
+        check_writers_space(ALONE, tmp_path / "checkpoints", 2**50)
+    assert refused.value.errno == errno.ENOSPC
+
+
+def test_checkpoints_that_will_be_replaced_are_room(tmp_path: Path) -> None:
+    """Sparse files: of a size that no disk has, and that takes none of it."""
+    for name in ("step-00000001.pt", "step-00000002.pt", "step-00000003.partial"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**42)
+    check_space(tmp_path, 2**42)
+    (tmp_path / "step-00000001.pt").rename(tmp_path / "step-mine.pt")
+    with pytest.raises(OSError, match="3 checkpoints"):
+        check_space(tmp_path, 2**42)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("node", "is_refused"), [(0, True), (1, False)])
+def test_only_where_checkpoints_are_written_they_need_room(
+    tmp_path: Path, node: int, is_refused: bool
+) -> None:
+    """Two nodes with disks of their own, where one has a file in the way."""
+    outputs = [tmp_path / f"node-{each}" for each in range(2)]
+    for output in outputs:
+        output.mkdir()
+    (outputs[node] / "checkpoints").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    master = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0")
+    nodes = [
+        start_command(
+            arguments(output, "--checkpoint-every", "10"), rendezvous=(*master, f"--node-rank={rank}")
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    try:
+        printed = [each.communicate(timeout=100)[0] for each in nodes]
+    finally:
+        for each in nodes:
+            each.kill()
+    ends = [end_of(output, rank=rank) for rank, output in enumerate(outputs)]
+    assert [end.status for end in ends] == 2 * ["failed" if is_refused else "completed"], printed
+    if is_refused:
+        assert all(str(outputs[0]) in (end.message or "") for end in ends), printed
+    else:
+        assert (outputs[0] / "checkpoints" / "step-00000020.pt").exists()
+
+
+if __name__ == "__main__":
+    main()
