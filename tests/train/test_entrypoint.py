@@ -1,5 +1,8 @@
 """The training entrypoint as a process: what it records, how it ends, what it refuses."""
 
+import json
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from entrypoint import (
+    ROOT,
     TINY,
     Run,
     arguments,
@@ -17,9 +21,11 @@ from entrypoint import (
     run_command,
     start,
     start_command,
+    trained,
 )
 
 ENDLESS = ("--steps", "100000")
+SAGEMAKER_PLAN = ROOT / "tests" / "plans" / "sagemaker-p5.48xlarge-on-demand.json"
 
 
 def wait_for_blocks(output: Path, count: int, process: Run | subprocess.Popen[str]) -> None:
@@ -31,62 +37,78 @@ def wait_for_blocks(output: Path, count: int, process: Run | subprocess.Popen[st
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float | None]:
+    """The losses of 24 steps without a stop."""
+    return [step.loss for step in trained(tmp_path_factory.mktemp("whole"), "--steps", "24").steps]
+
+
+@pytest.fixture(scope="module")
+def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of 10 steps, with checkpoints after 5 and 10."""
+    output = tmp_path_factory.mktemp("ten")
+    trained(output, "--steps", "10", "--checkpoint-every", "5")
+    return output
+
+
+@pytest.fixture
+def stopped(ten_steps: Path, tmp_path: Path) -> Path:
+    """A copy of that output, to go on in."""
+    return Path(shutil.copytree(ten_steps, tmp_path / "stopped"))
+
+
 def test_a_plain_run_records_everything(tmp_path: Path) -> None:
-    ended(
-        0,
-        arguments(tmp_path, "--seed", "3"),
+    read = trained(
+        tmp_path,
+        *("--seed", "3"),
         FASTLAUNCH_RUN_ID="r1",
         FASTLAUNCH_COMMIT="abc",
         FASTLAUNCH_CUDA_COMPAT="compat 580.1",
         FASTLAUNCH_SERVICE="sagemaker",
     )
-    read = record(tmp_path)
     header = read.header
     assert (header["run_id"], header["commit"], header["seed"]) == ("r1", "abc", 3)
     assert header["num_data_workers"] == 0
     assert (header["recipe"]["label"], header["recipe"]["precision"]) == ("fp32", "fp32")
     assert header["workload"]["name"] == f"{TINY}:build"
     assert header["workload"]["num_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
-    machine = header["machine"]
-    assert [machine[name] for name in ("device_type", "cuda_compat", "service")] == [
-        "cpu",
-        "compat 580.1",
-        "sagemaker",
-    ]
+    machine = [header["machine"][name] for name in ("device_type", "cuda_compat", "service")]
+    assert machine == ["cpu", "compat 580.1", "sagemaker"]
     assert header["versions"]["torch"]
     assert [step.step for step in read.steps] == list(range(1, 21))
     assert all(step.num_samples == 4 and step.num_tokens == 0 for step in read.steps)
     assert all(step.step_time_s > 0 and step.loss is not None for step in read.steps)
-    assert read.blocks[0].last_step == 1, "the first step stands alone"
-    assert read.blocks[-1].last_step == 20
-    assert any(block.last_step == 10 for block in read.blocks), "a block ends with the warm-up"
+    assert {1, 10, 20} <= {block.last_step for block in read.blocks}, "the first step, and the warm-up"
     assert [phase.name for phase in read.phases] == ["build"] * 3
     assert (end_of(tmp_path).status, end_of(tmp_path).num_steps) == ("completed", 20)
 
 
+def test_what_is_printed_for_programs_is_what_sagemakers_expressions_find(tmp_path: Path) -> None:
+    assert "fastlaunch: " not in ended(0, arguments(tmp_path / "plain", "--steps", "1"))
+    printed = ended(0, arguments(tmp_path), FASTLAUNCH_PRINT_METRICS="1")
+    request = json.loads(SAGEMAKER_PLAN.read_text())["request"]
+    definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
+    found = {one["Name"]: [float(v) for v in re.findall(one["Regex"], printed)] for one in definitions}
+    recorded = record(tmp_path)
+    ends = [recorded.steps[block.last_step - 1] for block in recorded.blocks]
+    assert found["loss"] == pytest.approx([step.loss for step in ends], abs=1e-6)
+    times_s = [b.wall_s / (b.last_step - b.first_step + 1) for b in recorded.blocks]
+    assert found["step_time_s"] == pytest.approx(times_s, abs=1e-6)
+    assert found["samples_per_s"] == pytest.approx([4 / time_s for time_s in times_s], abs=0.01)
+
+
 @pytest.mark.slow
 def test_the_processes_that_load_data_are_counted_also_after_a_resume(tmp_path: Path) -> None:
-    def num_workers(output: Path, steps: int, *more: str) -> int:
-        options = ("--data", "loader", "--steps", str(steps), "--checkpoint-every", "2", *more)
-        ended(0, arguments(output, *options, workload="vit-tiny"))
-        return record(output, attempt=2 if "--resume" in more else 1).header["num_data_workers"]
-
-    assert num_workers(tmp_path / "two", 2, "--num-workers", "2") == 2
-    assert num_workers(tmp_path / "two", 4, "--num-workers", "1", "--resume") == 1
-    assert num_workers(tmp_path / "none", 2, "--num-workers", "0") == 0
-
-
-@pytest.mark.slow
-def test_the_command_line_trains(tmp_path: Path) -> None:
-    code, output = run_command(arguments(tmp_path))
-    assert code == 0, output
-    assert "step 20 of 20" in output
-    assert end_of(tmp_path).status == "completed"
+    more = ("--data", "loader", "--checkpoint-every", "2")
+    first = trained(tmp_path, *more, "--steps", "2", "--num-workers", "2", workload="vit-tiny")
+    assert first.header["num_data_workers"] == 2
+    again = ("--steps", "4", "--num-workers", "1", "--resume")
+    second = trained(tmp_path, *more, *again, workload="vit-tiny", attempt=2)
+    assert second.header["num_data_workers"] == 1
 
 
 def test_a_block_lasts_as_long_as_its_steps(tmp_path: Path) -> None:
-    ended(0, arguments(tmp_path, workload=f"{TINY}:slow"))
-    read = record(tmp_path)
+    read = trained(tmp_path, workload=f"{TINY}:slow")
     for block in read.blocks:
         steps = read.steps[block.first_step - 1 : block.last_step]
         # The wall time is until the ranks have met; float sums differ in the last bits.
@@ -100,7 +122,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, number: signal.
     wait_for_blocks(tmp_path, 2, process)
     process.send_signal(number)
     output = process.wait(timeout_s=30)
-    assert process.returncode == 130, output
+    assert process.poll() == 130, output
     end = end_of(tmp_path)
     assert (end.status, end.message) == ("interrupted", f"stopped by {number.name}")
     assert end.num_steps == record(tmp_path).steps[-1].step
@@ -114,7 +136,7 @@ def test_a_process_that_cannot_hear_is_ended_with_its_record(tmp_path: Path) -> 
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     process.wait(timeout_s=60)
-    assert process.returncode == 130
+    assert process.poll() == 130
     assert end_of(tmp_path).status == "interrupted"
     assert "no step ended" in (end_of(tmp_path).message or "")
 
@@ -131,41 +153,38 @@ def test_a_failure_has_its_own_status(tmp_path: Path, function: str, status: str
 
 def test_sigkill_leaves_the_record_up_to_the_last_block(tmp_path: Path) -> None:
     argv = arguments(tmp_path, "--steps", "30", "--checkpoint-every", "5", workload=f"{TINY}:kill_itself")
-    ended(-9, argv, KILL_WHEN=str(tmp_path))
+    ended(-9, argv)
     read = record(tmp_path)
     assert read.end is None
     assert read.blocks[-1].last_step == read.steps[-1].step == 20
 
 
-def test_resuming_gives_the_same_losses_as_not_stopping(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    ended(0, arguments(whole, "--steps", "24"))
-    ended(0, arguments(parts, "--steps", "12", "--checkpoint-every", "6"))
-    ended(0, arguments(parts, "--steps", "24", "--checkpoint-every", "6", "--resume"))
-    assert record(parts, attempt=2).header["first_step"] == 13
-    assert losses(parts) + losses(parts, attempt=2) == losses(whole)
+def test_resuming_gives_the_same_losses_as_not_stopping(stopped: Path, whole: list[float | None]) -> None:
+    again = trained(stopped, "--steps", "24", "--checkpoint-every", "6", "--resume", attempt=2)
+    assert again.header["first_step"] == 11
+    assert losses(stopped) + losses(stopped, attempt=2) == whole
 
 
-def test_a_checkpoint_alone_is_enough_to_go_on_from_on_another_machine(tmp_path: Path) -> None:
-    whole, first, second = tmp_path / "whole", tmp_path / "first", tmp_path / "second"
-    ended(0, arguments(whole, "--steps", "14"))
-    ended(0, arguments(first, "--steps", "10", "--checkpoint-every", "5"))
-    (second / "checkpoints").mkdir(parents=True)
-    newest = first / "checkpoints" / "step-00000010.pt"
-    newest.rename(second / "checkpoints" / newest.name)
-    ended(0, arguments(second, "--steps", "14", "--resume"), FASTLAUNCH_ATTEMPT="3")
-    (path,) = second.glob("rank-*.jsonl")
-    assert path.name == "rank-00000-attempt-3.jsonl"
-    header = record(second, attempt=3).header
-    assert (header["attempt"], header["first_step"]) == (3, 11)
-    assert losses(second, attempt=3) == losses(whole)[10:]
+def test_a_checkpoint_alone_is_enough_to_go_on_from_on_another_machine(
+    stopped: Path, tmp_path: Path, whole: list[float | None]
+) -> None:
+    output = tmp_path / "second"
+    (output / "checkpoints").mkdir(parents=True)
+    newest = stopped / "checkpoints" / "step-00000010.pt"
+    newest.rename(output / "checkpoints" / newest.name)
+    assert "already holds the checkpoints" in ended(2, arguments(output))
+    read = trained(output, "--steps", "14", "--resume", attempt=3, FASTLAUNCH_ATTEMPT="3")
+    assert [path.name for path in output.glob("rank-*.jsonl")] == ["rank-00000-attempt-3.jsonl"]
+    assert (read.header["attempt"], read.header["first_step"]) == (3, 11)
+    assert losses(output, attempt=3) == whole[10:14]
 
 
-def test_an_attempt_never_takes_the_number_of_one_before(tmp_path: Path) -> None:
-    ended(0, arguments(tmp_path), FASTLAUNCH_ATTEMPT="2")
-    ended(0, arguments(tmp_path, "--resume"), FASTLAUNCH_ATTEMPT="2")
-    names = sorted(path.name for path in tmp_path.glob("rank-*.jsonl"))
-    assert names == ["rank-00000-attempt-2.jsonl", "rank-00000-attempt-3.jsonl"]
+def test_a_finished_run_that_is_resumed_stays_completed(stopped: Path) -> None:
+    """As when a job is killed before its end line. No attempt takes the number of one before."""
+    more = ("--steps", "10", "--checkpoint-every", "5", "--resume")
+    again = trained(stopped, *more, attempt=2, FASTLAUNCH_ATTEMPT="1")
+    assert again.steps == ()
+    assert again.end is not None and (again.end.status, again.end.num_steps) == ("completed", 10)
 
 
 def test_a_signal_during_a_checkpoint_needs_no_second_one(tmp_path: Path) -> None:
@@ -177,53 +196,32 @@ def test_a_signal_during_a_checkpoint_needs_no_second_one(tmp_path: Path) -> Non
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     output = process.wait(timeout_s=30)
-    assert process.returncode == 130, output
+    assert process.poll() == 130, output
     assert (end_of(tmp_path).status, end_of(tmp_path).num_steps) == ("interrupted", 10)
     (checkpoint,) = [phase for phase in record(tmp_path).phases if phase.name == "checkpoint"]
     assert checkpoint.seconds >= 1.0
     assert (tmp_path / "checkpoints" / "step-00000010.pt").exists()
 
 
-def test_a_finished_run_that_is_resumed_stays_completed(tmp_path: Path) -> None:
-    # As when a job is killed between its last checkpoint and its end line, and started again.
-    argv = arguments(tmp_path, "--checkpoint-every", "10")
-    ended(0, argv)
-    ended(0, [*argv, "--resume"])
-    assert record(tmp_path, attempt=2).steps == ()
-    again = end_of(tmp_path, attempt=2)
-    assert (again.status, again.num_steps) == ("completed", 20)
-
-
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        (("--steps", "5", "--resume"), "give more --steps"),
-        (("--steps", "20", "--resume", "--seed", "5"), "another seed"),
-        (("--steps", "20"), "already holds the record"),
+        (("--steps", "5", "--resume"), "--steps"),
+        (("--resume", "--seed", "5"), "another seed"),
+        ((), "already holds the record"),
     ],
 )
-def test_another_run_is_refused_where_one_was(tmp_path: Path, more: tuple[str, ...], word: str) -> None:
-    ended(0, arguments(tmp_path, "--steps", "10", "--checkpoint-every", "10"))
-    path = tmp_path / "rank-00000-attempt-1.jsonl"
+def test_another_run_is_refused_where_one_was(stopped: Path, more: tuple[str, ...], word: str) -> None:
+    path = stopped / "rank-00000-attempt-1.jsonl"
     before = path.read_bytes()
-    output = ended(2, arguments(tmp_path, "--checkpoint-every", "10", *more))
-    assert word in output
+    assert word in ended(2, arguments(stopped, "--checkpoint-every", "5", *more))
     assert path.read_bytes() == before
-
-
-def test_another_runs_checkpoints_are_not_taken_for_this_ones(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-00000010.pt").touch()
-    output = ended(2, arguments(tmp_path))
-    assert "already holds the checkpoints" in output
 
 
 @pytest.mark.parametrize(
     ("more", "env", "word"),
     [
-        (["--steps", "ten"], {}, "not a whole number"),
         (["--recipe", "bf61"], {}, "bf16"),
-        (["--workload", "vit-hug"], {}, "vit-huge"),
         ([], {"FASTLAUNCH_ATTEMPT": "soon"}, "FASTLAUNCH_ATTEMPT is 'soon'"),
     ],
 )
@@ -237,20 +235,20 @@ def test_a_bad_request_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("workload", "more", "word"),
+    ("function", "more", "word"),
     [
-        (f"{TINY}:fractional_flops", [], "flops_per_sample is 1500000000.0"),
-        (f"{TINY}:ending_batches", [], "its batches have ended"),
-        (f"{TINY}:no_parameters", [], "nothing to train"),
-        (f"{TINY}:loss_of_each_sample", [], "its loss is a tensor of shape (4,)"),
-        (f"{TINY}:build", ["--batch-size", "6", "--set", "grad_accumulation=4"], "give --batch-size 8"),
-        ("vit-tiny", ["--batch-size", "8", "--recipe", "te-fp8"], "GPU"),
+        ("fractional_flops", [], "flops_per_sample"),
+        ("ending_batches", [], "batches have ended"),
+        ("no_parameters", [], "nothing to train"),
+        ("loss_of_each_sample", [], "shape (4,)"),
+        ("build", ["--batch-size", "6", "--set", "grad_accumulation=4"], "--batch-size 8"),
+        ("build", ["--recipe", "te-fp8"], "GPU"),
     ],
 )
 def test_what_cannot_be_trained_says_why_and_leaves_a_record(
-    tmp_path: Path, workload: str, more: list[str], word: str
+    tmp_path: Path, function: str, more: list[str], word: str
 ) -> None:
-    output = ended(2, [*arguments(tmp_path, workload=workload), *more])
+    output = ended(2, [*arguments(tmp_path, workload=f"{TINY}:{function}"), *more])
     assert word in output
     assert "Traceback" not in output
     assert end_of(tmp_path).status == "failed"
@@ -258,7 +256,7 @@ def test_what_cannot_be_trained_says_why_and_leaves_a_record(
 
 
 def test_a_failed_check_is_recorded_and_warned_of_and_ends_nothing(tmp_path: Path) -> None:
-    output = ended(0, arguments(tmp_path, workload=f"{TINY}:mixing"))
+    output = ended(0, arguments(tmp_path, "--steps", "2", workload=f"{TINY}:mixing"))
     read = record(tmp_path)
     passed = {check.name: check.passed for check in read.checks}
     assert passed == {"equivalence": True, "isolation": False, "permutation": True, "as-trained": True}
@@ -267,18 +265,18 @@ def test_a_failed_check_is_recorded_and_warned_of_and_ends_nothing(tmp_path: Pat
 
 
 def test_a_workload_is_asked_for_batches_in_what_the_recipe_computes_in(tmp_path: Path) -> None:
-    ended(0, arguments(tmp_path, "--eval-every", "10", workload=f"{TINY}:in_bf16", recipe="bf16"))
+    trained(tmp_path, "--steps", "2", "--eval-every", "2", workload=f"{TINY}:in_bf16", recipe="bf16")
 
 
 @pytest.mark.parametrize(("batch_size", "parts", "probed"), [(2, 1, 4), (12, 2, 6), (64, 1, 16)])
 def test_no_more_samples_are_probed_than_a_step_has(
     tmp_path: Path, batch_size: int, parts: int, probed: int
 ) -> None:
-    argv = arguments(tmp_path / "out", "--batch-size", str(batch_size), workload=f"{TINY}:told_of_batches")
     requested = tmp_path / "requested"
-    ended(0, [*argv, "--set", f"grad_accumulation={parts}"], ASKED_FOR=str(requested))
+    more = ("--batch-size", str(batch_size), "--steps", "1", "--set", f"grad_accumulation={parts}")
+    read = trained(tmp_path / "out", *more, workload=f"{TINY}:batches_noted", BATCHES_NOTED=str(requested))
     assert requested.read_text().split() == [str(probed), str(batch_size)]
-    assert len(record(tmp_path / "out").checks) == 4
+    assert len(read.checks) == 4
 
 
 @pytest.mark.parametrize(
@@ -290,18 +288,17 @@ def test_what_cannot_be_written_to_is_told_before_training(
     (tmp_path / blocker).parent.mkdir(exist_ok=True)
     (tmp_path / blocker).write_text("in the way")
     output = ended(code, arguments(tmp_path / "out", *more))
-    assert f"File exists: '{tmp_path / blocker}'" in output or f"{tmp_path / blocker}: File exists" in output
+    assert "File exists" in output and str(tmp_path / blocker) in output
     assert "Traceback" not in output
 
 
 def test_the_batch_that_fits_trains_as_if_it_had_been_given(tmp_path: Path) -> None:
     searched, given = tmp_path / "searched", tmp_path / "given"
-    output = ended(0, arguments(searched, "--batch-size", "auto", "--memory-budget", "60kB"))
-    batch_size = record(searched).header["batch_size_per_gpu"]
+    read = trained(searched, "--batch-size", "auto", "--memory-budget", "60kB", "--steps", "3")
+    batch_size = read.header["batch_size_per_gpu"]
     assert batch_size % 8 == 0
-    assert record(searched).phases[0].detail == f"the largest batch that fits is {batch_size}"
-    assert f"the largest batch that fits is {batch_size}" in output
-    ended(0, arguments(given, "--batch-size", str(batch_size)))
+    assert str(batch_size) in (read.phases[0].detail or "")
+    trained(given, "--batch-size", str(batch_size), "--steps", "3")
     assert losses(searched) == losses(given)
 
 

@@ -160,11 +160,6 @@ def compiled() -> Workload:
     return evaluated(build_model=Classifier)
 
 
-def evaluated_nan() -> Workload:
-    """As `evaluated`; its loss is no number from step 15 on."""
-    return evaluated(loss=nan().loss)
-
-
 def no_held_out_batch() -> Workload:
     return evaluated(held_out=lambda request, split: iter(()))
 
@@ -189,15 +184,15 @@ def in_bf16() -> Workload:
     return evaluated(batches=asked_for_bf16)
 
 
-def told_of_batches() -> Workload:
-    """Writes the size of each batches that it is asked for to the file that the environment names."""
+def batches_noted() -> Workload:
+    """Writes the size of all batches that are requested to the file that BATCHES_NOTED names."""
 
-    def told(request: DataRequest) -> Iterator[Batch]:
-        with Path(os.environ["ASKED_FOR"]).open("a") as file:
+    def noted(request: DataRequest) -> Iterator[Batch]:
+        with Path(os.environ["BATCHES_NOTED"]).open("a") as file:
             file.write(f"{request.batch_size}\n")
         return batches(request)
 
-    return workload(batches=told, outputs=lambda model, batch: model(batch[0]))
+    return workload(batches=noted, outputs=lambda model, batch: model(batch[0]))
 
 
 def slow() -> Workload:
@@ -315,15 +310,8 @@ def failing_rank() -> Workload:
 
 
 def kill_itself() -> Workload:
-    """SIGKILL after the block that the file named by KILL_WHEN holds 20 steps."""
-
-    def kill(step: int) -> None:
-        if step == 25:
-            for path in Path(os.environ["KILL_WHEN"]).glob("rank-*.jsonl"):
-                assert path.read_text().count('"kind":"step"') >= 10
-            os.kill(os.getpid(), 9)
-
-    return workload(loss=_after(kill))
+    """SIGKILL in step 25."""
+    return workload(loss=_after(lambda step: step == 25 and os.kill(os.getpid(), signal.SIGKILL)))
 
 
 def fractional_flops() -> Workload:
