@@ -97,12 +97,12 @@ def best_at_first() -> Workload:
 
 def stopped_at_17() -> Workload:
     """As `evaluated`; asked to stop in step 17."""
-    return evaluated(loss=_after(lambda step: step == 17 and os.kill(os.getpid(), signal.SIGTERM)))
+    return evaluated(loss=_after(lambda step: step == 17 and _signal(signal.SIGTERM)))
 
 
 def stopped_at_micro_batch_34() -> Workload:
     """As `evaluated`; asked to stop in step 17 of two micro-batches each."""
-    return evaluated(loss=_after(lambda step: step == 34 and os.kill(os.getpid(), signal.SIGTERM)))
+    return evaluated(loss=_after(lambda step: step == 34 and _signal(signal.SIGTERM)))
 
 
 def untrainable() -> Workload:
@@ -112,17 +112,21 @@ def untrainable() -> Workload:
 
 def stopped_in_evaluation() -> Workload:
     """As `evaluated`; asked to stop in the second batch of the first evaluation of the first attempt."""
-    return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=2))
+    return evaluated(score=_once(lambda: _signal(signal.SIGTERM), at=2))
 
 
 def stopped_in_the_last_test() -> Workload:
     """As `best_at_first`; asked to stop in the first attempt's second batch of test with the best weights."""
-    return evaluated(score=_falling(_once(lambda: os.kill(os.getpid(), signal.SIGTERM), at=25)))
+    return evaluated(score=_falling(_once(lambda: _signal(signal.SIGTERM), at=25)))
 
 
 def killed_in_test() -> Workload:
     """As `evaluated`; killed in the first attempt's first batch of test, after four times five others."""
-    return evaluated(score=_once(lambda: os.kill(os.getpid(), signal.SIGKILL), at=21))
+    return evaluated(score=_once(lambda: _signal(signal.SIGKILL), at=21))
+
+
+def _signal(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 def _falling(of):  # type: ignore[no-untyped-def]
@@ -177,11 +181,11 @@ def mixing() -> Workload:
 def in_bf16() -> Workload:
     """Its batches are in the dtype that the recipe computes in, which has to be bf16."""
 
-    def asked_for_bf16(request: DataRequest) -> Iterator[Batch]:
+    def checked_batches(request: DataRequest) -> Iterator[Batch]:
         assert request.dtype == torch.bfloat16, request.dtype
         return batches(request)
 
-    return evaluated(batches=asked_for_bf16)
+    return evaluated(batches=checked_batches)
 
 
 def batches_noted() -> Workload:
@@ -237,13 +241,7 @@ def hanging() -> Workload:
 
 def nan() -> Workload:
     """The loss of step 15 is not a number."""
-
-    def nan_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-        nan_loss.step += torch.is_grad_enabled()  # type: ignore[attr-defined]
-        return loss(model, batch) * (float("nan") if nan_loss.step == 15 else 1.0)  # type: ignore[attr-defined]
-
-    nan_loss.step = 0  # type: ignore[attr-defined]
-    return workload(loss=nan_loss)
+    return workload(loss=_changed(lambda step, value: value * float("nan") if step == 15 else value))
 
 
 class _NotWaitedFor(TorchFunctionMode):
@@ -263,13 +261,10 @@ def not_waited_for() -> Workload:
 def infinite_gradients() -> Workload:
     """As `evaluated`; the loss of step 15 is finite, and its gradients are not."""
 
-    def steep(model: nn.Module, batch: Batch) -> torch.Tensor:
-        value = loss(model, batch)
-        steep.step += torch.is_grad_enabled()  # type: ignore[attr-defined]
-        return value + (value - value.detach()) * 1e38 * 10 if steep.step == 15 else value  # type: ignore[attr-defined]
+    def steep(step: int, value: torch.Tensor) -> torch.Tensor:
+        return value + (value - value.detach()) * 1e38 * 10 if step == 15 else value
 
-    steep.step = 0  # type: ignore[attr-defined]
-    return evaluated(loss=steep)
+    return evaluated(loss=_changed(steep))
 
 
 class LastBias(nn.Module):
@@ -292,11 +287,7 @@ def infinite_last_weight() -> Workload:
 
 
 def out_of_memory() -> Workload:
-    def allocate(step: int) -> None:
-        if step == 5:
-            torch.empty(2**58)
-
-    return workload(loss=_after(allocate))
+    return workload(loss=_after(lambda step: step == 5 and torch.empty(2**58)))
 
 
 def failing_rank() -> Workload:
@@ -311,7 +302,7 @@ def failing_rank() -> Workload:
 
 def kill_itself() -> Workload:
     """SIGKILL in step 25."""
-    return workload(loss=_after(lambda step: step == 25 and os.kill(os.getpid(), signal.SIGKILL)))
+    return workload(loss=_after(lambda step: step == 25 and _signal(signal.SIGKILL)))
 
 
 def fractional_flops() -> Workload:
@@ -340,12 +331,19 @@ def loss_of_each_sample() -> Workload:
 
 
 def _after(effect):  # type: ignore[no-untyped-def]
-    """`loss`, after calling `effect` with the number of the step; a probe, without gradients, is none."""
+    """`loss`, after calling `effect` with the number of the step."""
+    return _changed(lambda step, value: value, effect)
+
+
+def _changed(change, effect=lambda step: None):  # type: ignore[no-untyped-def]
+    """`loss`, and what `change` makes of it with the step's number; without gradients it is a probe's."""
     count = itertools.count(1)
 
-    def with_effect(model: nn.Module, batch: Batch) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            effect(next(count))
-        return loss(model, batch)
+    def changed_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return loss(model, batch)
+        step = next(count)
+        effect(step)
+        return change(step, loss(model, batch))  # type: ignore[no-any-return]
 
-    return with_effect
+    return changed_loss

@@ -1,4 +1,4 @@
-"""Causal language models: the published configuration, any model of a folder, and that they learn."""
+"""Hugging Face's models: the published configurations, any model of a folder, and that they learn."""
 
 import math
 import shutil
@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 from data_requests import CPU, request
-from entrypoint import arguments, record, run
+from entrypoint import arguments, ended, trained
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastlaunch_train.data import corpus
 from fastlaunch_train.data.hub import import_transformers
 from fastlaunch_train.models.attention import attention_backend
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.workloads.contract import Batch, ModelOptions, Workload, load_workload
+from fastlaunch_train.workloads.contract import ModelOptions, Workload, load_workload
 from fastlaunch_train.workloads.language_models import transformer_blocks
 from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError
 
@@ -37,18 +38,34 @@ def tiny() -> Workload:
 
 
 @pytest.fixture(scope="module")
+def distilbert() -> Workload:
+    return load_workload("distilbert-tiny")
+
+
+@pytest.fixture(scope="module")
 def neo(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small GPT-Neo, its weights, and a tokenizer of whole words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     folder = tmp_path_factory.mktemp("neo")
     torch.manual_seed(5)
     config = transformers.GPTNeoConfig(**NEO)
     transformers.GPTNeoForCausalLM(config).half().save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", *set(TEXT.split())])}, "?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)
+    save_tokenizer(transformers, folder, words_of(["?", *sorted(set(TEXT.split()))]))
     return folder
+
+
+def words_of(vocabulary: list[str]) -> Any:
+    """A tokenizer of these whole words, of which the first stands for all others."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, vocabulary[0]))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return words
+
+
+def save_tokenizer(transformers: Any, folder: Path, words: Any, **more: str) -> None:
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", **more).save_pretrained(
+        folder
+    )
 
 
 NEO = {
@@ -141,19 +158,14 @@ class _Checkpointed(torch.nn.Module):
 
 def test_a_full_sequence_needs_no_mask(tiny: Workload) -> None:
     """Evaluated, as dropout keeps the CPU from its flash kernel: with a mask there would be none on a GPU."""
-    precision = setup_precision(resolve_recipe("fp32"), CPU)
     model = tiny.build_model().eval()
     seen: list[Any] = []
-
-    def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        return tiny.loss(model, batch)
-
     for block in transformer_blocks(model):
         block.register_forward_pre_hook(
             lambda module, args, options: seen.extend([*args, *options.values()]), with_kwargs=True
         )
-    batch = next(tiny.batches(request()))
-    assert attention_backend(model, batch, precision, loss) == "flash_cpu"
+    precision = setup_precision(resolve_recipe("fp32"), CPU)
+    assert attention_backend(model, next(tiny.batches(request())), precision, tiny.loss) == "flash_cpu"
     assert not [value for value in seen if isinstance(value, torch.Tensor) and value.dim() == 4]
 
 
@@ -225,34 +237,37 @@ def test_weights_are_random_unless_a_model_is_asked_for(transformers: Any, neo: 
     assert not torch.equal(random[name], loaded[name])
 
 
-def test_a_model_of_another_kind_is_refused(transformers: Any, tmp_path: Path) -> None:
-    for kind, message in (
-        ("DistilBert", "distilbert"),
-        ("ViT", "vit"),
-    ):
-        folder = tmp_path / kind
-        getattr(transformers, f"{kind}Config")().save_pretrained(folder)
-        with pytest.raises(WorkloadError, match=message) as caught:
-            load_workload(f"hf-clm:{folder}")
-        assert caught.value.hint
+@pytest.mark.parametrize(
+    ("workload", "kind", "word"),
+    [
+        ("hf-clm", "DistilBert", "distilbert"),
+        ("hf-clm", "ViT", "vit"),
+        ("distilbert-tiny", "GPT2", "padding"),
+        ("distilbert-tiny", "T5", "padding"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(
+    transformers: Any, tmp_path: Path, workload: str, kind: str, word: str
+) -> None:
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    options = ModelOptions() if workload == "hf-clm" else ModelOptions(model=str(tmp_path))
+    with pytest.raises(WorkloadError, match=word) as caught:
+        load_workload(f"hf-clm:{tmp_path}" if workload == "hf-clm" else workload, options)
+    assert caught.value.hint
 
 
 def test_a_model_whose_tokens_see_those_that_follow_is_refused(transformers: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    for is_decoder in (False, True):
+    for is_decoder in (True, False):
         config = transformers.BertConfig(**sizes, vocab_size=64, is_decoder=is_decoder)
         transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
-        for name, options in (
-            (f"hf-clm:{tmp_path}", ModelOptions()),
-            ("gpt2-tiny", ModelOptions(model=str(tmp_path))),
-        ):
-            workload = load_workload(name, options)
-            if is_decoder:
-                workload.build_model()
-                continue
-            with pytest.raises(WorkloadError, match="bert model") as caught:
-                workload.build_model()
-            assert "is_decoder" in (caught.value.hint or "")
+        workload = load_workload(f"hf-clm:{tmp_path}")
+        if is_decoder:
+            workload.build_model()
+    for refused in (workload, load_workload("gpt2-tiny", ModelOptions(model=str(tmp_path)))):
+        with pytest.raises(WorkloadError, match="bert model") as caught:
+            refused.build_model()
+        assert "is_decoder" in (caught.value.hint or "")
 
 
 def test_weights_and_configurations_that_are_broken_are_named(transformers: Any, tmp_path: Path) -> None:
@@ -260,17 +275,18 @@ def test_weights_and_configurations_that_are_broken_are_named(transformers: Any,
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
-    for cut in (5, 100, len(whole) // 2):
-        weights.write_bytes(whole[:cut])
+    for name, content in (
+        *((weights.name, whole[:cut]) for cut in (5, 100, len(whole) // 2)),
+        ("pytorch_model.bin", b"no pickle"),
+    ):
+        weights.unlink()
+        weights = tmp_path / name
+        weights.write_bytes(content)
         with pytest.raises(WorkloadError, match="holds no model that can be loaded"):
             load_workload("gpt2-tiny", ModelOptions(model=str(tmp_path))).build_model()
-    weights.unlink()
-    (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
-    with pytest.raises(WorkloadError, match="holds no model that can be loaded"):
-        load_workload("gpt2-tiny", ModelOptions(model=str(tmp_path))).build_model()
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"n_head": 2', '"n_head": 3'))
-    with pytest.raises(WorkloadError, match=r"no gpt2 model can be built: .* divisible") as caught:
+    with pytest.raises(WorkloadError, match="divisible") as caught:
         load_workload(f"hf-clm:{tmp_path}")
     assert "config.json" in (caught.value.hint or "")
 
@@ -282,7 +298,6 @@ def test_options_that_cannot_be_met_are_refused_when_the_workload_is_built(
     for options, words in (
         (ModelOptions(sequence_length=139), "128 positions"),
         (ModelOptions(model=str(tmp_path)), "no model that can be loaded"),
-        (ModelOptions(model=str(tmp_path / "no")), "no model folder"),
         (ModelOptions(tokenizer=str(tmp_path)), "no tokenizer"),
     ):
         with pytest.raises(WorkloadError, match=words):
@@ -291,22 +306,18 @@ def test_options_that_cannot_be_met_are_refused_when_the_workload_is_built(
 
 def test_a_model_that_is_not_here_is_named_offline(tmp_path: Path) -> None:
     argv = arguments(tmp_path / "out", workload="hf-clm:EleutherAI/gpt-neo-2.7B")
-    exit_code, output = run(argv, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert exit_code == 2
+    output = ended(2, argv, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert "model EleutherAI/gpt-neo-2.7B cannot be loaded" in output
     assert "Traceback" not in output
 
 
 def test_gpt2_tiny_learns_the_language_as_far_as_it_goes(tmp_path: Path) -> None:
-    argv = arguments(tmp_path, "--steps", "200", "--eval-every", "100", workload="gpt2-tiny")
-    exit_code, output = run(argv)
-    assert exit_code == 0, output
-    losses = [found.loss for found in record(tmp_path).evals]
-    assert all(loss is not None for loss in losses)
-    assert losses == sorted(losses, reverse=True)
+    found = trained(tmp_path, "--steps", "200", "--eval-every", "100", workload="gpt2-tiny")
+    first, last = [each.loss for each in found.evals]
     floor = corpus.language(256).entropy(64)
-    assert floor < losses[-1] < floor + 0.6
-    assert losses[0] < 0.5 * math.log(256)
+    assert first is not None and last is not None
+    assert floor < last < floor + 0.6
+    assert last < first < 0.5 * math.log(256)
 
 
 def test_a_published_model_is_known_by_what_it_is_and_not_by_its_name(
@@ -336,30 +347,196 @@ def test_a_published_model_is_known_by_what_it_is_and_not_by_its_name(
 def test_the_tokenizer_of_a_text_is_known_by_what_it_makes_of_it(
     transformers: Any, neo: Path, tmp_path: Path
 ) -> None:
-    from tokenizers import Tokenizer, normalizers
+    from tokenizers import normalizers
 
     (tmp_path / "text.txt").write_text(TEXT)
 
-    def identity(folder: Path | None) -> str | None:
-        workload = load_workload(
-            f"hf-clm:{neo}", ModelOptions(tokenizer=folder and str(folder), sequence_length=8)
-        )
+    def identity(folder: Path) -> str | None:
+        options = ModelOptions(tokenizer=str(folder), sequence_length=8)
+        workload = load_workload(f"hf-clm:{neo}", options)
         assert workload.data_identity is not None
         assert workload.data_identity("synthetic") == corpus.SYNTHETIC
         return workload.data_identity(f"file:{tmp_path / 'text.txt'}").tokenizer
 
-    shutil.copytree(neo, tmp_path / "copy")
     known = identity(neo)
-    assert known is not None
-    assert known.startswith("hub ")
-    assert identity(tmp_path / "copy") == known
-    words = Tokenizer.from_file(str(neo / "tokenizer.json"))
-    words.normalizer = normalizers.Lowercase()
-    for number, (tokenizer, padding) in enumerate(
-        ((words, "?"), (Tokenizer.from_file(str(neo / "tokenizer.json")), "mat"))
-    ):
-        folder = tmp_path / str(number)
-        transformers.PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, unk_token="?", pad_token=padding
-        ).save_pretrained(folder)
-        assert identity(folder) != known
+    assert known is not None and known.startswith("hub ")
+    assert identity(Path(shutil.copytree(neo, tmp_path / "copy"))) == known
+    vocabulary = ["?", *sorted(set(TEXT.split()))]
+    lower = words_of(vocabulary)
+    lower.normalizer = normalizers.Lowercase()
+    save_tokenizer(transformers, tmp_path / "lower", lower, pad_token="?")
+    save_tokenizer(transformers, tmp_path / "padded", words_of(vocabulary), pad_token="mat")
+    assert known not in (identity(tmp_path / "lower"), identity(tmp_path / "padded"))
+
+
+class _Operators(TorchDispatchMode):
+    """Collects the names of the operators that run inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def csv_file(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.csv"
+    rows = [
+        f'"film {i} was {("bad", "good")[i % 2]}, very",{("negative", "positive")[i % 2]}' for i in range(200)
+    ]
+    path.write_text("\n".join(["review,sentiment", *rows]))
+    return path
+
+
+def test_distilbert_imdb_is_the_published_model(transformers: Any) -> None:
+    workload = load_workload("distilbert-imdb")
+    torch.manual_seed(0)
+    model = workload.build_model()
+    own = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig())
+    sizes = {name: weight.shape for name, weight in own.state_dict().items()}
+    assert {name.removeprefix("model."): weight.shape for name, weight in model.state_dict().items()} == sizes
+    num_parameters = sum(p.numel() for p in model.parameters())
+    assert num_parameters == WORKLOADS["distilbert-imdb"].num_parameters
+    assert workload.blocks is not None
+    assert len(workload.blocks(model)) == 6
+    assert (workload.optimizer, workload.learning_rate) == ("adamw", 5e-5)
+    assert WORKLOADS["distilbert-imdb"].batch_size == 12
+    assert workload.sequence_length == 512
+    # Of the blocks for each token, of attention, and of the classifier's two layers for the first alone.
+    weights = 6 * (4 * 768**2 + 2 * 768 * 3072)
+    attention = 12 * 6 * 768 * 512**2
+    assert workload.flops_per_sample == 6 * weights * 512 + attention + 6 * (768**2 + 2 * 768)
+
+
+def test_the_model_is_run_as_transformers_runs_it(transformers: Any, tmp_path: Path) -> None:
+    """Loss of transformers' own model on the same mask; blocks compiled one by one."""
+    config = transformers.DistilBertConfig(
+        dim=32, hidden_dim=64, n_layers=3, n_heads=2, vocab_size=512, max_position_embeddings=48
+    )
+    torch.manual_seed(3)
+    own = transformers.DistilBertForSequenceClassification(config).eval()
+    own.save_pretrained(tmp_path)
+    workload = load_workload("distilbert-imdb", ModelOptions(model=str(tmp_path)))
+    assert workload.sequence_length == 48
+    model = workload.build_model().eval()
+    batch = next(workload.batches(request(batch_size=12)))
+    with torch.no_grad():
+        theirs = own(input_ids=batch["tokens"], attention_mask=batch["mask"], labels=batch["labels"]).loss
+        loss = workload.loss(model, batch)
+        assert float(loss) == pytest.approx(float(theirs), rel=1e-5)
+        for block in transformer_blocks(model):
+            block.compile(backend="eager")
+        assert float(workload.loss(model, batch)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_padding_means_nothing(distilbert: Workload) -> None:
+    torch.manual_seed(0)
+    model = distilbert.build_model().eval()
+    batch = next(distilbert.batches(request(batch_size=12)))
+    changed = batch | {"tokens": torch.where(batch["mask"] == 1, batch["tokens"], 7)}
+    assert not torch.equal(changed["tokens"], batch["tokens"])
+    assert distilbert.outputs is not None
+    assert distilbert.count is not None
+    with torch.no_grad():
+        torch.testing.assert_close(distilbert.outputs(model, changed), distilbert.outputs(model, batch))
+    count = distilbert.count(batch)
+    assert count.num_tokens == 12 * 64
+    assert int(count.num_padding) == int((batch["mask"] == 0).sum())
+    assert 0.2 < int(count.num_padding) / count.num_tokens < 0.8
+
+
+@pytest.mark.parametrize("name", ["distilbert-tiny", "gpt2-tiny"])
+def test_a_step_reads_no_value_that_the_device_computes(name: str) -> None:
+    """On a GPU each such read would wait until all that is queued is done."""
+    workload = load_workload(name)
+    model = workload.build_model()
+    batch = next(workload.batches(request(batch_size=12)))
+    with _Operators() as operators:
+        workload.loss(model, batch).backward()
+        assert workload.count is None or workload.count(batch).num_tokens
+    assert "_log_softmax_backward_data" in operators.names
+    assert "_local_scalar_dense" not in operators.names
+
+
+def test_attention_is_torchs(distilbert: Workload) -> None:
+    precision = setup_precision(resolve_recipe("fp32"), CPU)
+    batch = next(distilbert.batches(request(batch_size=12)))
+    model = distilbert.build_model().eval()
+    assert attention_backend(model, batch, precision, distilbert.loss) == "flash_cpu"
+
+
+def test_reviews_of_a_file_are_split_and_scored(distilbert: Workload, csv_file: Path) -> None:
+    source = f"file:{csv_file}"
+    assert distilbert.samples_per_epoch is not None
+    assert distilbert.held_out is not None
+    assert distilbert.score is not None
+    assert distilbert.samples_per_epoch(source) == 140
+    model = distilbert.build_model().eval()
+    for split, number in (("validation", 20), ("test", 40)):
+        with torch.no_grad():
+            scores = [
+                distilbert.score(model, batch)
+                for batch in distilbert.held_out(request(source, batch_size=12), split)
+            ]
+        assert sum(int(score.weight) for score in scores) == number
+        assert len(scores) == -(-number // 12)
+        assert all(
+            0 <= int(score.metric_sum) <= int(score.weight)
+            for score in scores
+            if score.metric_sum is not None
+        )
+    batch = next(distilbert.batches(request(source, batch_size=12)))
+    # A start, "film", its number, "was", the word, a comma, "very" and an end.
+    assert set(batch["mask"].sum(1).tolist()) == {8}
+
+
+def test_a_tokenizer_is_taken_from_a_folder(transformers: Any, csv_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "was", "good", "bad", "very", ","])
+    )
+    folder = tmp_path / "tokenizer"
+    transformers.DistilBertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    workload = load_workload("distilbert-tiny", ModelOptions(tokenizer=str(folder), sequence_length=10))
+    batch = next(workload.batches(request(f"file:{csv_file}", batch_size=12)))
+    for text, label in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
+        assert text == [2, 5, 1, 6, (8, 7)[label], 10, 9, 3, 0, 0]
+
+
+def test_reviews_of_which_a_tokenizer_makes_nothing_train_and_score(
+    transformers: Any, tmp_path: Path
+) -> None:
+    save_tokenizer(transformers, tmp_path, words_of(["?", "good", "bad"]))
+    rows = ['"",positive', '" \t ",negative', "good,positive", "bad,negative"] * 10
+    (tmp_path / "reviews.csv").write_text("\n".join(["review,sentiment", *rows]))
+    source = f"file:{tmp_path / 'reviews.csv'}"
+    workload = load_workload("distilbert-tiny", ModelOptions(tokenizer=str(tmp_path)))
+    batch = next(workload.batches(request(source, batch_size=12)))
+    assert set(batch["mask"].sum(1).tolist()) == {1}
+    model = workload.build_model()
+    workload.loss(model, batch).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert workload.score is not None
+    assert workload.held_out is not None
+    with torch.no_grad():
+        for held_out in workload.held_out(request(source, batch_size=12), "test"):
+            assert workload.score(model.eval(), held_out).loss_sum.isfinite()
+
+
+def test_distilbert_tiny_tells_good_from_bad_far_above_chance(tmp_path: Path) -> None:
+    more = ("--steps", "150", "--eval-every", "150", "--batch-size", "12")
+    found = trained(tmp_path, *more, workload="distilbert-tiny")
+    assert [(each.split, each.weights, each.num_samples) for each in found.evals] == [
+        ("validation", "current", 1000),
+        ("test", "current", 2000),
+        ("test", "best", 2000),
+    ]
+    for each in found.evals:
+        assert each.metric == "accuracy"
+        # A standard error is 0.014 of 1000 reviews; a tenth of the labels is wrong.
+        assert 0.68 < (each.metric_value or 0) < 0.9
+        assert each.loss is not None and each.loss < 0.9 * math.log(2)
+    padding = sum(step.num_padding for step in found.steps) / sum(step.num_tokens for step in found.steps)
+    assert padding == pytest.approx(0.5, abs=0.06)
