@@ -72,7 +72,7 @@ def start(argv: list[str], **env: str) -> Run:
 def run(argv: list[str], **env: str) -> tuple[int, str]:
     """Exit code and output of the entrypoint."""
     started = start(argv, **env)
-    output = started.wait(timeout_s=60)
+    output = started.wait(timeout_s=100)
     code = started.poll()
     assert code is not None
     return code, output

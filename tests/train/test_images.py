@@ -15,7 +15,6 @@ from data_requests import request
 from entrypoint import ROOT, trained
 from PIL import Image
 
-from fastlaunch_train.data.batches import NO_LABEL
 from fastlaunch_train.data.images import (
     ImageShape,
     class_patterns,
@@ -25,7 +24,7 @@ from fastlaunch_train.data.images import (
     images_per_epoch,
     make_images,
 )
-from fastlaunch_train.workloads.contract import Batch
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch
 from fastlaunch_train.workloads.registry import WorkloadError
 
 SHAPE = ImageShape(size=16, num_classes=4)
@@ -195,10 +194,10 @@ def test_folders_that_cannot_be_used_are_refused_before_the_first_batch(folder: 
         shutil.copytree(folder / "class-0", tmp_path / part)
     (tmp_path / "gap" / "class-1").mkdir()
     for name, word in (
-        ("nowhere", "does not exist"),
-        ("empty", "no image"),
-        ("empty/class", "no image"),
-        ("file", "is a file"),
+        ("nowhere", "No such file"),
+        ("empty", "no valid file"),
+        ("empty/class", "any class folder"),
+        ("file", "Not a directory"),
         ("parts", "train and val"),
         ("gap", "class-1"),
     ):

@@ -52,7 +52,6 @@ def training(tmp_path: Path) -> Iterator[Training]:
         phase=PhaseClock(writer, CPU),
         writer=writer,
         interrupts=Interrupts(),
-        num_compiles=lambda: 0,
     )
     writer.close()
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fastlaunch_train.data.hub import import_transformers, load_from_hub
 from fastlaunch_train.data.tokens import tokenizer_of_model
-from fastlaunch_train.workloads.language_models import Logits, has_blocks, sequence_length, transformer_blocks
+from fastlaunch_train.workloads.language_models import Logits, sequence_length, transformer_blocks
 from fastlaunch_train.workloads.registry import WorkloadError
 
 
@@ -33,8 +33,7 @@ def experts() -> nn.ModuleList:
 def test_blocks_are_the_list_with_most_in_it() -> None:
     model = Mixture()
     assert transformer_blocks(model) is model.body.layers
-    assert has_blocks(model)
-    assert not has_blocks(nn.Sequential(nn.Linear(2, 2)))
+    assert transformer_blocks(nn.Sequential(nn.Linear(2, 2))) is None
 
 
 def test_the_sequence_length_is_the_workloads_own_within_the_models_positions() -> None:

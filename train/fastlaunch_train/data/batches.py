@@ -9,9 +9,6 @@ import torch
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.workloads.contract import Batch, DataRequest
 
-#: The label of samples that fill up a batch, which torch's cross entropy ignores (its `ignore_index`).
-NO_LABEL = -100
-
 
 def seed_of(*parts: int | str) -> int:
     """Return a seed of 63 bits for the random generator of what `parts` name."""

@@ -92,8 +92,24 @@ def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
     is missing, empty, not UTF-8 or shorter than one sequence.
     """
     path = Path(path_text).expanduser()
-    data = _bytes_of(path)
-    tokens = _tokens_of(data, path, tokenizer)
+    try:
+        data = path.read_bytes()
+        text = data.decode()
+    except OSError as error:
+        raise WorkloadError(
+            f"text file {path} cannot be read: {error.strerror}", "give --data file:PATH of one text file"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise WorkloadError(
+            f"text file {path} is not UTF-8: byte {error.start}", "convert it, as with iconv"
+        ) from None
+    if not text.strip():
+        raise WorkloadError(f"text file {path} is empty", "give a file that holds text")
+    # Bytes, too, have to be text: an archive given by mistake would train as well.
+    if isinstance(tokenizer, ByteTokens):
+        tokens = bytes_as_tokens(data)
+    else:
+        tokens = torch.cat(tokenizer.encode(text.splitlines(keepends=True)))
     num_sequences = len(tokens) // length
     if num_sequences == 0:
         raise WorkloadError(
@@ -108,33 +124,6 @@ def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
         "validation": sequences.part(numbers[:num_held_out]),
     }
     return LoadedText(splits=splits, digest=digest_of([data]), tokenizer=tokenizer.identity)
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise WorkloadError(f"there is no text file {path}", "give --data file:PATH") from None
-    except OSError as error:
-        raise WorkloadError(
-            f"text file {path} cannot be read: {error.strerror}", "give --data file:PATH of one text file"
-        ) from None
-    if not data.strip():
-        raise WorkloadError(f"text file {path} is empty", "give a file that holds text")
-    return data
-
-
-def _tokens_of(data: bytes, path: Path, tokenizer: Tokenizer) -> torch.Tensor:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise WorkloadError(
-            f"text file {path} is not UTF-8: byte {error.start}", "convert it, as with iconv"
-        ) from None
-    # Bytes, too, have to be text: an archive given by mistake would train as well.
-    if isinstance(tokenizer, ByteTokens):
-        return bytes_as_tokens(data)
-    return torch.cat(tokenizer.encode(text.splitlines(keepends=True)))
 
 
 def _entropy(probabilities: torch.Tensor) -> float:

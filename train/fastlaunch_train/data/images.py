@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastlaunch_train.data.batches import NO_LABEL, seed_of, share, shuffled
+from fastlaunch_train.data.batches import seed_of, share, shuffled
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.records.data_identity import DataIdentity, digest_of_files
-from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch, DataRequest
 from fastlaunch_train.workloads.registry import WorkloadError
 
 #: The part of a photograph's shorter side that the centre crop keeps, as in ImageNet evaluation: 224 of 256.
@@ -181,19 +181,13 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
             f"data folder {path} has {len(classes)} classes, and the model {num_classes}",
             "use a workload with at least as many classes",
         )
-    empty = sorted(set(range(len(classes))) - {label for _, label in samples})
-    if empty:
-        raise WorkloadError(
-            f"data folder {path} holds no image of class {classes[empty[0]]}",
-            "put its images there, or remove the folder",
-        )
     validation = _validation_folder(path)
     if validation is None:
         ranked = sorted(samples, key=lambda sample: seed_of("held-out", *Path(sample[0]).parts[-2:]))
         held_out = set(ranked[: len(samples) // HELD_OUT_EVERY])
         train = [sample for sample in samples if sample not in held_out]
         return FolderImages(train=train, held_out=sorted(held_out))
-    names, validated = _images_of(validation)
+    names, validated = _images_of(validation, allow_empty=True)
     unknown = sorted(set(names) - set(classes))
     if unknown:
         raise WorkloadError(
@@ -224,21 +218,20 @@ def folder_identity(path: str, num_classes: int) -> DataIdentity:
     return DataIdentity(digest=digest, covers=covers, num_samples=len(images.train))
 
 
-def _images_of(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
+def _images_of(path: Path, *, allow_empty: bool = False) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return the classes of a folder, and (path, class's number) of each image. Raises WorkloadError.
+
+    allow_empty: a class may be without images.
+    """
     prepare_torchvision()
     from torchvision.datasets import ImageFolder
 
-    if not path.is_dir():
-        raise WorkloadError(
-            f"data folder {path} " + ("is a file" if path.exists() else "does not exist"),
-            "give a folder that holds one folder of images per class",
-        )
     try:
-        folder = ImageFolder(path, allow_empty=True)
-    except FileNotFoundError:
-        folder = None
-    if folder is None or not folder.samples:
-        raise WorkloadError(f"data folder {path} holds no image", "images lie in PATH/CLASS/IMAGE")
+        folder = ImageFolder(path, allow_empty=allow_empty)
+    except OSError as error:
+        raise WorkloadError(
+            f"data folder {path} cannot be used: {error}", "give a folder of images in PATH/CLASS/IMAGE"
+        ) from None
     if "train" in folder.classes and set(folder.classes) <= _PARTS:
         # The model would learn which part an image is in.
         raise WorkloadError(
@@ -315,7 +308,7 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
     on_gpu = request.device.type == "cuda"
     loader = DataLoader(
         dataset,
-        batch_sampler=_Once(keys),
+        batch_sampler=keys,
         num_workers=request.num_workers,
         collate_fn=_collate,
         pin_memory=on_gpu,
@@ -331,16 +324,6 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
             images.to(request.device, non_blocking=on_gpu),
             labels.to(request.device, non_blocking=on_gpu),
         )
-
-
-class _Once:
-    """A batch sampler that passes an iterator on, which may be endless."""
-
-    def __init__(self, keys: Iterator[list[Any]]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._keys
 
 
 def _collate(items: list[Any]) -> Any:

@@ -89,12 +89,10 @@ def read_folder(path_text: str) -> Reviews:
 def read_csv(path_text: str) -> Reviews:
     """Read a CSV file with the columns review and sentiment, or text and label.
 
-    Raises WorkloadError for a file that is missing, empty, not CSV or UTF-8, or lacks these columns, for an
-    unknown label, and for reviews that are all of one class or all empty.
+    Raises WorkloadError for a file that cannot be read, is not CSV in UTF-8 or lacks these columns, for an
+    unknown label, and if there is no good or no bad review.
     """
     path = Path(path_text).expanduser()
-    if not path.is_file():
-        raise WorkloadError(f"there is no CSV file {path}", "give --data file:PATH.csv or folder:PATH")
     texts, classes = [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -120,22 +118,15 @@ def read_csv(path_text: str) -> Reviews:
             f"CSV file {path}, line {rows.line_num} cannot be read: {error}",
             "look for a quotation mark that is not closed",
         ) from None
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"CSV file {path} cannot be read: {error}", "save it as CSV in UTF-8") from None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(
-            f"CSV file {path} cannot be read: {error.strerror}", "give --data file:PATH.csv or folder:PATH"
+            f"CSV file {path} cannot be read: {error}",
+            "give --data file:PATH of a CSV file in UTF-8, or folder:PATH",
         ) from None
-    if not texts:
-        raise WorkloadError(f"CSV file {path} holds no review", f"give at least {MIN_REVIEWS}")
-    if len(set(classes)) == 1:
-        # Any model would get all of them right.
-        raise WorkloadError(
-            f"CSV file {path} has {'good' if classes[0] else 'bad'} reviews only",
-            "give reviews of both kinds",
-        )
-    if not any(text.strip() for text in texts):
-        raise WorkloadError(f"CSV file {path}: {text_column} is empty in every line", "give it the reviews")
+    # If all were of one kind, any model would get all of them right.
+    for label, kind in enumerate(("bad", "good")):
+        if label not in classes:
+            raise WorkloadError(f"CSV file {path} has no {kind} review", "give reviews of both kinds")
     return Reviews(texts=texts, classes=classes)
 
 
@@ -147,21 +138,14 @@ def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
     number = len(reviews.texts)
     if number < MIN_REVIEWS:
         raise WorkloadError(f"{number} reviews are too few to hold some out", f"give at least {MIN_REVIEWS}")
-    order = torch.randperm(number, generator=torch.Generator().manual_seed(SPLIT_SEED)).tolist()
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(SPLIT_SEED))
     num_validation, num_test = int(VALIDATION_SHARE * number), int(TEST_SHARE * number)
     num_train = number - num_validation - num_test
     log.info("reviews: %d to train, %d for validation, %d to test", num_train, num_validation, num_test)
-    bounds = {
-        "train": (0, num_train),
-        "validation": (num_train, num_train + num_validation),
-        "test": (num_train + num_validation, number),
-    }
+    parts = (part.tolist() for part in order.split([num_train, num_validation, num_test]))
     return {
-        name: Reviews(
-            texts=[reviews.texts[i] for i in order[first:last]],
-            classes=[reviews.classes[i] for i in order[first:last]],
-        )
-        for name, (first, last) in bounds.items()
+        name: Reviews(texts=[reviews.texts[i] for i in part], classes=[reviews.classes[i] for i in part])
+        for name, part in zip(("train", "validation", "test"), parts, strict=True)
     }
 
 
@@ -178,11 +162,7 @@ def as_sequences(reviews: Reviews, tokenizer: Tokenizer, length: int) -> Sequenc
     lengths = torch.tensor([len(text) for text in texts])
     if num_empty := int((lengths == 0).sum()):
         log.warning("warning: %d of %d reviews have no token", num_empty, len(texts))
-    return Sequences(
-        tokens=tokens,
-        lengths=lengths.clamp(min=1),
-        classes=torch.tensor(reviews.classes),
-    )
+    return Sequences(tokens=tokens, lengths=lengths.clamp(min=1), classes=torch.tensor(reviews.classes))
 
 
 def _columns(path: Path, names: Sequence[str]) -> tuple[str, str]:
@@ -198,11 +178,8 @@ def _columns(path: Path, names: Sequence[str]) -> tuple[str, str]:
 def _text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        reason = f"is not UTF-8: byte {error.start}"
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-    raise WorkloadError(f"review {file} {reason}", "repair or remove it")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"review {file} cannot be read: {error}", "repair or remove it") from None
 
 
 def write_reviews(num_reviews: int, vocabulary: int, length: int, generator: torch.Generator) -> Sequences:

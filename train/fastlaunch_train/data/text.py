@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fastlaunch_train.data.batches import NO_LABEL, share, shuffled
+from fastlaunch_train.data.batches import share, shuffled
 from fastlaunch_train.records.data_identity import CONTENTS, DataIdentity
-from fastlaunch_train.workloads.contract import Batch, DataRequest
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch, DataRequest
 from fastlaunch_train.workloads.registry import WorkloadError
 
 

@@ -136,21 +136,14 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
     step, weights: of the model, for the record. Model, buffers, FP8 scales and random generators are left as
     they were. Raises InterruptedRun within a batch when a rank is asked to stop.
     """
-    workload, model, device = training.workload, _unwrapped_model(training), training.process.device
-    assert workload.held_out is not None and workload.score is not None
     started = time.perf_counter()
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
-    with preserve_state(model), torch.no_grad():
-        model.eval()
-        _share_buffers(training, model)
-        for batch, counts in _lockstep(training, workload.held_out(training.request, split)):
-            with training.precision.autocast():
-                score = workload.score(model, batch)
-            if counts:
-                totals += _vector(score, batch, device)
-    loss_sum, weight, metric_sum, num_samples = _add_up(training.process, totals)
+    metric = training.workload.metric
+    totals = _score_batches(training, split).cpu()
+    if training.process.world_size > 1:
+        torch.distributed.all_reduce(totals)
+    loss_sum, weight, metric_sum, num_samples = totals.tolist()
     loss = loss_sum / weight if weight else math.nan
-    metric_value = metric_sum / weight if weight and workload.metric else math.nan
+    metric_value = metric_sum / weight if weight and metric else math.nan
     return Eval(
         step=step,
         split=split,
@@ -158,21 +151,31 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
         num_samples=round(num_samples),
         seconds=time.perf_counter() - started,
         weights=weights,
-        metric=workload.metric,
+        metric=metric,
         metric_value=metric_value if math.isfinite(metric_value) else None,
     )
 
 
 def rehearse(training: Training) -> None:
     """Score one batch of validation and forget it, so that evaluation compiles now what it compiles."""
-    workload, model = training.workload, _unwrapped_model(training)
+    _score_batches(training, "validation", most=1)
+
+
+def _score_batches(training: Training, split: str, most: int | None = None) -> torch.Tensor:
+    """Return the sums of `_vector` over this rank's batches of `split`, or over the first `most` of them."""
+    workload, model, device = training.workload, _unwrapped_model(training), training.process.device
     assert workload.held_out is not None and workload.score is not None
-    batches = itertools.islice(workload.held_out(training.request, "validation"), 1)
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    batches = itertools.islice(workload.held_out(training.request, split), most)
     with preserve_state(model), torch.no_grad():
         model.eval()
-        for batch, _ in _lockstep(training, batches):
+        _share_buffers(training, model)
+        for batch, counts in _lockstep(training, batches):
             with training.precision.autocast():
-                workload.score(model, batch)
+                score = workload.score(model, batch)
+            if counts:
+                totals += _vector(score, batch, device)
+    return totals
 
 
 def _lockstep(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -259,6 +262,7 @@ def _has_data(workload: Workload, request: DataRequest, process: Process, split:
 
 
 def _vector(score: Score, batch: Batch, device: torch.device) -> torch.Tensor:
+    """Return sum of the loss, weight, sum of the metric, and number of samples: (4,), float64."""
     nothing = torch.zeros((), device=device)
     num_samples = nothing + _num_samples(batch) if score.num_samples is None else score.num_samples
     metric_sum = nothing if score.metric_sum is None else score.metric_sum
@@ -271,10 +275,3 @@ def _num_samples(batch: Batch) -> int:
         return len(batch)
     parts = batch.values() if isinstance(batch, Mapping) else batch
     return next(_num_samples(part) for part in parts)
-
-
-def _add_up(process: Process, values: torch.Tensor) -> list[float]:
-    message = values.cpu()
-    if process.world_size > 1:
-        torch.distributed.all_reduce(message)
-    return [float(value) for value in message]

@@ -13,6 +13,7 @@ import torch
 from fastlaunch_train.distributed.parallel import barrier
 from fastlaunch_train.loop.timing import BlockTimer, ClosedBlock
 from fastlaunch_train.loop.training import Training
+from fastlaunch_train.models.compile import num_compiles
 from fastlaunch_train.process.device import SAMPLED_S, DeviceMonitor, memory_gib
 from fastlaunch_train.records.records import Block, Step
 from fastlaunch_train.workloads.contract import Batch, BatchCount
@@ -98,7 +99,7 @@ class StepRecorder:
                 first_step=first_step,
                 last_step=self.last_done,
                 wall_s=closed.wall_s,
-                num_compiles=training.num_compiles() - self._foreign_compiles,
+                num_compiles=num_compiles() - self._foreign_compiles,
                 reserved_gib=None if reserved_gib is None else round(reserved_gib - self._foreign_gib, 3),
                 **dataclasses.asdict(state),
             )
@@ -109,11 +110,11 @@ class StepRecorder:
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
         """A context whose compiles and memory do not count as the steps'."""
-        compiles, reserved_gib = self._training.num_compiles(), self._reserved_gib()
+        compiles, reserved_gib = num_compiles(), self._reserved_gib()
         try:
             yield
         finally:
-            self._foreign_compiles += self._training.num_compiles() - compiles
+            self._foreign_compiles += num_compiles() - compiles
             self._foreign_gib += self._reserved_gib() - reserved_gib
 
     def log_block(self, closed: ClosedBlock) -> None:

@@ -37,8 +37,6 @@ class Training:
     phase: PhaseClock
     writer: RecordWriter
     interrupts: Interrupts
-    #: How many graphs the process has compiled so far.
-    num_compiles: Callable[[], int]
     #: Whether to log a line a block for programs.
     print_metrics: bool = False
     #: Looks at the first passes of the model; None if an earlier attempt did.

@@ -199,7 +199,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     _package({"engine": ("ort",)}, "torch_ort"),
     _package({"parallelism": ZERO_STAGES}, "deepspeed"),
     _package({"loop": ("lightning",)}, "lightning"),
-    _package({"loop": ("transformers",)}, "transformers"),
+    # Its Trainer takes the mean of micro-batches; 4.46.1 adds them up.
+    _package({"loop": ("transformers",)}, "transformers", (4, 49)),
     _package({"loop": ("transformers",)}, "accelerate"),
 )
 

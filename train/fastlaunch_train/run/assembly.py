@@ -30,7 +30,7 @@ from fastlaunch_train.loop.trainers.adapter import check_trainer
 from fastlaunch_train.loop.trainers.lightning import train_with_lightning
 from fastlaunch_train.loop.trainers.transformers import train_with_transformers
 from fastlaunch_train.loop.training import Training
-from fastlaunch_train.models import compile, precision
+from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import Precision, set_deterministic
@@ -154,7 +154,6 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         phase=phase,
         writer=session.writer,
         interrupts=interrupts,
-        num_compiles=compile.num_compiles,
         print_metrics=session.launch.print_metrics,
         model_check=model_check,
     )

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data import corpus
-from fastlaunch_train.data.batches import NO_LABEL
 from fastlaunch_train.data.hub import import_transformers
 from fastlaunch_train.data.text import LoadedText, TextSource
 from fastlaunch_train.data.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
-from fastlaunch_train.workloads.contract import Batch, ModelOptions, Score, Workload
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch, ModelOptions, Score, Workload
 from fastlaunch_train.workloads.language_models import (
     causal_model,
     published_config,

@@ -19,6 +19,8 @@ from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 #: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
 #: is the samples'.
 Batch = Any
+#: The label of samples that fill up a batch, which torch's cross entropy ignores (its `ignore_index`).
+NO_LABEL = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,17 @@ class Score:
     weight: torch.Tensor  #: loss_sum / weight is the mean loss, metric_sum / weight the workload's metric
     metric_sum: torch.Tensor | None = None
     num_samples: torch.Tensor | None = None  #: without those that fill the batch up; None: all
+
+    @classmethod
+    def of_classes(cls, logits: torch.Tensor, labels: torch.Tensor) -> "Score":
+        """Return the sums of cross entropy and right answers, for logits (samples, classes) and labels."""
+        num_samples = (labels != NO_LABEL).sum()
+        return cls(
+            loss_sum=nn.functional.cross_entropy(logits, labels, reduction="sum"),
+            weight=num_samples,
+            metric_sum=(logits.argmax(1) == labels).sum(),
+            num_samples=num_samples,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,20 +116,19 @@ def classifier(workload: str, config: Any, weights: str | None) -> Logits:
     return Logits(model, broadcast_mask=sdpa and int(transformers.__version__.partition(".")[0]) >= 5)
 
 
-def has_blocks(model: nn.Module) -> bool:
-    """Return whether `transformer_blocks` finds blocks in the model."""
-    return _largest_list(model) is not None
-
-
-def transformer_blocks(model: nn.Module) -> nn.ModuleList:
-    """Return the model's transformer blocks: its list of modules with the most parameters.
+def transformer_blocks(model: nn.Module) -> nn.ModuleList | None:
+    """Return the model's transformer blocks: its list of modules with the most parameters, if it has one.
 
     GPT-2 and GPT-Neo call it `h`, Llama and its like `layers`, DistilBERT and BERT `layer`. Lists inside a
     block, as of a mixture's experts, hold fewer parameters than the list of the blocks.
     """
-    blocks = _largest_list(model)
-    assert blocks is not None
-    return blocks
+    sizes = {
+        module: sum(parameter.numel() for parameter in module.parameters())
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+    }
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    return largest if largest is not None and sizes[largest] > 0 else None
 
 
 def vocabulary(config: Any, workload: str) -> int:
@@ -142,18 +141,15 @@ def vocabulary(config: Any, workload: str) -> int:
     return size
 
 
-def positions(config: Any) -> int | None:
-    """Return the longest sequence that a model takes; None if its configuration does not say."""
-    value = getattr(config, "max_position_embeddings", None)
-    return int(value) if value else None
-
-
 def sequence_length(requested: int | None, own: int, config: Any, workload: str) -> int:
-    """Return the tokens of a sample: as requested, else the workload's own, up to the model's positions."""
-    most = positions(config)
+    """Return the tokens of a sample: as requested, else the workload's own, up to the model's positions.
+
+    Raises WorkloadError for a request that is longer. Some configurations do not say how many positions.
+    """
+    most = getattr(config, "max_position_embeddings", None)
     if requested is None:
-        return own if most is None else min(own, most)
-    if most is not None and requested > most:
+        return min(own, most) if most else own
+    if most and requested > most:
         raise WorkloadError(
             f"workload {workload!r}: --sequence-length {requested} is more than the model's {most} positions",
             f"give --sequence-length {most} or less",
@@ -219,16 +215,6 @@ def _sees_what_follows(model: Logits) -> bool:
     return bool(change > 1e-4 * before_last.abs().max())
 
 
-def _largest_list(model: nn.Module) -> nn.ModuleList | None:
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    largest = max(lists, key=_size, default=None)
-    return largest if largest is not None and _size(largest) > 0 else None
-
-
-def _size(modules: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in modules.parameters())
-
-
 def text_workload(
     name: str,
     options: ModelOptions,
@@ -256,9 +242,15 @@ def text_workload(
         samples_per_epoch=source.samples_per_epoch,
         data_identity=source.identity,
         model_identity=partial(model_identity, config, options.model) if is_published else None,
-        blocks=transformer_blocks if has_blocks(build_on_meta(build_random)) else None,
+        blocks=_blocks if transformer_blocks(build_on_meta(build_random)) is not None else None,
         flops_per_sample=language_flops_per_sample(build_random, length),
         tokens_per_sample=length,
         sequence_length=length,
         **own,
     )
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList:
+    blocks = transformer_blocks(model)
+    assert blocks is not None
+    return blocks

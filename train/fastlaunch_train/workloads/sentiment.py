@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data import reviews
-from fastlaunch_train.data.batches import NO_LABEL
 from fastlaunch_train.data.hub import import_transformers
 from fastlaunch_train.data.text import LoadedText, TextSource
 from fastlaunch_train.data.tokens import WordTokens, chosen_tokenizer, load_tokenizer
@@ -79,14 +78,7 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def classification_score(model: nn.Module, batch: Batch) -> Score:
     """Return the sums of cross entropy and right answers over the reviews that have a label."""
-    logits, labels = _logits(model, batch).float(), batch["labels"]
-    num_reviews = (labels != NO_LABEL).sum()
-    return Score(
-        loss_sum=nn.functional.cross_entropy(logits, labels, reduction="sum"),
-        weight=num_reviews,
-        metric_sum=(logits.argmax(1) == labels).sum(),
-        num_samples=num_reviews,
-    )
+    return Score.of_classes(_logits(model, batch).float(), batch["labels"])
 
 
 def _logits(model: nn.Module, batch: Batch) -> torch.Tensor:

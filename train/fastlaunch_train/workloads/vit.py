@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.data.batches import NO_LABEL
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.data.images import (
     ImageShape,
@@ -62,14 +61,7 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 def classification_score(model: nn.Module, batch: Batch) -> Score:
     """Return the sums of cross entropy and right answers over the images that have a label."""
     images, labels = batch
-    logits = model(images).float()
-    num_images = (labels != NO_LABEL).sum()
-    return Score(
-        loss_sum=nn.functional.cross_entropy(logits, labels, reduction="sum"),
-        weight=num_images,
-        metric_sum=(logits.argmax(1) == labels).sum(),
-        num_samples=num_images,
-    )
+    return Score.of_classes(model(images).float(), labels)
 
 
 def class_scores(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """What a Trainer of another library needs to train as our loop does: batches, losses, options, refusals."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from fastlaunch_train.distributed.parallel import sum_in_bf16
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.model_state import preserve_state
-from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.rules import steps_problem
 from fastlaunch_train.steppers.torch_stepper import TorchStepper, check_loss
@@ -107,37 +105,6 @@ class StepLoss:
         """Return their mean, and begin the next step."""
         losses, self._losses = self._losses, []
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
-
-class LossShare:
-    """Whether a Trainer takes the mean of a step's micro-batches, by the gradient of the first one's loss."""
-
-    def __init__(self, recipe: Recipe, precision: Precision) -> None:
-        self._recipe = recipe
-        scale = 1.0 if precision.scaler is None else float(precision.scaler.get_scale())
-        self._expected = scale / recipe.grad_accumulation
-        self._gradients: list[torch.Tensor] = []
-        self._watched = recipe.grad_accumulation == 1
-
-    def watch(self, loss: torch.Tensor) -> None:
-        """Note the gradient of `loss` in its backward pass, if it is the first one given."""
-        if not self._watched:
-            loss.register_hook(self._gradients.append)  # type: ignore[no-untyped-call]
-            self._watched = True
-
-    def check(self) -> None:
-        """Raise RecipeError, once, if the gradient is not the share of a mean.
-
-        Transformers 4.46.1 adds micro-batches up: every step of plain SGD is that many times too long.
-        """
-        gradients = [float(gradient) for gradient in self._gradients]
-        self._gradients.clear()
-        if any(not math.isclose(gradient, self._expected, rel_tol=1e-3) for gradient in gradients):
-            raise RecipeError(
-                f"recipe {self._recipe.label}: this release of {self._recipe.loop} takes no mean of the "
-                f"{self._recipe.grad_accumulation} micro-batches of a step",
-                "install a newer one, or add --set loop=ours",
-            )
 
 
 def compile_ahead(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:

@@ -13,7 +13,6 @@ from fastlaunch_train.loop.checkpoint import random_state, restore_random_state
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.trainers.adapter import (
     Feed,
-    LossShare,
     StepLoss,
     compile_ahead,
     ddp_options,
@@ -31,8 +30,7 @@ def train_with_transformers(loop: TrainingLoop) -> None:
     The Trainer wraps the model for several ranks in the process group there is, puts autocast around its
     forward pass, scales the loss, sums up micro-batches and calls the recipe's optimizer. Its schedule is
     constant, it clips no gradients and leaves nothing on the disk. Whatever else it does is part of its
-    steps: from release 5 on it computes the norm of the gradients. Raises RecipeError for a release that
-    does not take the mean of micro-batches.
+    steps: from release 5 on it computes the norm of the gradients.
     """
     training = loop.training
     # The Trainer seeds every generator.
@@ -48,7 +46,6 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
     training = loop.training
     recipe = training.recipe
     step_loss = StepLoss()
-    share = LossShare(recipe, training.precision)
 
     class OurTrainer(Trainer):
         # Of what compute_loss returns: a mean, which the Trainer divides by the number of micro-batches.
@@ -75,7 +72,6 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
         def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
             loss = micro_batch_loss(training, model, inputs)
             step_loss.add(loss)
-            share.watch(loss)
             return loss
 
     class Steps(TrainerCallback):
@@ -88,7 +84,6 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
             loop.begin(lambda batch: compile_ahead(training, batch, forward))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            share.check()
             loop.after_step(step_loss.take())
 
     def forward(batch: Batch) -> torch.Tensor:
