@@ -17,7 +17,7 @@ import torch
 import toy
 from entrypoint import arguments, end_of, start_command
 from torch import nn
-from toy import ALONE, CPU
+from toy import ALONE
 
 from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.loop.checkpoint import (
@@ -29,9 +29,6 @@ from fastlaunch_train.loop.checkpoint import (
     floats_as_text,
     floats_from_text,
     latest_checkpoint,
-    random_state,
-    read_checkpoint,
-    restore_random_state,
     write_checkpoint,
 )
 from fastlaunch_train.loop.evaluation import Best, Evaluations
@@ -43,7 +40,7 @@ from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Workload
 
 IDENTITY = Identity(
-    workload="tiny",
+    workload="toy",
     recipe="fp16",
     data="loader",
     seed=1,
@@ -54,51 +51,54 @@ IDENTITY = Identity(
 )
 
 
-class Job:
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Linear(4, 3)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+def checkpointing(
+    directory: Path,
+    stepper: Stepper | None = None,
+    evaluations: Evaluations | None = None,
+    *,
+    identity: Identity = IDENTITY,
+    seconds: float | None = None,
+) -> Checkpointing:
+    """What saves a lone rank's checkpoints; seconds: those that one is said to take, and nothing is saved."""
 
-    def train(self) -> None:
-        self.optimizer.zero_grad()
-        self.scaler.scale(self.model(torch.randn(2, 4)).square().mean()).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+    def phase(name: str, work: Any, *, step: int) -> float:
+        if seconds is None:
+            work()
+        return seconds or 0.0
 
-    def save(self, directory: Path, step: int) -> Path:
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-        return write_checkpoint(
-            directory, step=step, identity=IDENTITY, state=state, random_states=[random_state(CPU)]
-        )
+    return Checkpointing(
+        directory=directory,
+        identity=identity,
+        process=ALONE,
+        stepper=stepper or toy.build(resolve_recipe("fp32"), ALONE)[0],
+        evaluations=evaluations,
+        sharded=False,
+        phase=phase,  # type: ignore[arg-type]
+    )
 
-    def load(self, path: Path, identity: Identity = IDENTITY) -> int:
-        saved = read_checkpoint(path, identity=identity)
-        self.model.load_state_dict(saved.state["model"])
-        self.optimizer.load_state_dict(saved.state["optimizer"])
-        self.scaler.load_state_dict(saved.state["scaler"])
-        restore_random_state(saved.random_states[0], CPU)
-        return saved.step
+
+def saved(directory: Path, step: int = 1) -> Path:
+    """The path of a checkpoint of that step."""
+    checkpointing(directory).save(step)
+    path = latest_checkpoint(directory)
+    assert path is not None
+    return path
 
 
 def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:
-    saved, restored = Job(), Job()
+    # With dropout, an optimizer and a scaler, which have states too.
+    workload = dataclasses.replace(toy.TOY, build_model=lambda: nn.Sequential(toy.Toy(), nn.Dropout()))
+    workload = dataclasses.replace(workload, blocks=None)
+    recipe = resolve_recipe("fp16")
+    whole, data = toy.build(recipe, ALONE, workload=workload)
     for _ in range(3):
-        saved.train()
-    path = saved.save(tmp_path, 3)
-    state_after_saving = torch.get_rng_state()
-    saved.train()
-    torch.manual_seed(99)
-    assert restored.load(path) == 3
-    assert torch.equal(torch.get_rng_state(), state_after_saving)
-    restored.train()
-    assert torch.equal(saved.model.weight, restored.model.weight)
-    assert saved.scaler.get_scale() == restored.scaler.get_scale()
+        whole.step(next(data))
+    checkpointing(tmp_path, whole).save(3)
+    batch = next(data)
+    expected = [float(whole.step(batch)) for _ in range(3)]
+    restored, _ = toy.build(recipe, ALONE, seed=99, workload=workload)
+    assert checkpointing(tmp_path, restored).resume(last_step=9) == 3
+    assert [float(restored.step(batch)) for _ in range(3)] == expected
 
 
 def test_a_checkpoint_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
@@ -118,96 +118,68 @@ def test_a_checkpoint_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None
 
 
 def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path / "absent") is None
     # As processes that were killed while they saved leave it.
     (tmp_path / "step-00000007.partial").write_bytes(b"half")
     assert latest_checkpoint(tmp_path) is None
     own = {"step-final.pt", "step-mine.partial"}
     for name in own:
         (tmp_path / name).touch()
-    job = Job()
-    for step in (5, 10, 15, 100):
-        job.save(tmp_path, step)
-    assert {path.name for path in tmp_path.iterdir()} == own | {"step-00000015.pt", "step-00000100.pt"}
-    newest = latest_checkpoint(tmp_path)
-    assert newest is not None and newest.name == "step-00000100.pt"
+    newest = [saved(tmp_path, step).name for step in (5, 10, 15, 100)][-1]
+    assert newest == "step-00000100.pt"
+    assert {path.name for path in tmp_path.iterdir()} == own | {"step-00000015.pt", newest}
 
 
 @pytest.mark.parametrize("missing", [0.999, 0.01, 0.0003])
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path, missing: float) -> None:
     """Wherever in the file it is full: near the end torch.save has an error of its own to tell."""
-    job = Job()
-    job.save(tmp_path, 1)
-    job.model = nn.Linear(512, 512)
-    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
-    size = job.save(tmp_path / "elsewhere", 2).stat().st_size
+    saved(tmp_path, 1)
+    large, _ = toy.build(resolve_recipe("fp32"), ALONE, workload=wide("sgd"))
+    checkpointing(tmp_path / "elsewhere", large).save(2)
+    size = (tmp_path / "elsewhere" / "step-00000002.pt").stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (round(size * (1 - missing)), before[1]))
     try:
         with pytest.raises(UnsavedError, match=r"File too large: .*step-00000002\.pt") as failed:
-            job.save(tmp_path, 2)
+            checkpointing(tmp_path, large).save(2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.glob("*.*")] == ["step-00000001.pt"]
     assert classify(failed.value).exit_code == EXIT_DISK_FULL
 
 
-def checkpointing(
-    directory: Path, stepper: Stepper | None, evaluations: Evaluations | None, *, seconds: float = 0.0
-) -> Checkpointing:
-    """What saves a lone rank's checkpoints, each in so many seconds, by a clock that does not run."""
-
-    def phase(name: str, work: Any, *, step: int) -> float:
-        if stepper is not None:
-            work()
-        return seconds
-
-    return Checkpointing(
-        directory=directory,
-        identity=IDENTITY,
-        process=ALONE,
-        stepper=stepper,  # type: ignore[arg-type]
-        evaluations=evaluations,
-        sharded=False,
-        phase=phase,  # type: ignore[arg-type]
-    )
-
-
 @pytest.mark.parametrize(("seconds", "warned"), [(60.0, False), (60.5, True)])
 def test_a_checkpoint_too_slow_for_spot_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float, warned: bool
 ) -> None:
-    checkpointing(tmp_path, None, None, seconds=seconds).save(1)
+    checkpointing(tmp_path, seconds=seconds).save(1)
     assert ("spot" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("change", [*vars(IDENTITY)])
 def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
-    job = Job()
-    path = job.save(tmp_path, 1)
-    other = {**vars(IDENTITY), change: "other" if isinstance(vars(IDENTITY)[change], str) else 77}
+    saved(tmp_path)
+    value = vars(IDENTITY)[change]
+    other = dataclasses.replace(IDENTITY, **{change: "other" if isinstance(value, str) else 77})
     with pytest.raises(RecipeError) as refused:
-        job.load(path, Identity(**other))
+        checkpointing(tmp_path, identity=other).resume(last_step=9)
     assert change in refused.value.message
-    assert str(vars(IDENTITY)[change]) in (refused.value.hint or "")
+    assert str(value) in (refused.value.hint or "")
 
 
 def test_data_that_are_not_known_are_no_other_data(tmp_path: Path) -> None:
-    job, unknown = Job(), dataclasses.replace(IDENTITY, data_digest=None)
-    job.load(job.save(tmp_path / "new", 1), unknown)
-    path = job.save(tmp_path / "old", 1)
+    path = saved(tmp_path)
+    checkpointing(tmp_path, identity=dataclasses.replace(IDENTITY, data_digest=None)).resume(last_step=9)
     content = torch.load(path, weights_only=True)
     del content["identity"]["data_digest"]  # as older checkpoints are
     torch.save(content, path)
-    job.load(path, IDENTITY)
+    checkpointing(tmp_path).resume(last_step=9)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "step-00000001.pt"
-    path.write_bytes(content)
+    (tmp_path / "step-00000001.pt").write_bytes(content)
     with pytest.raises(RecipeError, match=r"step-00000001\.pt is not a checkpoint"):
-        Job().load(path)
+        checkpointing(tmp_path).resume(last_step=9)
 
 
 def test_floats_go_through_text_to_the_bit() -> None:

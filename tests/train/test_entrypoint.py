@@ -99,21 +99,11 @@ def test_what_is_printed_for_programs_is_what_sagemakers_expressions_find(tmp_pa
 
 @pytest.mark.slow
 def test_the_processes_that_load_data_are_counted_also_after_a_resume(tmp_path: Path) -> None:
-    more = ("--data", "loader", "--checkpoint-every", "2")
-    first = trained(tmp_path, *more, "--steps", "2", "--num-workers", "2", workload="vit-tiny")
-    assert first.header["num_data_workers"] == 2
-    again = ("--steps", "4", "--num-workers", "1", "--resume")
-    second = trained(tmp_path, *more, *again, workload="vit-tiny", attempt=2)
-    assert second.header["num_data_workers"] == 1
-
-
-def test_a_block_lasts_as_long_as_its_steps(tmp_path: Path) -> None:
-    read = trained(tmp_path, workload=f"{TINY}:slow")
-    for block in read.blocks:
-        steps = read.steps[block.first_step - 1 : block.last_step]
-        # The wall time is until the ranks have met; float sums differ in the last bits.
-        assert sum(step.step_time_s for step in steps) <= block.wall_s + 1e-9
-        assert block.wall_s >= 0.02 * len(steps)
+    more = ("--data", "loader", "--checkpoint-every", "2", "--resume")
+    for attempt, num_workers in ((1, 2), (2, 1)):
+        steps = ("--steps", str(2 * attempt), "--num-workers", str(num_workers))
+        read = trained(tmp_path, *more, *steps, workload="vit-tiny", attempt=attempt)
+        assert read.header["num_data_workers"] == num_workers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -237,12 +227,10 @@ def test_a_bad_request_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("function", "more", "word"),
     [
-        ("fractional_flops", [], "flops_per_sample"),
         ("ending_batches", [], "batches have ended"),
         ("no_parameters", [], "nothing to train"),
         ("loss_of_each_sample", [], "shape (4,)"),
         ("build", ["--batch-size", "6", "--set", "grad_accumulation=4"], "--batch-size 8"),
-        ("build", ["--recipe", "te-fp8"], "GPU"),
     ],
 )
 def test_what_cannot_be_trained_says_why_and_leaves_a_record(
@@ -268,7 +256,7 @@ def test_a_workload_is_asked_for_batches_in_what_the_recipe_computes_in(tmp_path
     trained(tmp_path, "--steps", "2", "--eval-every", "2", workload=f"{TINY}:in_bf16", recipe="bf16")
 
 
-@pytest.mark.parametrize(("batch_size", "parts", "probed"), [(2, 1, 4), (12, 2, 6), (64, 1, 16)])
+@pytest.mark.parametrize(("batch_size", "parts", "probed"), [(12, 2, 6), (64, 1, 16)])
 def test_no_more_samples_are_probed_than_a_step_has(
     tmp_path: Path, batch_size: int, parts: int, probed: int
 ) -> None:

@@ -45,7 +45,6 @@ def training(tmp_path: Path) -> Iterator[Training]:
         stepper=build_stepper(workload, recipe, precision, ALONE, workload.build_model().train()),
         batches=workload.batches(data),
         request=data,
-        first_step=1,
         last_step=100,
         checkpoint_every=0,
         save_checkpoint=lambda step: None,

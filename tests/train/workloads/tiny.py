@@ -305,10 +305,6 @@ def kill_itself() -> Workload:
     return workload(loss=_after(lambda step: step == 25 and _signal(signal.SIGKILL)))
 
 
-def fractional_flops() -> Workload:
-    return workload(flops_per_sample=1.5e9)
-
-
 def ending_batches() -> Workload:
     return workload(batches=lambda request: itertools.islice(batches(request), 3))
 

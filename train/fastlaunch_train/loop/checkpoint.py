@@ -130,9 +130,7 @@ class Checkpointing:
 
         Raises RecipeError if it is of another job, of a later step than `last_step`, or not finite.
         """
-        newest = latest_checkpoint(self.directory)
-        (rank_0s,) = broadcast(self.process, [float(step_of(newest) if newest else 0)])
-        step = round(rank_0s)
+        step = newest_step(self.process, self.directory)
         if step == 0:
             return 0
         path = checkpoint_path(self.directory, step)
@@ -168,14 +166,16 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}.pt"
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step after which `checkpoint` was saved, by its name."""
-    return int(checkpoint.stem.removeprefix("step-"))
-
-
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return the newest complete checkpoint in `directory`, if there is one."""
     return max(_named_by_step(directory, ".pt"), default=None)
+
+
+def newest_step(process: Process, directory: Path) -> int:
+    """Return the step of the newest checkpoint that rank 0 sees, or 0. Every rank calls this."""
+    newest = latest_checkpoint(directory)
+    (step,) = broadcast(process, [float(newest.stem.removeprefix("step-")) if newest else 0.0])
+    return round(step)
 
 
 def _named_by_step(directory: Path, suffix: str) -> list[Path]:

@@ -25,10 +25,9 @@ class Training:
     #: The model, wrapped and compiled as the recipe says, and what makes a step of it. Another library's
     #: Trainer takes its model and optimizer, wraps the model itself and makes the steps.
     stepper: Stepper
-    #: What `batches` were requested with; held-out data are requested likewise.
+    #: What `batches` were requested with, from the first step on; held-out data are requested likewise.
     request: DataRequest
     batches: Iterator[Batch]
-    first_step: int
     last_step: int
     #: Steps; 0 for never.
     checkpoint_every: int
@@ -41,3 +40,8 @@ class Training:
     print_metrics: bool = False
     #: Looks at the first passes of the model; None if an earlier attempt did.
     model_check: CompiledModelCheck | None = None
+
+    @property
+    def first_step(self) -> int:
+        """1, or the step after the checkpoint that was resumed."""
+        return self.request.first_step

@@ -15,13 +15,12 @@ from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
-from fastlaunch_train.distributed.parallel import broadcast
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
     check_writers_space,
     checkpoint_bytes,
-    latest_checkpoint,
+    newest_step,
 )
 from fastlaunch_train.loop.evaluation import plan_evaluations
 from fastlaunch_train.loop.timing import PhaseClock
@@ -36,7 +35,7 @@ from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
@@ -89,9 +88,11 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     session.batch_size = options.batch_size
     if options.batch_size is None:
         phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
-    _check_batch_size(session)
-    session.steps = _num_steps(session, workload)
-    request = _data_request(session)
+    batch_size = session.batch_size
+    assert batch_size is not None
+    _check_batch_size(recipe, batch_size)
+    session.steps = _num_steps(session, workload, batch_size * process.world_size)
+    request = _data_request(session, batch_size)
     evaluations = plan_evaluations(
         workload, request, process, every=options.eval_every, last_step=session.steps
     )
@@ -99,9 +100,9 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     with phase.during("build", "the model"):
         model = build_native(workload, options.seed, process)
     with phase.during("build", "its conversion and checks"):
-        rounding = _convert(session, workload, arithmetic, model)
+        rounding = _convert(session, workload, arithmetic, model, batch_size)
         batches, model_check, trained = None, None, workload
-        if not _checkpoint_exists(session):
+        if not (options.resume and newest_step(process, options.output / "checkpoints")):
             batches, model_check = _first_batches(workload, request, session, arithmetic, model, rounding)
             trained = model_check.workload
     if process.device.type == "cuda":
@@ -116,7 +117,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
     checkpoints = Checkpointing(
         directory=options.output / "checkpoints",
-        identity=_identity(session, workload),
+        identity=_identity(session, workload, batch_size),
         process=process,
         stepper=stepper,
         evaluations=evaluations,
@@ -147,7 +148,6 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         stepper=stepper,
         request=request,
         batches=batches,
-        first_step=session.first_step,
         last_step=session.steps,
         checkpoint_every=options.checkpoint_every,
         save_checkpoint=checkpoints.save,
@@ -186,9 +186,7 @@ def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision
     return f"the largest batch that fits is {session.batch_size}"
 
 
-def _check_batch_size(session: Session) -> None:
-    recipe, batch_size = session.options.recipe, session.batch_size
-    assert batch_size is not None
+def _check_batch_size(recipe: Recipe, batch_size: int) -> None:
     parts = recipe.grad_accumulation
     multiple = parts * (precision.batch_multiple(recipe) if recipe.precision == "fp8" else 1)
     if batch_size % multiple:
@@ -199,7 +197,7 @@ def _check_batch_size(session: Session) -> None:
         )
 
 
-def _num_steps(session: Session, workload: Workload) -> int:
+def _num_steps(session: Session, workload: Workload, global_batch: int) -> int:
     """Return the steps given, or those of the epochs given, of which the last is filled up."""
     options = session.options
     if options.epochs is None:
@@ -210,17 +208,14 @@ def _num_steps(session: Session, workload: Workload) -> int:
         raise WorkloadError(
             f"workload {workload.name!r}: its data have no end, and so no epochs", "give --steps"
         )
-    assert session.batch_size is not None
-    global_batch = session.batch_size * session.process.world_size
     return -(-num_samples // global_batch) * options.epochs
 
 
-def _data_request(session: Session) -> DataRequest:
+def _data_request(session: Session, batch_size: int) -> DataRequest:
     options, process = session.options, session.process
-    assert session.batch_size is not None
     return DataRequest(
         source=options.data,
-        batch_size=session.batch_size,
+        batch_size=batch_size,
         seed=options.seed,
         rank=process.rank,
         world_size=process.world_size,
@@ -231,7 +226,9 @@ def _data_request(session: Session) -> DataRequest:
     )
 
 
-def _convert(session: Session, workload: Workload, arithmetic: Precision, model: nn.Module) -> float:
+def _convert(
+    session: Session, workload: Workload, arithmetic: Precision, model: nn.Module, batch_size: int
+) -> float:
     """Convert `model` as the recipe says; record what it is and whether it computes what it did.
 
     Return the relative error of the native model in the recipe's precision.
@@ -240,7 +237,7 @@ def _convert(session: Session, workload: Workload, arithmetic: Precision, model:
     request = probe_request(
         process,
         seed=session.options.seed,
-        batch_size=_probe_size(session, workload),
+        batch_size=_probe_size(workload, recipe, batch_size),
         dtype=computed_in(recipe),
     )
     probe = next_batch(workload, workload.batches(request))
@@ -256,22 +253,13 @@ def _convert(session: Session, workload: Workload, arithmetic: Precision, model:
     return reference.rounding
 
 
-def _probe_size(session: Session, workload: Workload) -> int:
+def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:
     """Return how many samples to probe: each may be large, as long sequences or tensors of `gelu` are."""
-    recipe, batch_size = session.options.recipe, session.batch_size
-    assert batch_size is not None
     if not workload.trains:
         return min(PROBE_BATCH, batch_size)
     if recipe.precision == "fp8":
         return max(PROBE_BATCH, precision.batch_multiple(recipe))
     return min(PROBE_BATCH, max(MIN_PROBE_BATCH, batch_size // recipe.grad_accumulation))
-
-
-def _checkpoint_exists(session: Session) -> bool:
-    """Return whether the run resumes from a checkpoint, which rank 0 decides: others may see other files."""
-    options = session.options
-    exists = options.resume and latest_checkpoint(options.output / "checkpoints") is not None
-    return bool(broadcast(session.process, [float(exists)])[0])
 
 
 def _first_batches(
@@ -291,15 +279,14 @@ def _first_batches(
     return batches, CompiledModelCheck(workload, recipe, arithmetic, model, part, rounding=rounding)
 
 
-def _identity(session: Session, workload: Workload) -> Identity:
+def _identity(session: Session, workload: Workload, batch_size: int) -> Identity:
     options = session.options
-    assert session.batch_size is not None
     return Identity(
         workload=options.workload,
         recipe=options.recipe.label,
         data=options.data.partition(":")[0],
         seed=options.seed,
-        batch_size=session.batch_size,
+        batch_size=batch_size,
         world_size=session.process.world_size,
         sequence_length=workload.sequence_length,
         data_digest=session.data_identity.digest if session.data_identity else None,
