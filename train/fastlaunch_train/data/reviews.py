@@ -138,14 +138,18 @@ def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
     number = len(reviews.texts)
     if number < MIN_REVIEWS:
         raise WorkloadError(f"{number} reviews are too few to hold some out", f"give at least {MIN_REVIEWS}")
-    order = torch.randperm(number, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(SPLIT_SEED)).tolist()
     num_validation, num_test = int(VALIDATION_SHARE * number), int(TEST_SHARE * number)
     num_train = number - num_validation - num_test
     log.info("reviews: %d to train, %d for validation, %d to test", num_train, num_validation, num_test)
-    parts = (part.tolist() for part in order.split([num_train, num_validation, num_test]))
+    parts = {
+        "train": order[:num_train],
+        "validation": order[num_train : number - num_test],
+        "test": order[number - num_test :],
+    }
     return {
         name: Reviews(texts=[reviews.texts[i] for i in part], classes=[reviews.classes[i] for i in part])
-        for name, part in zip(("train", "validation", "test"), parts, strict=True)
+        for name, part in parts.items()
     }
 
 
