@@ -275,15 +275,16 @@ SHARDED = (
 
 
 @pytest.mark.full
+@pytest.mark.timeout(330)
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_a_checkpoint_of_shards_takes_what_is_expected() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
-        [sys.executable, __file__], env=env, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, __file__], env=env, capture_output=True, text=True, check=False, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     found = [line.split() for line in ran.stdout.splitlines() if line.startswith("sizes ")]
-    assert len(found) == 3 * len(SHARDED)
+    assert len(found) == 2 * len(SHARDED)
     for _, what, written, expected in found:
         assert int(written) <= int(expected) <= 1.2 * int(written), what
 
@@ -292,7 +293,7 @@ def main() -> None:
     """In a process of its own, for the groups of these recipes: `sizes RECIPE WRITTEN EXPECTED` a line."""
     for arm in SHARDED:
         name, *overrides = arm.split(",")
-        for optimizer in ("sgd", "sgd 0.9", "adamw"):
+        for optimizer in ("sgd 0.9", "adamw"):
             with tempfile.TemporaryDirectory() as folder:
                 recipe = resolve_recipe(name, overrides)
                 written, expected = sizes(Path(folder), wide(optimizer, Plain), recipe, best=True)
