@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_records import write_run
 
-from fastlaunch.cli.compare import parse_charged_as
+from fastlaunch.cli.compare import _parse_charged_as as parse_charged_as
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings

@@ -11,9 +11,7 @@ import pytest
 import yaml
 from fake_train.launcher import fastlaunch
 
-from fastlaunch.cli.submit_cloud import doubts_of
 from fastlaunch.core.settings import load_settings
-from fastlaunch.placement.check import Check, Result
 from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
@@ -116,16 +114,6 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert json.loads(out)["region"] == "us-east-1"
     assert err.startswith("left out: p5.48xlarge in eu-north-1: no ec2 on-demand price")
-
-
-def test_what_holds_in_several_places_is_warned_of_once() -> None:
-    told = {"name": "image", "message": "the image is gone", "hint": "build it"}
-    checks = [Check(result=Result.WARNING, zone=zone, **told) for zone in ("us-east-1a", "us-east-1b")]
-    checks += [
-        Check(name="quota", result=Result.OK, message="enough"),
-        Check(name="price", result=Result.WARNING, message="it is old"),
-    ]
-    assert doubts_of(checks) == ["warning: the image is gone\n  build it", "warning: it is old"]
 
 
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str], configured: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ec2_builders import catalogue
 
-from fastlaunch.cli.submit_container import rehearsed_jobs
+from fastlaunch.cli.submit_container import jobs_in_containers
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
@@ -44,7 +44,7 @@ def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
     def rehearsed(data: str, image: str | None) -> tuple[JobSpec, ...]:
         request = SubmitOptions(workload="distilbert-tiny", data=data, model=str(tmp_path))
         jobs = build_jobs(request, machine=CPU, catalogue=CATALOGUE, image=image).specs
-        return rehearsed_jobs(jobs, {"image": image, "num_nodes": 1})
+        return jobs_in_containers(jobs, image=image, num_nodes=1)
 
     (job,) = rehearsed(there, "acme/train:1")
     assert (job.inputs.data, job.inputs.model) == (there, str(tmp_path))

@@ -16,9 +16,8 @@ from fastlaunch.catalog.container_images import (
     registry,
     registry_host,
 )
-from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, next_command, yes_option
+from fastlaunch.cli.options import confirm, next_command, split_names, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.images.build import (

@@ -1,15 +1,23 @@
-"""`fastlaunch recipes` and `fastlaunch workloads`: what can be asked for."""
+"""`fastlaunch recipes`, `workloads` and `experiments`: what can be trained, and how."""
 
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from fastlaunch.cli.options import next_command, output_option, recipe_named, workload_named
+from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
+from fastlaunch.cli.options import next_command, output_option
 from fastlaunch.cli.render import print_rows
+from fastlaunch.jobs.data_sources import MADE_UP
+from fastlaunch.jobs.variants import (
+    DEFAULT_STEPS,
+    experiment_named,
+    known_workload,
+    resolve_recipes,
+)
 from fastlaunch_train.recipes.recipe import CHOICES, Recipe
-from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES
-from fastlaunch_train.workloads.registry import WORKLOADS
+from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
+from fastlaunch_train.workloads.registry import WORKLOADS, workload_info
 
 _RECIPE_HEADERS = {
     "name": "recipe",
@@ -34,6 +42,15 @@ _WORKLOAD_HEADERS = {
     "batch_size": "batch",
     "description": "description",
 }
+_EXPERIMENT_HEADERS = {"name": "experiment", "runs": "runs", "length": "of", "description": "description"}
+_VARIANT_HEADERS = {
+    "workload": "workload",
+    "recipe": "recipe",
+    "batch_size": "batch/GPU",
+    "num_gpus": "GPUs",
+    "length": "for",
+    "eval_every": "evaluated every",
+}
 
 
 @click.command(short_help="The recipes: how a workload can be trained.")
@@ -50,7 +67,8 @@ def recipes(name: str | None, output: str) -> None:
         print_rows(rows, output=output, headers=_RECIPE_HEADERS)
         _conclude(output, f"{len(rows)} recipes", "fastlaunch recipes te-fp8")
         return
-    row = _recipe_row(recipe_named(name))
+    (recipe,) = resolve_recipes([name], ())
+    row = _recipe_row(recipe)
     if output != "table":
         print_rows([row], output=output)
         return
@@ -83,12 +101,35 @@ def workloads(name: str | None, output: str) -> None:
             "fastlaunch submit --local --workload vit-tiny",
         )
         return
-    info = workload_named(name)
+    info = known_workload(name)
     rows = [asdict(info)]
     if output == "table":
         rows = [{"field": field, "value": value} for field, value in rows[0].items()]
     print_rows(rows, output=output)
     _conclude(output, f"{name}: {info.description}", f"fastlaunch submit --local --workload {name}")
+
+
+@click.command(short_help="The published experiments: lists of runs to repeat.")
+@click.argument("name", required=False)
+@output_option
+def experiments(name: str | None, output: str) -> None:
+    """The published experiments: lists of runs to repeat. With NAME: the runs of one.
+
+    `fastlaunch submit --experiment NAME` makes them, on this machine with --local, or on AWS with --instance.
+    """
+    if name is None:
+        rows = [_experiment_row(experiment) for experiment in EXPERIMENTS.values()]
+        print_rows(rows, output=output, headers=_EXPERIMENT_HEADERS)
+        sentence, command = f"{len(rows)} experiments", "fastlaunch experiments fp8"
+    else:
+        experiment = experiment_named(name)
+        rows = [_variant_row(experiment, variant) for variant in experiment.variants]
+        print_rows(rows, output=output, headers=_VARIANT_HEADERS)
+        sentence = f"{name}, {experiment.description}. By the {experiment.source}"
+        if experiment.epochs is not None and experiment.data in MADE_UP:
+            sentence += f". Epochs are of your own --data; of made-up data it is {DEFAULT_STEPS} steps"
+        command = f"fastlaunch submit --local --experiment {name} --dry-run"
+    _conclude(output, sentence, command)
 
 
 def _recipe_row(recipe: Recipe) -> dict[str, Any]:
@@ -110,6 +151,28 @@ def _change(field: str) -> str:
         return ""
     choices = CHOICES.get(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
     return f"{field}={'|'.join(choices) or '...'}"
+
+
+def _experiment_row(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "runs": len(experiment.variants),
+        "length": experiment.length,
+        "description": experiment.description,
+        "data": experiment.data,
+        "source": experiment.source,
+    }
+
+
+def _variant_row(experiment: Experiment, variant: ExperimentVariant) -> dict[str, Any]:
+    return {
+        "workload": variant.workload,
+        "recipe": resolve_recipe(variant.recipe, variant.overrides).label,
+        "batch_size": variant.batch_size or workload_info(variant.workload).batch_size,
+        "num_gpus": variant.num_gpus or "all",
+        "length": experiment.length,
+        "eval_every": f"{variant.eval_every:,} steps" if variant.eval_every else None,
+    }
 
 
 def _conclude(output: str, sentence: str, command: str) -> None:

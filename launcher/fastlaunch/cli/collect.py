@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import AppContext
-from fastlaunch.cli.follow import current_runs, fetch_output, open_reconciled
+from fastlaunch.cli.context import AppContext, open_reconciled
+from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import next_command, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError

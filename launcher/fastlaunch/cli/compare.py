@@ -5,6 +5,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,20 +13,38 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.context import reconcile_here
-from fastlaunch.cli.options import DATE, POSITIVE_COUNT, next_command, output_option
+from fastlaunch.cli.options import DATE, NAMES, POSITIVE_COUNT, Quantity, next_command, output_option
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row
+    from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest
     from fastlaunch.analysis.cost import ChargedAs
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.core.settings import Settings
     from fastlaunch.ledger.ledger import Run
-    from fastlaunch.measure.summary import Setup
 
-MOST_WARNINGS = 8
+_MOST_WARNINGS = 8
 #: A terminal narrower than this gets tables of this width.
 _MIN_WIDTH = 80
+
+
+def _parse_share(text: str) -> Fraction:
+    """Return `1/8` or `0.125`. Raises UserError for other text."""
+    try:
+        # An exponent of a few digits makes a number of as many million.
+        if len(text) <= 20 and "e" not in text.lower():
+            return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
+
+
+def _parse_charged_as(text: str) -> "ChargedAs":
+    """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
+    from fastlaunch.analysis.cost import ChargedAs
+
+    instance, colon, share = text.partition(":")
+    return ChargedAs(instance=instance, share=_parse_share(share) if colon else None)
 
 
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
@@ -36,12 +55,14 @@ _MIN_WIDTH = 80
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
 @click.option(
     "--price-as",
+    type=Quantity("instance", _parse_charged_as),
     metavar="INSTANCE[:SHARE]",
     multiple=True,
     help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
 )
 @click.option(
     "--price-share",
+    type=Quantity("share", _parse_share),
     metavar="SHARE",
     help="Charge this share of that instance, such as 1/8: a prorated price.",
 )
@@ -72,6 +93,7 @@ _MIN_WIDTH = 80
 )
 @click.option(
     "--columns",
+    type=NAMES,
     metavar="NAMES",
     help="Show only the columns with these headings, separated by commas: 'step ms,verdict'.",
 )
@@ -86,15 +108,15 @@ def compare(
     selectors: tuple[str, ...],
     baseline: str | None,
     prices_as_of: datetime.date | None,
-    price_as: tuple[str, ...],
-    price_share: str | None,
+    price_as: "tuple[ChargedAs, ...]",
+    price_share: Fraction | None,
     usd_per_hour: float | None,
     price_file: Path | None,
     all_runs: bool,
     allow_unverified: bool,
     finish: int | None,
     target: str | None,
-    columns: str | None,
+    columns: tuple[str, ...] | None,
     brief: bool,
     output: str,
 ) -> None:
@@ -106,91 +128,51 @@ def compare(
     A run is priced as it was billed, else by the price of its instance today. A row that fails a check of its
     numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
+    from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.core.settings import load_settings
 
     settings = load_settings()
-    request = price_request(
-        settings,
-        prices_as_of=prices_as_of,
-        price_as=price_as,
-        price_share=price_share,
-        usd_per_hour=usd_per_hour,
-    )
-    runs = _stored_runs(settings, selectors, all_runs=all_runs)
-    catalogue = load_catalogue(price_file or settings.prices)
-    comparison = compared(runs, request, catalogue, baseline=baseline, allow_unverified=allow_unverified)
-    print_warnings(comparison.warnings)
-    show(comparison, output, finish=finish, target=target, only=split_columns(columns), brief=brief)
-    next_command(_next(comparison, request, catalogue, output))
-
-
-def price_request(
-    settings: "Settings",
-    *,
-    prices_as_of: datetime.date | None,
-    price_as: Sequence[str],
-    price_share: str | None,
-    usd_per_hour: float | None,
-) -> "PriceRequest":
-    """Return the request that the options make. Raises UserError if they contradict each other."""
-    from fastlaunch.analysis.compare import PriceRequest
-
-    if price_share is not None and (len(price_as) != 1 or ":" in price_as[0]):
-        raise UserError(
-            "--price-share is a share of one instance",
-            "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
-        )
-    texts = price_as if price_share is None else [f"{price_as[0]}:{price_share}"]
-    return PriceRequest(
+    if price_share is not None:
+        if len(price_as) != 1 or price_as[0].share is not None:
+            raise UserError(
+                "--price-share is a share of one instance",
+                "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
+            )
+        price_as = (replace(price_as[0], share=price_share),)
+    request = PriceRequest(
         today=datetime.date.today(),
         as_of=prices_as_of,
-        price_as=tuple(map(parse_charged_as, texts)),
+        price_as=price_as,
         usd_per_hour=usd_per_hour,
         region=settings.region,
     )
+    runs = _stored_runs(settings, selectors, all_runs=all_runs)
+    catalogue = load_catalogue(price_file or settings.prices)
+    comparison = _compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
+    _print_warnings(comparison.warnings)
+    _print(comparison, output, finish=finish, target=target, columns=columns or (), brief=brief)
+    next_command(_next(comparison, request, catalogue, output))
 
 
-def parse_charged_as(text: str) -> "ChargedAs":
-    """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
-    from fastlaunch.analysis.cost import ChargedAs
-
-    instance, colon, share = text.partition(":")
-    return ChargedAs(instance=instance, share=_share(share) if colon else None)
-
-
-def _share(text: str) -> Fraction:
-    """Return `1/8` or `0.125`. Raises UserError for other text."""
-    try:
-        # An exponent of a few digits makes a number of as many million.
-        if len(text) <= 20 and "e" not in text.lower():
-            return Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
-
-
-def compared(
+def _compared(
     runs: Sequence["Run"],
     request: "PriceRequest",
     catalogue: "Catalogue",
-    *,
     baseline: str | None,
-    allow_unverified: bool = False,
+    *,
+    allow_unverified: bool,
 ) -> "Comparison":
     """Return the comparison of the runs that measured something; its warnings name the others.
 
     Raises UserError if there is nothing to compare.
     """
-    from dataclasses import replace
-
-    from fastlaunch.analysis.compare import compare as compare_candidates
+    from fastlaunch.analysis.compare import compare as compare_runs
 
     if not runs:
         raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --repeats 3")
-    candidates = [candidate for run in runs if (candidate := _candidate(run, request.region))]
-    comparison = compare_candidates(
-        candidates,
+    comparison = compare_runs(
+        [measured for run in runs if (measured := _measured(run, request.region))],
         catalogue=catalogue,
         prices=request,
         baseline=baseline,
@@ -198,31 +180,26 @@ def compared(
     )
     warnings = (*_unmeasured([run for run in runs if run.summary is None]), *comparison.warnings)
     if not comparison.rows:
-        print_warnings(warnings)
+        _print_warnings(warnings)
         raise UserError(
             "there is nothing to compare: no run has a step time", "`fastlaunch runs list` shows why"
         )
     return replace(comparison, warnings=warnings)
 
 
-def split_columns(text: str | None) -> tuple[str, ...]:
-    """Return the headings of `step ms, verdict`; none for None."""
-    return tuple(name for part in (text or "").split(",") if (name := part.strip()))
-
-
-def show(
+def _print(
     comparison: "Comparison",
     output: str,
     *,
-    finish: float | None = None,
-    target: str | None = None,
-    only: Sequence[str] = (),
-    brief: bool = False,
+    finish: float | None,
+    target: str | None,
+    columns: Sequence[str],
+    brief: bool,
 ) -> None:
     """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
 
-    A table ends with the answer in a sentence. only, brief: of a table, see `as_table`. Raises UserError for
-    a target that cannot be read, and for a column that there is not.
+    A table ends with the answer in a sentence. Raises UserError for a target that cannot be read, a column
+    that there is not, and an option that means nothing in this form of output.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
@@ -230,34 +207,36 @@ def show(
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
 
-    if output != "table" and (only or brief):
+    if output != "table" and (columns or brief):
         raise UserError("--columns and --brief are of the table", f"leave them out with --output {output}")
     if output == "csv":
         if finish is not None or target is not None:
             raise UserError("--finish and --target have no place in a CSV of rows", "give --output json")
-        text = as_csv(comparison)
-    elif output == "json":
+        click.echo(as_csv(comparison))
+        return
+    if output == "json":
         further = {
             **({} if finish is None else {"finish": finish_json(comparison, finish)}),
             **({} if target is None else {"target": target_json(comparison, target)}),
         }
-        text = as_json(comparison, further)
-    else:
-        width = min(WIDTH, max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))
-        parts = [as_table(comparison, only=only, brief=brief, width=width)]
-        parts += [] if finish is None else [finish_table(comparison, finish, width=width)]
-        parts += [] if target is None else [target_table(comparison, target, width=width)]
-        sentence = textwrap.fill(answer(comparison), width, break_on_hyphens=False)
-        text = "\n\n".join([*parts, sentence])
-    click.echo(text)
+        click.echo(as_json(comparison, further))
+        return
+    width = min(WIDTH, max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))
+    parts = [as_table(comparison, only=columns, brief=brief, width=width)]
+    if finish is not None:
+        parts.append(finish_table(comparison, finish, width=width))
+    if target is not None:
+        parts.append(target_table(comparison, target, width=width))
+    parts.append(textwrap.fill(answer(comparison), width, break_on_hyphens=False))
+    click.echo("\n\n".join(parts))
 
 
-def print_warnings(warnings: Sequence[str]) -> None:
+def _print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, the first few of many."""
-    for warning in warnings[:MOST_WARNINGS]:
+    for warning in warnings[:_MOST_WARNINGS]:
         click.echo(f"warning: {warning}", err=True)
-    if len(warnings) > MOST_WARNINGS:
-        click.echo(f"warning: and {len(warnings) - MOST_WARNINGS} more of these", err=True)
+    if len(warnings) > _MOST_WARNINGS:
+        click.echo(f"warning: and {len(warnings) - _MOST_WARNINGS} more of these", err=True)
 
 
 def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bool) -> list["Run"]:
@@ -273,7 +252,7 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bo
     return runs
 
 
-def _candidate(run: "Run", region: str) -> "MeasuredRun | None":
+def _measured(run: "Run", region: str) -> "MeasuredRun | None":
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
 
@@ -314,12 +293,14 @@ def _named(runs: "Sequence[Run]") -> str:
 
 def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:
     """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
+    from fastlaunch.analysis.suggest import instances_to_charge, more_runs_command
+
     rows = comparison.rows
-    for row in rows:
-        if row.verdict.more_runs is not None and row.setup.instance is None and row.setup.num_nodes == 1:
-            return _more_runs(row, rows, request.region)
-    if not any(row.price for row in rows) and (charged := _charges(rows, request, catalogue)):
-        return shlex.join([*_command_line(()), *charged])
+    if command := more_runs_command(rows, own_region=request.region):
+        return command
+    if not any(row.price for row in rows) and (charges := instances_to_charge(rows, request, catalogue)):
+        words = [word for charge in charges for word in ("--price-as", str(charge))]
+        return shlex.join([*_command_line(()), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)
     if priced:
         # Without a service it is the prices of both.
@@ -331,72 +312,14 @@ def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalog
 
 
 def _command_line(without: Sequence[str]) -> list[str]:
-    """Return the command as it was typed, without the options `without`."""
+    """Return the command that was given, without the options `without`."""
     context = click.get_current_context()
     words = ["fastlaunch", "compare", *context.params["selectors"]]
     for option in context.command.params:
         name = str(option.name)
-        is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if isinstance(option, click.Option) and is_typed and name not in without:
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and is_given and name not in without:
             value = context.params[name]
             for item in value if option.multiple else (value,):
                 words += option.opts[-1:] + ([] if option.is_flag else [str(item)])
     return words
-
-
-def _more_runs(row: "Row", rows: "Sequence[Row]", own_region: str) -> str:
-    """Return the command for more runs of an unresolved row, and of its baseline if only recipes differ."""
-    from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
-
-    def options(of: "Setup") -> tuple[object, ...]:
-        overrides = of.recipe.split()[1:]
-        return overrides, of.batch_size_per_gpu, of.num_gpus, of.data, of.sequence_length
-
-    base = next(other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline)
-    both = options(base.setup) == options(row.setup) and base.setup.recipe != row.setup.recipe
-    # Seeds that none has: those of before would make no new pair.
-    seed = next_seed([run.summary for of in (base, row) for run in of.runs])
-    return submit_command(
-        [run.summary for run in row.runs],
-        [base.setup.recipe, row.setup.recipe] if both else [row.setup.recipe],
-        place=place_of(row.runs[0], own_region=own_region),
-        first_seed=seed,
-        repeats=row.verdict.more_runs or 1,
-    )
-
-
-def _charges(rows: "Sequence[Row]", request: "PriceRequest", catalogue: "Catalogue") -> list[str]:
-    """Return options that charge each of `rows`, which have no price; none if one cannot be charged."""
-    kinds = {(row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes): row for row in rows}
-    charges = [_charged_as(row, request, catalogue) for row in kinds.values()]
-    known = dict.fromkeys(charge for charge in charges if charge is not None)
-    if None in charges:
-        return []
-    if len(known) == 1:
-        (charge,) = known
-        return [
-            *("--price-as", charge.instance),
-            *(("--price-share", str(charge.share)) if charge.share is not None else ()),
-        ]
-    return [word for charge in known for word in ("--price-as", str(charge))]
-
-
-def _charged_as(row: "Row", request: "PriceRequest", catalogue: "Catalogue") -> "ChargedAs | None":
-    """Return the cheapest instance with an unpriced row's GPU; None if none is sold."""
-    from fastlaunch.analysis.cost import ChargedAs
-
-    device = catalogue.accelerator_of_device(row.setup.device_name) if row.setup.device_name else None
-    today = request.as_of or request.today
-    num_gpus = row.setup.num_gpus // row.setup.num_nodes
-    offers = []
-    for instance in catalogue.instances.values():
-        if device is None or catalogue.accelerator_of(instance.name) != device:
-            continue
-        price = catalogue.find_price(instance.name, region=request.region, on=today)
-        if price is not None and instance.num_accelerators >= num_gpus:
-            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
-    if not offers:
-        return None
-    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
-    share = Fraction(num_gpus, instance.num_accelerators) if is_part else None
-    return ChargedAs(instance=instance.name, share=share)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
@@ -25,6 +26,7 @@ from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.runs.launcher import Launcher
 
 #: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
 _SHORT_TIMEOUTS_S = (3.0, 20.0)
@@ -91,15 +93,46 @@ def app_context() -> AppContext:
     )
 
 
+@contextmanager
+def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
+    """Yield the context and the open ledger, brought up to what is true."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.reconcile import reconcile
+
+    context = app_context()
+    with open_ledger(context.settings) as ledger:
+        reconcile(ledger, context.backends)
+        yield context, ledger
+
+
+@contextmanager
+def open_launcher(
+    context: AppContext, backends: "Mapping[str, Backend | CloudBackend]"
+) -> "Iterator[Launcher]":
+    """Yield a launcher over the open ledger; its `stop` hears signals from now on."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.runs.stop_request import StopRequest
+
+    with open_ledger(context.settings) as ledger, StopRequest() as stop:
+        yield Launcher(
+            backends=backends,
+            ledger=ledger,
+            settings=context.settings,
+            display=make_display(sys.stderr, context.monotonic_s),
+            stop=stop,
+            sleep=context.sleep,
+        )
+
+
 def reconcile_here(ledger: "Ledger") -> None:
     """End the runs whose launcher was killed: none is shown as running that is not."""
     from fastlaunch.runs.reconcile import concerns_cloud, reconcile
 
-    unfinished = ledger.fetch_comparable(["state=planned", "state=running"])
-    if not unfinished and not concerns_cloud(ledger):
-        return
-    context = app_context()
-    reconcile(ledger, context.backends)
+    # Most ledgers have nothing under way, and what it takes to ask is slow to make.
+    if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
+        reconcile(ledger, app_context().backends)
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.cli.cloud_options import split_names
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import (
-    POSITIVE_COUNT,
-    USD,
-    next_command,
-    table_or_json_option,
-)
+from fastlaunch.cli.options import NAMES, next_command, split_names, table_or_json_option
 from fastlaunch.cli.render import table
+from fastlaunch.cli.submit_options import purchase_options
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.core.paths import shipped
 from fastlaunch.jobs.options import CloudOptions, backend_of, check_cloud_options
@@ -25,40 +20,35 @@ if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.placement.check import Check, CheckContext
 
-_HEADERS = {"result": "result", "check": "check", "where": "where", "told": ""}
+_HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
 
 
 @click.command(short_help="What a job on AWS would meet: login, quota, image, network, bucket, price.")
 @click.option(
-    "--instance", metavar="TYPE[,TYPE]", help="Check what a job on this type needs, quota and price too."
+    "--instance",
+    "instances",
+    type=NAMES,
+    metavar="TYPE[,TYPE]",
+    help="Check what a job on this type needs, quota and price too.",
 )
 @click.option("--backend", metavar="NAME", help="Check ec2 or sagemaker.  [default: as --instance says]")
 @click.option(
-    "--region", metavar="REGION[,REGION]", help="Check these regions.  [default: yours, or us-east-1]"
+    "--region",
+    "regions",
+    type=NAMES,
+    metavar="REGION[,REGION]",
+    help="Check these regions.  [default: yours, or us-east-1]",
 )
-@click.option(
-    "--purchase",
-    default="on-demand",
-    show_default=True,
-    metavar="OPTION",
-    help="Buy on-demand, spot or capacity-block.",
-)
-@click.option("--max-price", type=USD, metavar="USD", help="Pay at most this for an hour of EC2 spot.")
-@click.option("--reservation", metavar="cr-ID", help="Run in this capacity block.")
-@click.option("--block-fee", type=USD, metavar="USD", help="Say what that block cost up front.")
-@click.option(
-    "--num-nodes",
-    type=POSITIVE_COUNT,
-    default=1,
-    show_default=True,
-    help="Train one job on this many machines.",
-)
-@click.option("--allow-tcp", is_flag=True, help="Let several nodes talk without EFA.")
-@click.option("--training-plan", metavar="ARN", help="Run in this reserved capacity of SageMaker.")
+@purchase_options
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @table_or_json_option("the checks are")
 def doctor(
-    instance: str | None, backend: str | None, region: str | None, setup: bool, output: str, **cloud: Any
+    instances: tuple[str, ...] | None,
+    backend: str | None,
+    regions: tuple[str, ...] | None,
+    setup: bool,
+    output: str,
+    **purchase: Any,
 ) -> int:
     """What a job on AWS would meet: login, quota, image, network, bucket, price.
 
@@ -78,32 +68,18 @@ def doctor(
         return EXIT_DONE
     context = app_context()
     catalogue = load_catalogue(context.settings.prices)
-    job = _check_context(context, catalogue, _terms(context, instance, backend, region, cloud))
+    cloud = CloudOptions(
+        instances=instances or (),
+        regions=regions or split_names(context.settings.region),
+        backend=backend_of(instances or (), backend),
+        **purchase,
+    )
+    check_cloud_options(cloud)
+    job = _check_context(context, catalogue, cloud)
     results = [_config_file(), *checks(job)]
     (_print_json if output == "json" else _print)(results)
     next_command(_next(context, results, job))
     return _exit_code(results)
-
-
-def _terms(
-    context: AppContext, instance: str | None, backend: str | None, region: str | None, typed: dict[str, Any]
-) -> CloudOptions:
-    """Return what is to be checked, as typed. Raises UserError for what cannot be had together."""
-    instances = split_names(instance or "")
-    cloud = CloudOptions(
-        instances=instances,
-        regions=split_names(region or context.settings.region),
-        backend=backend_of(instances, backend),
-        num_nodes=typed["num_nodes"],
-        allow_tcp=typed["allow_tcp"],
-        purchase=typed["purchase"],
-        max_price_usd=typed["max_price"],
-        reservation=typed["reservation"],
-        block_fee_usd=typed["block_fee"],
-        training_plan=typed["training_plan"],
-    )
-    check_cloud_options(cloud)
-    return cloud
 
 
 def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOptions) -> "CheckContext":
@@ -156,20 +132,13 @@ def _print(results: Sequence["Check"]) -> None:
     for check in results:
         # What asks for something to be done stands in full below the table.
         is_brief = check.result == "ok" or (check.result == "not checked" and not check.hint)
-        rows.append(
-            {
-                "result": str(check.result),
-                "check": check.name,
-                "where": _where(check),
-                "told": check.message if is_brief else None,
-            }
-        )
+        where = _where(check)
+        message = check.message if is_brief else None
+        rows.append({"result": str(check.result), "check": check.name, "where": where, "message": message})
         if not is_brief:
-            about = f"{check.name} ({_where(check)})" if _where(check) else check.name
-            lines += [
-                f"{check.result}: {about}: {check.message}",
-                *([f"  {check.hint}"] if check.hint else []),
-            ]
+            about = f"{check.name} ({where})" if where else check.name
+            lines.append(f"{check.result}: {about}: {check.message}")
+            lines += [f"  {check.hint}"] if check.hint else []
     counts = Counter(str(check.result) for check in results)
     counted = ", ".join(f"{number} {result}" for result, number in counts.items())
     click.echo("\n".join([table(rows, _HEADERS), "", *lines, f"{len(results)} checks: {counted}."]))
@@ -199,7 +168,7 @@ def _next(context: AppContext, results: Sequence["Check"], job: "CheckContext") 
         return f"mend the first that failed, then {shlex.join(['fastlaunch', *context.argv])}"
     if not job.instances:
         return f"fastlaunch doctor --instance {'ml.' if job.cloud.backend == 'sagemaker' else ''}p5.48xlarge"
-    # What was checked: every option of the check is one of the job's.
-    typed = context.argv[context.argv.index("doctor") + 1 :]
+    # Every option of the check is one of `submit` as well.
+    given = context.argv[context.argv.index("doctor") + 1 :]
     saving = ["--checkpoint-every", "50"] if job.cloud.purchase == "spot" else []
-    return shlex.join(["fastlaunch", "submit", *typed, "--recipe", "bf16", *saving, "--dry-run"])
+    return shlex.join(["fastlaunch", "submit", *given, "--recipe", "bf16", *saving, "--dry-run"])

@@ -2,8 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import AppContext, app_context
+from fastlaunch.cli.context import AppContext, open_reconciled
 from fastlaunch.cli.options import next_command, table_or_json_option
 from fastlaunch.cli.render import RUN_HEADERS, run_json, run_row, table
 from fastlaunch.core.errors import UserError
@@ -97,18 +96,6 @@ def cancel(runs: tuple[str, ...]) -> None:
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")
     next_command("fastlaunch status")
-
-
-@contextmanager
-def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
-    """Yield the context and the open ledger, brought up to what is true."""
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.reconcile import reconcile
-
-    context = app_context()
-    with open_ledger(context.settings) as ledger:
-        reconcile(ledger, context.backends)
-        yield context, ledger
 
 
 def current_runs(ledger: "Ledger") -> "list[Run]":

@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from fastlaunch import __version__
-from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
@@ -27,7 +27,7 @@ COMMANDS = {
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
-    "experiments": ("experiments", "The published experiments: lists of runs to repeat."),
+    "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
     "prices": ("prices", "Instance prices with their dates and sources."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
@@ -54,8 +54,6 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from fastlaunch.core.errors import UnknownName
-
             raise UnknownName("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
@@ -77,7 +75,7 @@ def main() -> NoReturn:
 
 
 def run(argv: list[str], obj: object = None) -> int:
-    """Exit code of the command line `argv`, with every error already told on stderr.
+    """Return the exit code of the command line `argv`; errors are printed on stderr.
 
     obj: what the commands act on instead of looking it up; see `fastlaunch.cli.context`.
     """

@@ -1,20 +1,23 @@
-"""What several commands share: options, quantities as people write them, the last line on stderr."""
+"""What several commands share: options, quantities as people write them, questions, the next command."""
 
-import datetime
 import math
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
-from fastlaunch_train.recipes.recipe import Recipe, RecipeError
-from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
+from fastlaunch.core.units import parse_count, parse_date, parse_duration_s
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """Gives a command an option, or several."""
+
+    def __call__(self, command: Command, /) -> Command: ...
+
 
 # Generic for the type checker only: the oldest click that we take cannot be subscripted.
 if TYPE_CHECKING:
@@ -23,38 +26,30 @@ else:
     _ParamType = click.ParamType
 
 
-class _Quantity(_ParamType):
+class Quantity(_ParamType):
     """An option's text, read by `parse`; the error names the option."""
 
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], Any], *, above_zero: bool = False) -> None:
         self.name = name
         self._parse = parse
+        self._above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         try:
-            return self._parse(value)
+            quantity = self._parse(value)
+            if self._above_zero and quantity <= 0:
+                raise UserError(f"{value!r} is not above 0", "give more than 0")
         except UserError as error:
             option = f"{param.opts[0]}: " if param else ""
             raise UserError(f"{option}{error.message}", error.hint) from None
+        return quantity
 
 
-def _positive(parse: Callable[[str], int | float]) -> Callable[[str], int | float]:
-    def parse_positive(text: str) -> int | float:
-        value = parse(text)
-        if value <= 0:
-            raise UserError(f"{text!r} is not above 0", "give more than 0")
-        return value
-
-    return parse_positive
-
-
-def _parse_date(text: str) -> datetime.date:
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError:
-        raise UserError(f"{text!r} is not a date", "give one such as 2023-11-15") from None
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in `a, b`."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def _parse_minutes(text: str) -> int:
@@ -78,15 +73,21 @@ def _parse_usd(text: str) -> float:
     return value
 
 
-#: `10k` steps, 0 allowed; the same above 0; seconds of `48h`; bytes of `2GiB`; a date; minutes of `2`
-#: hours or `90min`; minutes of `30` or `90min`; USD.
-COUNT = _Quantity("count", parse_count)
-POSITIVE_COUNT = _Quantity("count", _positive(parse_count))
-DURATION = _Quantity("duration", _positive(parse_duration_s))
-SIZE = _Quantity("size", _positive(parse_bytes))
-DATE = _Quantity("date", _parse_date)
-MINUTES = _Quantity("time", _positive(_parse_minutes))
-USD = _Quantity("usd", _positive(_parse_usd))
+def _parse_batch_size(text: str) -> int | str:
+    return text if text == "auto" else parse_count(text)
+
+
+#: `10k`, 0 allowed.
+COUNT = Quantity("count", parse_count)
+POSITIVE_COUNT = Quantity("count", parse_count, above_zero=True)
+#: A count, or `auto`.
+BATCH_SIZE = Quantity("batch size", _parse_batch_size)
+DATE = Quantity("date", parse_date)
+#: `2` hours or `90min`, as whole minutes.
+MINUTES = Quantity("time", _parse_minutes, above_zero=True)
+USD = Quantity("usd", _parse_usd, above_zero=True)
+#: `a,b` as a tuple.
+NAMES = Quantity("names", split_names)
 
 #: `--output table|json|csv`, as parameter `output`.
 output_option = click.option(
@@ -100,7 +101,7 @@ output_option = click.option(
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
 
 
-def table_or_json_option(what: str) -> Callable[[Command], Command]:
+def table_or_json_option(what: str) -> Decorator:
     """`--output table|json`, as parameter `output`. what: `the rows are`, for the help text."""
     return click.option(
         "--output",
@@ -111,31 +112,15 @@ def table_or_json_option(what: str) -> Callable[[Command], Command]:
     )
 
 
-def workload_option(*, default: str | None = None) -> Callable[[Command], Command]:
-    """`--workload NAME`, as parameter `workload`; see `workload_named`."""
-    return click.option(
-        "--workload",
-        default=default,
-        show_default=default is not None,
-        metavar="NAME",
-        help="Train this workload; `fastlaunch workloads` lists them.",
-    )
+def with_options(*options: Decorator) -> Decorator:
+    """Return a decorator that gives a command all these options, which `--help` lists in this order."""
 
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-def recipe_named(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Return the recipe with its overrides. Raises UserError, with the nearest names, if there is none."""
-    try:
-        return resolve_recipe(name, overrides)
-    except RecipeError as error:
-        raise UserError(error.message, error.hint) from None
-
-
-def workload_named(name: str) -> WorkloadInfo:
-    """Return what is known of the workload. Raises UserError, with the nearest names, if there is none."""
-    try:
-        return workload_info(name)
-    except WorkloadError as error:
-        raise UserError(error.message, error.hint) from None
+    return decorate
 
 
 def next_command(text: str) -> None:

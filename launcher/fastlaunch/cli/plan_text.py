@@ -1,10 +1,12 @@
 """A plan for AWS, for people: what it does in words, and the request as YAML, its user data readable."""
 
 import json
-import re
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import Plan
@@ -23,11 +25,6 @@ _TO_BE_GIVEN = {
     "subnet-id": "--subnet",
     "security-group-id": "--security-group",
 }
-#: What YAML reads as text without quotes, whatever stands around it.
-_PLAIN = re.compile(r"[A-Za-z/<][\w./:@<>=-]*(?: [\w./@<>=-]+)*")
-#: Several lines that a block can hold as they are: it takes its indentation from the first one.
-_BLOCK = re.compile(r"[^\s].*\n(.*[^\n]\n?)", re.DOTALL)
-_NOT_TEXT = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 
 def plan_text(
@@ -41,11 +38,11 @@ def plan_text(
     """Return the plan at the first of `sites`, the others, what is not known yet, and what it may cost."""
     site, *others = sites
     lines = [in_words(jobs, site), "", f"{plan.operation} in {plan.region}:"]
-    lines += [f"  {line}".rstrip() for line in as_yaml(plan.request)]
+    lines += _as_yaml(plan.request)
     for item in plan.objects:
         if item.text is not None:
             lines += ["", "What its machines do, in the list of runs that they fetch:"]
-            lines += [f"  {line}".rstrip() for line in as_yaml(json.loads(item.text))]
+            lines += _as_yaml(json.loads(item.text))
     lines.append("")
     if others:
         lines += ["Without capacity there, in this order:", *(f"  {other.name}" for other in others)]
@@ -72,29 +69,27 @@ def _placeholders(plan: Plan) -> list[str]:
     return lines
 
 
-def as_yaml(value: Mapping[str, Any]) -> list[str]:
-    """Return lines of YAML; a text of several lines stands as it is, indented."""
-    lines = []
-    for key, part in value.items():
-        if isinstance(part, Mapping) and part:
-            lines += [f"{key}:", *(f"  {line}" for line in as_yaml(part))]
-        elif isinstance(part, list) and part:
-            lines.append(f"{key}:")
-            for item in part:
-                first, *rest = as_yaml(item) if isinstance(item, Mapping) and item else [_scalar(item)]
-                lines += [f"  - {first}", *(f"    {line}" for line in rest)]
-        elif isinstance(part, str) and _BLOCK.fullmatch(part):
-            mark = "|" if part.endswith("\n") else "|-"
-            lines += [f"{key}: {mark}", *(f"  {line}" for line in part.removesuffix("\n").split("\n"))]
-        else:
-            lines.append(f"{key}: {_scalar(part)}")
-    return lines
+class _Dumper(yaml.SafeDumper):
+    """Writes every object in full, lists indented, and a text of several lines as it stands."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
 
 
-def _scalar(value: object) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
-        return value if ": " not in f"{value} " else json.dumps(value)
-    return json.dumps(value, ensure_ascii=False)
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _as_yaml(value: Mapping[str, Any]) -> list[str]:
+    """Return indented lines of YAML."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
+    return [f"  {line}".rstrip() for line in text.removesuffix("\n").split("\n")]
 
 
 def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:

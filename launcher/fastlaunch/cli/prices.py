@@ -1,7 +1,9 @@
 """`fastlaunch prices`: what instances cost, and who says so."""
 
 import datetime
-from collections.abc import Sequence
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import click
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
 from fastlaunch.cli.options import DATE, next_command, output_option
-from fastlaunch.core.errors import UserError
+from fastlaunch.cli.render import print_rows
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import load_settings
 
 #: The table fits a terminal of this many columns.
@@ -53,22 +56,20 @@ def prices(
     chosen = _select(catalogue, instances, region=region, service=service, day=day, history=history)
     if not chosen:
         raise _nothing_known(catalogue, instances, region=region, service=service, day=day)
-    click.echo(_FORMATS[output](catalogue, chosen, day))
+    rows = [_row(catalogue, price) for price in chosen]
+    if output == "json":
+        click.echo(json.dumps({"schema": 1, "as_of": day.isoformat(), "prices": rows}, indent=2))
+    elif output == "csv":
+        print_rows([{**row, "inferred": str(row["inferred"]).lower()} for row in rows], output="csv")
+    else:
+        _print_table(rows)
     _print_hints(catalogue, instances, chosen, region=region, day=day, history=history)
 
 
 def _matching(catalogue: Catalogue, glob: str) -> list[str]:
     matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
     if not matching:
-        from difflib import get_close_matches
-
-        stem = glob.lower().strip("*?.")
-        families = list(dict.fromkeys(name.partition(".")[0] for name in catalogue.instances))
-        near = get_close_matches(stem, catalogue.instances, n=3, cutoff=0.6) or get_close_matches(
-            stem.partition(".")[0], families, n=3, cutoff=0.4
-        )
-        nearest = f"nearest: {', '.join(near)}; " if near else ""
-        raise UserError(f"no instance matches {glob!r}", f"{nearest}families: {', '.join(families)}")
+        raise UnknownName("instance", glob, catalogue.instances)
     return matching
 
 
@@ -130,59 +131,28 @@ def _row(catalogue: Catalogue, price: Price) -> dict[str, Any]:
     }
 
 
-def _as_json(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
-    import json
-
-    rows = [_row(catalogue, price) for price in chosen]
-    return json.dumps({"schema": 1, "as_of": day.isoformat(), "prices": rows}, indent=2)
-
-
-def _as_csv(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
-    import csv
-    import io
-
-    rows = [_row(catalogue, price) for price in chosen]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, "inferred": str(row["inferred"]).lower()} for row in rows)
-    return text.getvalue().rstrip("\n")
-
-
-def _as_table(catalogue: Catalogue, chosen: Sequence[Price], day: datetime.date) -> str:
-    """Return a row per price; the sources, which are long and few, are numbered and stand underneath."""
-    import textwrap
-
-    from tabulate import tabulate
-
-    def note(price: Price) -> str:
-        return f"~ inferred: {price.source}" if price.inferred else price.source
-
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(map(note, chosen)), start=1)}
-    mixed = any(price.purchase != "on-demand" for price in chosen)
-    rows = [
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row per price; the sources, which are long and few, are numbered and stand underneath."""
+    notes = [f"~ inferred: {row['source']}" if row["inferred"] else row["source"] for row in rows]
+    numbers = {note: number for number, note in enumerate(dict.fromkeys(notes), start=1)}
+    mixed = any(row["purchase"] != "on-demand" for row in rows)
+    cells = [
         {
-            "instance": price.instance,
+            "instance": row["instance"],
             "accelerators": f"{row['num_accelerators']}x {row['accelerator']}",
-            "service": f"{price.service} {price.purchase}" if mixed else price.service,
-            "region": price.region,
-            "$/h": f"{'~' if price.inferred else ''}{price.usd_per_hour:.4f}",
+            "service": f"{row['service']} {row['purchase']}" if mixed else row["service"],
+            "region": row["region"],
+            "$/h": f"{'~' if row['inferred'] else ''}{row['usd_per_hour']:.4f}",
             "$/GPU-h": f"{row['usd_per_accelerator_hour']:.4f}",
             "as of": row["as_of"],
-            "source": f"[{numbers[note(price)]}]",
+            "source": f"[{numbers[note]}]",
         }
-        for price, row in ((price, _row(catalogue, price)) for price in chosen)
+        for row, note in zip(rows, notes, strict=True)
     ]
-    alignment = ("left", "left", "left", "left", "right", "right", "left", "left")
-    table = tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True, colalign=alignment)
-    notes = [
-        textwrap.fill(f"[{number}] {text}", _COLUMNS, subsequent_indent="    ")
-        for text, number in numbers.items()
-    ]
-    return "\n".join([table, "", *notes])
-
-
-_FORMATS = {"table": _as_table, "json": _as_json, "csv": _as_csv}
+    print_rows(cells, output="table")
+    click.echo()
+    for note, number in numbers.items():
+        click.echo(textwrap.fill(f"[{number}] {note}", _COLUMNS, subsequent_indent="    "))
 
 
 def _print_hints(

@@ -1,18 +1,22 @@
 """`fastlaunch reap`: end what is over its time, found by tags and names, and bring the ledger up to that."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, table_or_json_option, yes_option
-from fastlaunch.cli.render import KIND_WORDS, ReapReport, print_reap, print_reap_json
+from fastlaunch.cli.options import confirm, next_command, table_or_json_option, yes_option
+from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
 from fastlaunch.runs.reap import (
     Inventory,
+    Kind,
     Orphan,
     Refusal,
     end,
@@ -30,6 +34,21 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
 
 T = TypeVar("T")
+
+
+class _Words(NamedTuple):
+    noun: str
+    to_do: str
+    done: str
+
+
+_WORDS: Mapping[Kind, _Words] = {
+    "instance": _Words("instance", "to terminate", "terminated"),
+    "job": _Words("training job", "to stop", "stopped"),
+    "pool": _Words("warm pool", "to end", "ended"),
+    "schedule": _Words("schedule", "to delete", "deleted"),
+}
+_MACHINE_HEADERS = {"run": "run", "type": "type", "zone": "zone", "hours": "hours", "cost": "cost"}
 
 
 @click.command(short_help="End instances, jobs and schedules that nobody stops, found by their tags.")
@@ -58,7 +77,7 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
         if not dry_run:
             refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
         ended_runs = (None if dry_run else _ask(ledger, lambda own: _reconcile(context, own))) or []
-    report = ReapReport(
+    report = _Report(
         regions=in_regions,
         orphans=[*machines, *schedules],
         refused=refused,
@@ -66,7 +85,7 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
         prices=_usd_per_hour(context, machines),
         dry_run=dry_run,
     )
-    (print_reap_json if output == "json" else print_reap)(report)
+    (_print_json if output == "json" else _print)(report)
     return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
 
 
@@ -147,10 +166,10 @@ def _end(
         return []
     if not yes:
         for machine in going:
-            word = "" if machine.kind == "instance" else f"{KIND_WORDS[machine.kind][0]} "
-            click.echo(f"{word}{machine.id} of run {machine.run_id}: {machine.why}", err=True)
+            noun = "" if machine.kind == "instance" else f"{_WORDS[machine.kind].noun} "
+            click.echo(f"{noun}{machine.id} of run {machine.run_id}: {machine.why}", err=True)
     what = " and ".join(
-        f"{word}s" for kind, (word, _) in KIND_WORDS.items() if any(g.kind == kind for g in going)
+        f"{words.noun}s" for kind, words in _WORDS.items() if any(each.kind == kind for each in going)
     )
     confirm(f"End {f'{len(going)} {what}' if len(going) > 1 else 'it'}?", yes=yes)
     refused = end(context.aws, going)
@@ -202,3 +221,132 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
                 continue
             prices[machine.id] = price.usd_per_hour * (1 - context.settings.discount)
     return prices
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """What `fastlaunch reap` found and did."""
+
+    #: Where it looked.
+    regions: Sequence[str]
+    orphans: Sequence["Orphan"]
+    refused: Sequence["Refusal"]
+    #: Runs that turned out to have ended.
+    ended_runs: Sequence[Mapping[str, str | None]]
+    #: USD per hour of one machine, by its id.
+    prices: Mapping[str, float]
+    dry_run: bool
+
+    def rows(self, kind: "Kind") -> list[dict[str, Any]]:
+        """Return a row for each orphan of a kind, oldest first."""
+        refusals = {refusal.id: str(refusal.error) for refusal in self.refused if refusal.kind == kind}
+        return [self._row(each, refusals.get(each.id)) for each in self.orphans if each.kind == kind]
+
+    def _row(self, orphan: "Orphan", refusal: str | None) -> dict[str, Any]:
+        done = "left"
+        if orphan.must_go:
+            words = _WORDS[orphan.kind]
+            done = words.to_do if self.dry_run else words.done
+        if refusal:
+            done = "refused"
+        row: dict[str, Any] = {orphan.kind: orphan.id}
+        if orphan.kind == "schedule":
+            row |= {"region": orphan.region, "created_at": orphan.began_at.isoformat()}
+        else:
+            rate = self.prices.get(orphan.id)
+            cost_usd = round(orphan.hours * orphan.num_machines * rate, 2) if rate is not None else None
+            row |= {
+                "run": orphan.run_id,
+                "region": orphan.region,
+                "type": orphan.instance_type,
+                "num_machines": orphan.num_machines,
+                "zone": orphan.zone,
+                "is_spot": orphan.is_spot,
+                "state": orphan.state,
+                "launched_at": orphan.began_at.isoformat(),
+                "ends_at": orphan.ends_at.isoformat() if orphan.ends_at else None,
+                "hours": round(orphan.hours, 3),
+                "cost_usd": cost_usd,
+            }
+        return {**row, "done": done, "why": refusal or orphan.why, "warning": orphan.warning}
+
+    def unlisted(self, kind: "Kind") -> list[str]:
+        """Return the regions in which AWS refused to list a kind."""
+        return [each.region for each in self.refused if each.kind == kind and each.id is None]
+
+
+def _print_json(report: _Report) -> None:
+    """Print the report as one JSON object."""
+    unlisted = [
+        {"region": refusal.region, "what": f"{_WORDS[refusal.kind].noun}s", "reason": str(refusal.error)}
+        for refusal in report.refused
+        if refusal.id is None
+    ]
+    data = {
+        "dry_run": report.dry_run,
+        "regions": list(report.regions),
+        **{f"{kind}s": report.rows(kind) for kind in _WORDS},
+        "refused_regions": unlisted,
+        "ended_runs": list(report.ended_runs),
+    }
+    click.echo(json.dumps(data, indent=2))
+
+
+def _print(report: _Report) -> None:
+    """Print a table and a sentence for each kind that was found."""
+    for kind, words in _WORDS.items():
+        if rows := report.rows(kind):
+            columns = {"region": "region"} if kind == "schedule" else _MACHINE_HEADERS
+            headers = {kind: words.noun, **columns, "done": "", "why": "why"}
+            click.echo(table([_cells(row) for row in rows], headers) + "\n")
+    for refusal in report.refused:
+        subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
+        click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)
+        if refusal.error.hint:
+            click.echo(f"  {refusal.error.hint}", err=True)
+    for run in report.ended_runs:
+        click.echo(f"run {run['run']} is {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
+    # Kinds other than instances are mentioned only where there are any, or may be.
+    kinds = {"instance", *(each.kind for each in report.orphans), *(each.kind for each in report.refused)}
+    for kind in _WORDS:
+        if kind in kinds:
+            click.echo(_sentence(report, kind))
+    next_command("fastlaunch status")
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    cells = {**row, "why": f"{row['why']} ({row['warning']})" if row["warning"] else row["why"]}
+    if "cost_usd" in row:
+        count = f"{row['num_machines']} x " if row["num_machines"] > 1 else ""
+        cells |= {
+            "type": f"{count}{row['type'] or 'n/a'}",
+            "zone": row["zone"] or row["region"],
+            "hours": f"{row['hours']:.1f}",
+            "cost": f"${row['cost_usd']:,.2f}" if row["cost_usd"] is not None else "n/a",
+        }
+    return cells
+
+
+def _sentence(report: _Report, kind: "Kind") -> str:
+    words = _WORDS[kind]
+    rows, unlisted = report.rows(kind), report.unlisted(kind)
+    regions = [region for region in report.regions if region not in unlisted]
+    where = f"{len(regions)} regions" if len(regions) > 3 else ", ".join(regions)
+    if not regions:
+        article = "an" if words.noun[0] in "aeiou" else "a"
+        what = f"whether {article} {words.noun} of fastlaunch lives"
+        return f"No region could be looked at: {what} is not known."
+    if not rows:
+        return f"No {words.noun} of fastlaunch lives in {where}."
+    counts = Counter(row["done"] for row in rows)
+    parts = [
+        f"{counts[done]} {done}" for done in (words.done, words.to_do, "refused", "left") if counts[done]
+    ]
+    sentence = f"{len(rows)} {words.noun}{'s' if len(rows) > 1 else ''} in {where}: {', '.join(parts)}"
+    if kind == "schedule":
+        return f"{sentence}."
+    costs = [row["cost_usd"] for row in rows if row["done"] in (words.done, words.to_do)]
+    known = sum(cost or 0 for cost in costs)
+    sentence += f"; what went cost about ${known:,.2f}" if known else ""
+    num_unknown = costs.count(None)
+    return f"{sentence} (of {num_unknown} the price is not known)." if num_unknown else f"{sentence}."

@@ -73,7 +73,8 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
     if rows:
         cells = [_cells(run) for run in shown]
         headers = {key: text for key, text in _HEADERS.items() if _tells(key, cells)}
-        print_rows(fitted(cells, headers), output=output, headers=headers)
+        cells = fitted(cells, headers, shrinkable=("recipe", "workload", "instance"))
+        print_rows(cells, output=output, headers=headers)
     click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
 

@@ -3,17 +3,15 @@
 import datetime
 import json
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.cli.cloud_options import settings_with
-from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.context import AppContext, open_launcher
 from fastlaunch.cli.options import check_can_ask, confirm
 from fastlaunch.cli.plan_text import in_words, plan_text
 from fastlaunch.cli.render import exit_code_of, print_runs
@@ -29,17 +27,17 @@ from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.container_images import BaseImage
-    from fastlaunch.placement.check import Check
+    from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.placement.prepare import Prepared
-    from fastlaunch.runs.launcher import Submission
 
 
 def submit_to_cloud(
     context: AppContext,
     options: SubmitOptions,
     cloud: CloudOptions,
-    typed: Mapping[str, Any],
     *,
+    max_cost_usd: float | None,
+    detach: bool,
     dry_run: bool,
     output: str,
     yes: bool,
@@ -48,10 +46,9 @@ def submit_to_cloud(
 
     Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
     """
-    settings = settings_with(context.settings, typed, cloud.regions)
+    settings, now = context.settings, context.now()
     catalogue = load_catalogue(settings.prices)
     request = build_cloud_request(options, cloud, catalogue=catalogue)
-    now = context.now()
     lookup = OfflineLookup(
         settings=settings,
         catalogue=catalogue,
@@ -61,21 +58,18 @@ def submit_to_cloud(
         commit="<commit>" if context.find_commit else None,
     )
     resolution = resolve(request, lookup)
-    ceiling = cost_ceiling(
-        resolution.placements, num_nodes=request.cloud.num_nodes, max_minutes=request.cloud.max_minutes
-    )
+    ceiling = _ceiling(request, resolution.placements)
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
-        check_budget(ceiling, typed["max_cost"])
+        check_budget(ceiling, max_cost_usd)
     for name, why in request.skipped:
         click.echo(f"left out: {name}: {why}", err=True)
     for caveat in request.caveats:
         click.echo(f"warning: {caveat}", err=True)
-    for site in resolution.placements:
-        check_plan(site, jobs_of(request, site), max_minutes=request.cloud.max_minutes)
+    _check_plans(request, resolution.placements)
     if dry_run:
-        click.echo(dry_run_text(request, resolution, ceiling, output=output))
+        click.echo(_dry_run_text(request, resolution, ceiling, output=output))
         return EXIT_DONE
     from fastlaunch.placement.prepare import prepare
     from fastlaunch.runs.launcher import check_home
@@ -87,23 +81,35 @@ def submit_to_cloud(
         aws=context.aws,
         settings=settings,
         catalogue=catalogue,
-        now=context.now(),
+        now=now,
         commit=context.commit,
-        max_cost_usd=typed["max_cost"],
-        detach=typed["detach"],
+        max_cost_usd=max_cost_usd,
+        detach=detach,
     )
-    return _submit(context, prepared, settings, detach=typed["detach"], output=output, yes=yes)
+    _check_plans(prepared.request, prepared.placements)
+    return _submit(context, prepared, detach=detach, output=output, yes=yes)
 
 
-def jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
+def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
     """Return the request's jobs as they are at the site."""
     return jobs_at(request, site.instance, site.region, image=site.image)
 
 
-def dry_run_text(request: CloudRequest, resolution: Resolution, ceiling: CostCeiling, *, output: str) -> str:
+def _ceiling(request: CloudRequest, placements: "Sequence[Placement]") -> CostCeiling:
+    cloud = request.cloud
+    return cost_ceiling(placements, num_nodes=cloud.num_nodes, max_minutes=cloud.max_minutes)
+
+
+def _check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
+    """Raise UserError if AWS would refuse the request at one of the placements."""
+    for site in placements:
+        check_plan(site, _jobs_of(request, site), max_minutes=request.cloud.max_minutes)
+
+
+def _dry_run_text(request: CloudRequest, resolution: Resolution, ceiling: CostCeiling, *, output: str) -> str:
     """Return the plan at the first site, as text or JSON, with what the dearest site may cost."""
     site = resolution.placements[0]
-    jobs = jobs_of(request, site)
+    jobs = _jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     by_id = dict(zip(names, jobs, strict=True))
     planned = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
@@ -136,73 +142,46 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
     return base
 
 
-def _submit(
-    context: AppContext, prepared: "Prepared", settings: Settings, *, detach: bool, output: str, yes: bool
-) -> int:
-    from fastlaunch.ledger.ledger import open_ledger
+def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: str, yes: bool) -> int:
     from fastlaunch.placement.prepare import upload_code
-    from fastlaunch.runs.display import make_display
-    from fastlaunch.runs.launcher import Launcher, Submission
-    from fastlaunch.runs.resume import slow_checkpoint
-    from fastlaunch.runs.stop_request import StopRequest
+    from fastlaunch.runs.launcher import Submission
 
     submission = Submission(
         placements=prepared.placements,
-        jobs_at=lambda site: jobs_of(prepared.request, site),
+        jobs_at=lambda site: _jobs_of(prepared.request, site),
         max_minutes=prepared.request.cloud.max_minutes,
         detach=detach,
     )
-    for site in prepared.placements:
-        check_plan(site, submission.jobs_at(site), max_minutes=submission.max_minutes)
-    with open_ledger(settings) as ledger, StopRequest() as stop:
-        first = prepared.placements[0]
-        slow = slow_checkpoint(ledger, submission.jobs_at(first), backend=first.backend)
-        _ask(prepared, submission, slow, settings, yes=yes)
+    with open_launcher(context, context.cloud_backends) as launcher:
+        click.echo("\n".join(_announcement(prepared, launcher.ledger, context.settings, detach)), err=True)
+        confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
-        launcher = Launcher(
-            backends=context.cloud_backends,
-            ledger=ledger,
-            settings=settings,
-            display=make_display(sys.stderr, context.monotonic_s),
-            stop=stop,
-        )
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
     print_runs(runs, output=output)
-    return exit_code_of(runs, stopped=bool(stop.by))
+    return exit_code_of(runs, stopped=bool(launcher.stop.by))
 
 
-def doubts_of(checks: "Sequence[Check]") -> list[str]:
-    """Return the warnings before money is spent, once where one holds in several places."""
-    doubts = dict.fromkeys((check.message, check.hint) for check in checks if check.result == "warning")
-    return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in doubts]
+def _announcement(prepared: "Prepared", ledger: "Ledger", settings: Settings, detach: bool) -> list[str]:
+    """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
+    from fastlaunch.runs.resume import slow_checkpoint
 
-
-def _ask(
-    prepared: "Prepared",
-    submission: "Submission",
-    slow_checkpoint: str | None,
-    settings: Settings,
-    *,
-    yes: bool,
-) -> None:
-    """Tell what is going to be done and what it may cost, then ask. Raises UserError if that is refused."""
     first, *others = prepared.placements
-    lines = [in_words(submission.jobs_at(first), first)]
+    jobs = _jobs_of(prepared.request, first)
+    lines = [in_words(jobs, first)]
     if others:
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
     lines += [f"left out: {reason}" for reason in by_reason(prepared.skipped)]
     lines += prepared.changes
-    lines += doubts_of(prepared.checks)
-    if slow_checkpoint:
-        lines.append(f"warning: {slow_checkpoint}")
-    if submission.detach:
-        lines.append(f"--detach: nobody will follow it; {_timers(first, settings)}")
-    ceiling = cost_ceiling(
-        prepared.placements, num_nodes=prepared.request.cloud.num_nodes, max_minutes=submission.max_minutes
+    # Once where a warning holds in several places.
+    warnings = dict.fromkeys(
+        (check.message, check.hint) for check in prepared.checks if check.result == "warning"
     )
-    lines.append(str(ceiling))
-    click.echo("\n".join(lines), err=True)
-    confirm("Start it?", yes=yes)
+    lines += [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
+    if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
+        lines.append(f"warning: {slow}")
+    if detach:
+        lines.append(f"--detach: nobody will follow it; {_timers(first, settings)}")
+    return [*lines, str(_ceiling(prepared.request, prepared.placements))]
 
 
 def _timers(site: "Placement", settings: Settings) -> str:

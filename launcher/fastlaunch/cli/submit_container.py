@@ -1,17 +1,18 @@
 """`submit --local --container --backend sagemaker`: a training job rehearsed in containers here."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.cli.context import AppContext, local_settings
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
+from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.runs.rehearsal import RehearsalBackend
 
@@ -31,33 +32,15 @@ _HERE = InstanceType(
 )
 
 
-def rehearsed_jobs(jobs: Sequence[JobSpec], typed: Mapping[str, Any]) -> tuple[JobSpec, ...]:
-    """Return the jobs on as many containers as nodes were asked for, which find each other over TCP.
+def containers(
+    context: AppContext, jobs: Sequence[JobSpec], cloud: CloudOptions
+) -> tuple[RehearsalBackend, tuple[JobSpec, ...]]:
+    """Return the backend of the rehearsal, and the jobs as they are in its containers.
 
-    Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
+    Makes the code bundle, kept with the runs, if the image lacks it. Raises UserError where the SageMaker SDK
+    or docker is missing, and for what stays outside of the containers.
     """
-    for job in jobs:
-        outside = (job.inputs.data.partition(":")[2], job.inputs.model, job.inputs.tokenizer)
-        for path in filter(None, outside):
-            if Path(path).exists() and not (typed["image"] and Path(path).is_absolute()):
-                raise UserError(
-                    f"{path} is on this machine, not in the container",
-                    "leave it out, rehearse without --container, or give --image and its path there",
-                )
-    nodes = typed["num_nodes"]
-    return tuple(
-        replace(job, num_nodes=nodes, num_gpus=nodes * job.num_gpus, image=typed["image"], allow_tcp=True)
-        for job in jobs
-    )
-
-
-def rehearsal_backend(
-    context: AppContext, typed: Mapping[str, Any], environ: Mapping[str, str], *, user_file: Path | None
-) -> RehearsalBackend:
-    """Return the backend of the rehearsal. Makes the code bundle, kept with the runs, if the image lacks it.
-
-    user_file: the user's own workload. Raises UserError where the SageMaker SDK or docker is missing.
-    """
+    specs = jobs_in_containers(jobs, num_nodes=cloud.num_nodes, image=cloud.image)
     if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
         raise UserError(
             "a rehearsal in containers needs the SageMaker SDK, which is not installed",
@@ -65,9 +48,11 @@ def rehearsal_backend(
         )
     if which("docker") is None:
         raise UserError("a rehearsal in containers needs docker with compose", "install docker")
-    image, code, stored = typed["image"], None, None
+    image, code, stored = cloud.image, None, None
     if image is None:
-        image, code, stored = _image_and_code(context, typed["base_image"], user_file)
+        path, separator, _ = specs[0].workload.rpartition(".py:")
+        user_file = Path(f"{path}.py") if separator else None
+        image, code, stored = _image_and_code(context, cloud.base_image, user_file)
     site = SageMakerPlacement(
         instance=_HERE,
         region=context.settings.region,
@@ -81,12 +66,32 @@ def rehearsal_backend(
         price_as_of=context.now().date().isoformat(),
         volume_gib=1,
     )
-    return RehearsalBackend(
-        local_settings(context.settings.home, context.machine, environ),
+    backend = RehearsalBackend(
+        local_settings(context.settings.home, context.machine, os.environ),
         placement=site,
         code=code,
-        max_minutes=typed["max_hours"],
+        max_minutes=cloud.max_minutes,
         has_gpus=bool(context.machine.devices),
+    )
+    return backend, specs
+
+
+def jobs_in_containers(jobs: Sequence[JobSpec], *, num_nodes: int, image: str | None) -> tuple[JobSpec, ...]:
+    """Return the jobs on a container for each node, which find each other over TCP.
+
+    Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
+    """
+    for job in jobs:
+        outside = (job.inputs.data.partition(":")[2], job.inputs.model, job.inputs.tokenizer)
+        for path in filter(None, outside):
+            if Path(path).exists() and not (image and Path(path).is_absolute()):
+                raise UserError(
+                    f"{path} is on this machine, not in the container",
+                    "leave it out, rehearse without --container, or give --image and its path there",
+                )
+    return tuple(
+        replace(job, num_nodes=num_nodes, num_gpus=num_nodes * job.num_gpus, image=image, allow_tcp=True)
+        for job in jobs
     )
 
 
