@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
+import yaml
 from fake_train.launcher import app_context
 
 from fastlaunch.aws.client import Aws
@@ -13,6 +15,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.cli.main import run
+from fastlaunch.core.settings import RegionSettings
 
 
 @cache
@@ -35,3 +38,16 @@ def cloud(
         "sagemaker": cast(Backend, SageMakerBackend(aws=aws(), home=home, sleep=sleep, now=now)),
     }
     return run(list(argv), replace(context, backends=backends, connect=aws, sleep=sleep, now=now))
+
+
+def configure(isolated: Path, region: RegionSettings | None = None, **changes: Any) -> None:
+    """Write the config file of us-east-1: what the region has, in two zones, and the changes."""
+    written: dict[str, Any] = {}
+    if region is not None:
+        written = {
+            "bucket": region.bucket,
+            "instance_profile": region.instance_profile,
+            "security_groups": list(region.security_groups),
+            "subnets": dict(list(region.subnets.items())[:2]),
+        }
+    (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": written | changes}}))

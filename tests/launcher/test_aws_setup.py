@@ -16,16 +16,16 @@ NAMES = names_by_hand(account="ACCOUNT", bucket="BUCKET")
 DOCUMENTS = documents(NAMES)
 
 
-def shown(name: str) -> Any:
+def document(name: str) -> Any:
     """The document that the text gives under this file name."""
-    found = re.search(rf"`{re.escape(name)}`:\n\n```json\n(.*?)```", TEXT, re.DOTALL)
-    assert found, f"there is no {name}"
-    return json.loads(found[1])
+    match = re.search(rf"`{re.escape(name)}`:\n\n```json\n(.*?)```", TEXT, re.DOTALL)
+    assert match, f"there is no {name}"
+    return json.loads(match[1])
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_of_the_text_is_the_datas(name: str) -> None:
-    assert shown(name) == DOCUMENTS[name]
+    assert document(name) == DOCUMENTS[name]
     # What makes it by hand prints it first.
     assert name.removesuffix(".json") in TEXT.partition("for file in ")[2].partition("; do")[0]
 

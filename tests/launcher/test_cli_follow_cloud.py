@@ -1,4 +1,4 @@
-"""`fastlaunch status`, `logs` and `cancel` for runs on AWS."""
+"""`fastlaunch status`, `logs`, `cancel` and `collect` for runs on AWS."""
 
 import json
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cloud_commands import aws, cloud
-from cloud_runs import add_rows, note_start, set_up, start_run
+from cloud_runs import BUCKET, add_rows, note_start, set_up, start_run
 
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
@@ -21,28 +21,28 @@ def started(server: "MotoServer", *recipes: str, minutes_ago: float = 10.0) -> "
         return start_run(ledger, server, recipes=recipes or ("bf16",), minutes_ago=minutes_ago)
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def output(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     capsys.readouterr()
     assert cloud(*argv) == 0
     return capsys.readouterr().out
 
 
 def status(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = json.loads(told(capsys, "status", "--output", "json"))["runs"]
+    runs: list[dict[str, Any]] = json.loads(output(capsys, "status", "--output", "json"))["runs"]
     return runs
 
 
-def test_status_tells_what_a_run_does_where_and_at_what_cost(
+def test_status_shows_what_a_run_does_where_and_at_what_cost(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = started(aws_server)
-    out = told(capsys, "status")
+    out = output(capsys, "status")
     # Ten minutes at $60 an hour, of 60 minutes and 10 more at most.
     in_a_line = " ".join(out.split())
     assert "waiting for the machine to boot; attempt 1 in us-east-1a; $10.0" in in_a_line
     assert "so far, at most $70.00" in out
     run.say("boot.json")
-    assert "pulling the image and starting" in told(capsys, "status")
+    assert "pulling the image and starting" in output(capsys, "status")
     run.record(run.run_ids[0], steps=20, status=None)
     (found,) = status(capsys)
     assert found["doing"].startswith("step 20/20")
@@ -60,7 +60,7 @@ def test_status_of_many_runs_asks_ec2_a_few_times(
 ) -> None:
     import moto_gaps
 
-    num_runs = 500
+    num_runs = 200
     site, now = set_up(aws_server), datetime.now(UTC)
     tags = [{"Key": "fastlaunch:run", "Value": "all-of-them"}]
     instances = aws().run_instances(
@@ -93,10 +93,10 @@ def test_logs_are_the_nodes_until_the_run_has_its_own(
     assert cloud("logs") == 2
     assert "has no log yet" in capsys.readouterr().err
     run.upload("node-0/log.txt.000000000000", b"pulling the image\n")
-    assert told(capsys, "logs", run.run_ids[0]) == "pulling the image\n"
+    assert output(capsys, "logs", run.run_ids[0]) == "pulling the image\n"
     run.upload(f"node-0/{run.run_ids[0]}/log.txt.000000000000", b"step 1\n")
     run.upload(f"node-0/{run.run_ids[0]}/log.txt.000000000007", b"step 2\n")
-    assert told(capsys, "logs") == "step 1\nstep 2\n"
+    assert output(capsys, "logs") == "step 1\nstep 2\n"
 
 
 def test_logs_are_followed_until_the_run_ends(
@@ -136,7 +136,7 @@ def test_cancel_says_that_all_runs_of_the_machine_stop(
     assert f"stopped as well: {second}" in err
     assert out == f"{first} is cancelled\n"
     assert aws_server.instance(run.instance_id).state == "terminated"
-    assert [(one["state"], one["reason"]) for one in status(capsys)] == [
+    assert [(each["state"], each["reason"]) for each in status(capsys)] == [
         ("cancelled", "stopped by fastlaunch cancel before it started")
     ] * 2
 
@@ -150,3 +150,89 @@ def test_status_goes_on_where_aws_does_not_answer(
     out, err = capsys.readouterr()
     assert "1 run: 1 running." in out
     assert "shown as they were" in err
+
+
+def collected(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert cloud("collect", *argv, "--output", "json") == code
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    return runs
+
+
+def test_a_run_that_ended_comes_home_whole(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    (run_id,) = run.run_ids
+    run.say("boot.json", lifecycle="on-demand", zone="us-east-1a")
+    run.record(run_id, steps=20)
+    run.upload(f"node-0/{run_id}/log.txt.000000000000", b"Traceback\n  all of it\n")
+    run.upload("node-0/log.txt.000000000000", b"pulled\n")
+    aws().put_object(
+        "us-east-1", BUCKET, f"fastlaunch/runs/{run_id}/checkpoints/step-00000010.pt", b"weights"
+    )
+    run.end()
+    (report,) = collected(capsys)
+    assert report["missing"] == []
+    assert (report["state"], report["num_ranks"], len(report["records"])) == ("completed", 8, 8)
+    assert report["checkpoints"]["step"] == 10
+    (attempt,) = report["attempts"]
+    assert (attempt["instance_id"], attempt["pull_s"]) == (run.instance_id, 60.0)
+    assert attempt["billed_seconds"] == pytest.approx(600, abs=60)
+    assert attempt["own_seconds"] == 300
+    assert report["cost_usd"] == pytest.approx(10.0, abs=1)
+    home = load_settings().home / "runs" / run_id
+    assert (home / "log.txt").read_text() == "Traceback\n  all of it\n"
+    # It compares like a run on this machine.
+    assert cloud("compare", run_id) == 0
+
+
+def test_a_run_under_way_comes_as_far_as_it_has_come(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server, "bf16", "fp32")
+    first, second = run.run_ids
+    run.say("boot.json")
+    run.record(first, steps=20, status=None)
+    under_way, waiting = collected(capsys)
+    assert under_way["missing"] == ["under way: the rest comes when it is uploaded"]
+    assert under_way["num_ranks"] == 8
+    assert (waiting["id"], waiting["num_ranks"]) == (second, 0)
+    before = aws_server.counts()
+    collected(capsys)
+    # What is here is not fetched again: nothing but listings, and the two objects that may still come.
+    assert (aws_server.counts() - before)["GetObject"] == 0
+
+
+def test_what_comes_after_the_end_is_measured(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    (run_id,) = run.run_ids
+    run.say("boot.json")
+    run.end(outcome="failed")
+    assert "no log" in collected(capsys)[0]["missing"]
+    run.record(run_id, steps=20)
+    collected(capsys)
+    with open_ledger(load_settings()) as ledger:
+        summary = ledger.get(run_id).summary
+    assert summary is not None and summary.num_steps == 20
+    assert (summary.startup.boot_s, summary.startup.pull_s) == (40.0, 20.0)
+
+
+def test_a_bucket_that_refuses_is_named(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    started(aws_server)
+    aws_server.refuse("ListObjectsV2", "AccessDenied", status=403)
+    (report,) = collected(capsys, code=3)
+    assert any("AccessDenied" in why for why in report["missing"])
+
+
+def test_the_report_for_people(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
+    assert cloud("collect") == 0
+    assert capsys.readouterr().out == "No runs on AWS fit.\n"
+    run = started(aws_server)
+    run.say("boot.json", lifecycle="on-demand")
+    assert cloud("collect", run.run_ids[0]) == 0
+    out = capsys.readouterr().out
+    assert f"attempt 1   p5.48xlarge {run.instance_id} in us-east-1a (on-demand): $10.0" in out
+    assert "0 of 1 run complete" in out

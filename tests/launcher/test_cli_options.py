@@ -104,9 +104,7 @@ def test_cells_are_written_as_they_are_typed() -> None:
 
 
 @pytest.mark.parametrize(("length", "left"), [(58, 58), (59, 58), (400, 58)])
-def test_a_fitted_table_is_at_most_100_wide(
-    length: int, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fitted_table_is_at_most_100_wide(length: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (row,) = fitted(
         [{"id": "x" * 40, "recipe": "y" * length}], {"id": "run", "recipe": "recipe"}, shrinkable=("recipe",)

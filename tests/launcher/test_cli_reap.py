@@ -70,34 +70,24 @@ def test_what_is_over_its_time_goes_and_the_rest_is_left(
 ) -> None:
     old = start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
     young = start("20261121-090000-bbbb", hours_ago=1, server=aws_server)
-    told = reaped(capsys, "--yes")
+    report = reaped(capsys, "--yes")
     assert states(aws_server) == {old: "shutting-down", young: "running"}
-    by_id = {one["instance"]: one for one in told["instances"]}
+    by_id = {each["instance"]: each for each in report["instances"]}
     assert (by_id[old]["done"], by_id[young]["done"]) == ("terminated", "left")
     assert by_id[old]["cost_usd"] == pytest.approx(3 * PRICE_OF_P5, rel=1e-3)
     assert by_id[young]["run"] == "20261121-090000-bbbb"
 
-    again = reaped(capsys, "--yes")
-    assert [one["instance"] for one in again["instances"]] == [young]
-    assert len(aws_server.sent("TerminateInstances")) == 1
-
-
-def test_a_table_says_what_went_and_what_it_cost(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
-    start("20261121-090000-bbbb", hours_ago=1, server=aws_server)
     assert cloud("reap", "--yes") == 0
     out = capsys.readouterr().out
-    assert "over its time: 60 minutes, and 10 more" in out
     assert "of another ledger; within its time until " in out
-    assert "2 instances in us-east-1: 1 terminated, 1 left; what went cost about $165." in out
+    assert "1 instance in us-east-1: 1 left." in out
+    assert len(aws_server.sent("TerminateInstances")) == 1
 
 
 def test_a_dry_run_changes_nothing(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     old = start(hours_ago=3, server=aws_server)
-    told = reaped(capsys, "--dry-run")
-    assert [one["done"] for one in told["instances"]] == ["to terminate"]
+    assert cloud("reap", "--dry-run") == 0
+    assert "1 to terminate; what went cost about $165." in capsys.readouterr().out
     assert states(aws_server) == {old: "running"}
     assert not load_settings().home.exists()
 
@@ -105,28 +95,19 @@ def test_a_dry_run_changes_nothing(aws_server: "MotoServer", capsys: pytest.Capt
 def test_nothing_is_terminated_unasked(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     old = start(hours_ago=3, server=aws_server)
     assert cloud("reap") == 2
-    told = capsys.readouterr().err
-    assert f"{old} of run 20261121-090000-abcd: over its time" in told
-    assert "add --yes" in told
+    err = capsys.readouterr().err
+    assert f"{old} of run 20261121-090000-abcd: over its time" in err and "--yes" in err
     assert states(aws_server) == {old: "running"}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_all_regions_are_looked_at(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
-    old = start(hours_ago=3, region="us-east-2", server=aws_server)
-    assert len(reaped(capsys, "--all-regions", "--yes")["regions"]) > 10
-    assert states(aws_server) == {old: "shutting-down"}
-
-
-def test_what_cannot_be_terminated_is_told(
+def test_what_cannot_be_terminated_is_shown(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = start("20261121-060000-aaaa", hours_ago=4, server=aws_server)
     second = start("20261121-070000-bbbb", hours_ago=3, server=aws_server)
     aws_server.refuse("TerminateInstances", "UnauthorizedOperation", where={"InstanceId.1": first})
-    told = reaped(capsys, "--yes", code=3)
-    assert [one["done"] for one in told["instances"]] == ["refused", "terminated"]
+    report = reaped(capsys, "--yes", code=3)
+    assert [each["done"] for each in report["instances"]] == ["refused", "terminated"]
     assert states(aws_server) == {first: "running", second: "shutting-down"}
 
 
@@ -154,10 +135,10 @@ def test_the_ledger_tells_what_has_ended_and_what_it_is_billed_at(
         running, _ = submitted(ledger, usd_per_hour=40.0)
     gone = start(ended, server=aws_server)
     kept = start(running, hours_ago=0.5, server=aws_server)
-    told = {one["instance"]: one for one in reaped(capsys, "--dry-run")["instances"]}
-    assert told[gone]["why"] == "its attempt has ended, and it still runs"
-    assert told[kept]["cost_usd"] == pytest.approx(20.0, abs=0.05)
-    assert "its own timer stops it" in told[kept]["why"]
+    machines = {each["instance"]: each for each in reaped(capsys, "--dry-run")["instances"]}
+    assert machines[gone]["why"] == "its attempt has ended, and it still runs"
+    assert machines[kept]["cost_usd"] == pytest.approx(20.0, abs=0.05)
+    assert "its own timer stops it" in machines[kept]["why"]
 
 
 def test_a_damaged_ledger_does_not_keep_machines_alive(
@@ -192,9 +173,9 @@ def test_what_was_reaped_is_explained_in_the_ledger(
                 "launched_at": launched_at,
             },
         )
-    (told,) = reaped(capsys, "--yes")["ended_runs"]
-    assert (told["run"], told["state"]) == (run_id, "cancelled")
-    assert "fastlaunch reap, over its time: 60 minutes" in told["reason"]
+    (machine,) = reaped(capsys, "--yes")["ended_runs"]
+    assert (machine["run"], machine["state"]) == (run_id, "cancelled")
+    assert "fastlaunch reap, over its time: 60 minutes" in machine["reason"]
     with open_ledger(load_settings()) as ledger:
         ended = ledger.attempt(attempt)
     assert ended.ended_at is not None and "fastlaunch reap" in (ended.reason or "")
@@ -211,8 +192,8 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
         lock.parent.mkdir(parents=True)
         kept = start(run_id, server=aws_server)
         with locks.held(lock):
-            (told,) = reaped(capsys, "--yes")["instances"]
-        assert told["why"].startswith("followed by its launcher; within its time until ")
+            (machine,) = reaped(capsys, "--yes")["instances"]
+        assert machine["why"].startswith("followed by its launcher; within its time until ")
         assert states(aws_server) == {kept: "running"}
         assert reaped(capsys, "--yes")["instances"][0]["done"] == "terminated"
 
@@ -225,8 +206,8 @@ def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
         ledger.end_attempt(attempt, RunState.LOST, reason="its launcher ended before a machine was started")
         ledger.set_state(run_id, RunState.LOST)
     live = start(run_id, region="us-east-2", server=aws_server)
-    told = reaped(capsys, "--yes")
-    assert told["regions"] == ["us-east-1", "us-east-2"]
+    report = reaped(capsys, "--yes")
+    assert report["regions"] == ["us-east-1", "us-east-2"]
     assert states(aws_server) == {live: "shutting-down"}
 
 
@@ -269,14 +250,15 @@ def test_a_job_that_is_over_its_time_is_stopped(
     start_job(aws_server, old, hours_ago=3)
     start_job(aws_server, young, hours_ago=1)
     start_job(aws_server, "somebody-elses", hours_ago=30, tags={})
-    told = {one["job"]: one for one in reaped(capsys, "--yes")["jobs"]}
-    assert {name: one["done"] for name, one in told.items()} == {old: "stopped", young: "left"}
-    assert told[young]["cost_usd"] == pytest.approx(2 * PRICE_OF_ML_P5, rel=1e-2)
+    machines = {each["job"]: each for each in reaped(capsys, "--yes")["jobs"]}
+    done = {name: machine["done"] for name, machine in machines.items()}
+    assert done == {old: "stopped", young: "left"}
+    assert machines[young]["cost_usd"] == pytest.approx(2 * PRICE_OF_ML_P5, rel=1e-2)
     assert {job.name for job in aws_server.training_jobs.live() if job.status == "InProgress"} == {
         young,
         "somebody-elses",
     }
-    again = {one["job"]: one["why"] for one in reaped(capsys, "--yes")["jobs"]}
+    again = {each["job"]: each["why"] for each in reaped(capsys, "--yes")["jobs"]}
     assert again[old] == "it is being stopped"
     assert len(aws_server.sent("StopTrainingJob")) == 1
 
@@ -290,10 +272,11 @@ def test_machines_kept_after_a_job_go_unless_it_completed(
         start_job(aws_server, name, hours_ago=0.5, keep_alive_s=1800)
         aws_server.training_jobs.end(name, status)
     completed, stopped = ended
-    told = {one["pool"]: one for one in reaped(capsys, "--yes")["pools"]}
-    assert {name: one["done"] for name, one in told.items()} == {completed: "left", stopped: "ended"}
-    assert told[completed]["why"].startswith("kept for the next job, as was asked for; at most until ")
-    assert told[stopped]["why"] == "kept after a job that is stopped"
+    machines = {each["pool"]: each for each in reaped(capsys, "--yes")["pools"]}
+    done = {name: machine["done"] for name, machine in machines.items()}
+    assert done == {completed: "left", stopped: "ended"}
+    assert machines[completed]["why"].startswith("kept for the next job, as was asked for; at most until ")
+    assert machines[stopped]["why"] == "kept after a job that is stopped"
     assert aws_server.training_jobs.job(stopped).pool_s is not None
     assert aws_server.training_jobs.job(completed).pool_s is None
 
@@ -324,12 +307,12 @@ def test_schedules_go_with_their_machines(
     # Before the machine that it would end was terminated, its schedule is not deleted.
     aws_server.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     assert cloud("reap", "--yes", now=lambda: later) == 3
-    assert [one.name for one in aws().list_schedules("us-east-1")] == [
+    assert [each.name for each in aws().list_schedules("us-east-1")] == [
         "fastlaunch-20261121-060000-aaaa-a1",
         "fastlaunch-20261121-090000-bbbb-a1",
     ]
     assert cloud("reap", "--yes", now=lambda: later) == 0
-    assert [one.name for one in aws().list_schedules("us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
+    assert [each.name for each in aws().list_schedules("us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
 
 
 def test_what_may_not_be_looked_at_hides_nothing_else(
@@ -338,8 +321,12 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
     old = start(hours_ago=3, server=aws_server)
     aws_server.refuse("ListTrainingJobs", "AccessDeniedException")
     aws_server.refuse("ListSchedules", "AccessDeniedException", status=403)
-    told = reaped(capsys, "--yes", code=3)
-    assert [one["what"] for one in told["refused_regions"]] == ["training jobs", "warm pools", "schedules"]
+    report = reaped(capsys, "--yes", code=3)
+    assert [each["what"] for each in report["refused_regions"]] == [
+        "training jobs",
+        "warm pools",
+        "schedules",
+    ]
     assert states(aws_server) == {old: "shutting-down"}
 
 

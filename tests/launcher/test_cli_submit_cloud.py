@@ -1,4 +1,4 @@
-"""`fastlaunch submit --instance`: dry runs, what is refused, and what is asked before money is spent."""
+"""`fastlaunch submit --instance`: dry runs, and what is refused before anything is asked."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
+TWO_NODES = ("--num-nodes", "2", "--security-group", "sg-0abc", "--subnet", "us-east-1a=subnet-0abc")
 DRY = ("submit", "--dry-run", "--instance", "p5.48xlarge")
 CONFIG = """
 aws:
@@ -27,11 +28,9 @@ aws:
 
 
 @pytest.fixture
-def configured(isolated: Path) -> Path:
-    """The config file, with everything that a job in us-east-1 uses."""
-    config = isolated.parent / "config.yaml"
-    config.write_text(CONFIG)
-    return config
+def configured(isolated: Path) -> None:
+    """A config file with everything that a job in us-east-1 uses."""
+    (isolated.parent / "config.yaml").write_text(CONFIG)
 
 
 def plan_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -41,13 +40,10 @@ def plan_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return plan
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is told on stderr of a command that is refused before anything is written."""
-    assert fastlaunch(*argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert not load_settings().home.exists()
-    return err
+def text_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The plan as it is printed for people."""
+    assert fastlaunch("submit", "--dry-run", *argv) == 0
+    return capsys.readouterr().out
 
 
 def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,25 +75,15 @@ def run_list(plan: Any) -> Any:
     return json.loads(text)
 
 
-OWN_DATA = ("--data", "folder:/opt/data/acl Imdb's $HOME", "--model", "/opt/models/distilbert;1")
-OWN_RUN = ("--image", IMAGE, "--workload", "distilbert-imdb", *OWN_DATA, "--epochs", "3")
-
-
-def test_data_in_ones_own_image_are_named_in_the_request_to_ec2(capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = run_list(plan_of(capsys, *OWN_RUN))["runs"]
-    words = run["arguments"]
-    for option, value in zip(OWN_DATA[::2], OWN_DATA[1::2], strict=True):
-        assert words[words.index(option) + 1] == value
-
-
-def test_data_in_ones_own_image_are_named_in_the_request_to_sagemaker(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("where", [(), ("--instance", "ml.p5.48xlarge")])
+def test_data_in_ones_own_image_are_named_in_the_request(
+    capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
 ) -> None:
-    plan = plan_of(capsys, "--instance", "ml.p5.48xlarge", "--backend", "sagemaker", *OWN_RUN)
-    (run,) = run_list(plan)["runs"]
-    asked = parse_options([*run["arguments"], "--output", "out"])
-    assert (asked.data, asked.model, asked.epochs) == (OWN_DATA[1], OWN_DATA[3], 3)
-    assert run["run_id"] == "<run-id>"
+    data, model = "folder:/opt/data/acl Imdb's $HOME", "/opt/models/distilbert;1"
+    argv = ("--image", IMAGE, "--workload", "distilbert-imdb", "--data", data, "--model", model)
+    (run,) = run_list(plan_of(capsys, *where, *argv, "--epochs", "3"))["runs"]
+    options = parse_options([*run["arguments"], "--output", "out"])
+    assert (options.data, options.model, options.epochs) == (data, model, 3)
 
 
 def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
@@ -109,14 +95,8 @@ def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
     assert plan["max_cost_usd"] == pytest.approx(63.296)
 
 
-def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fastlaunch(*DRY, "--region", "eu-north-1,us-east-1", "--output", "json") == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["region"] == "us-east-1"
-    assert err.startswith("left out: p5.48xlarge in eu-north-1: no ec2 on-demand price")
-
-
-def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str], configured: Path) -> None:
+@pytest.mark.usefixtures("configured")
+def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(capsys, "--image", IMAGE, "--repeats", "2")
     assert plan["placeholders"] == ["ami-id", "root-device", "run-id", "run-id-2", "runs-sha256"]
     assert plan["request"]["SubnetId"] == "subnet-0a"
@@ -144,7 +124,8 @@ def test_spot_is_asked_for_with_its_limit(capsys: pytest.CaptureFixture[str]) ->
     assert "--checkpoint-every 50" in " ".join(run["arguments"])
 
 
-def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str], configured: Path) -> None:
+@pytest.mark.usefixtures("configured")
+def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--instance", "p5.48xlarge,p5en.48xlarge", "--region", "us-east-1,eu-north-1")
     assert fastlaunch(*DRY, *argv, "--recipe", "bf16,te-fp8", "--repeats", "2") == 0
     out, err = capsys.readouterr()
@@ -177,143 +158,109 @@ def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str], conf
     assert err == ""
 
 
-def test_what_must_be_given_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fastlaunch(*DRY) == 0
-    assert (
-        "To be given: <bucket>, <instance-profile>, by --bucket and --instance-profile "
-        "or under `aws.us-east-1` in the config file"
-    ) in capsys.readouterr().out.splitlines()
-
-
 def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = (
-        "--purchase",
-        "spot",
-        "--max-price",
-        "20.5",
-        "--checkpoint-every",
-        "50",
-        "--set",
-        "ddp_bucket_mb=25",
-    )
+    argv = ("--purchase", "spot", "--max-price", "20.5", "--checkpoint-every", "50")
     plan = plan_of(capsys, *argv)
-    request = plan["request"]
-    assert fastlaunch(*DRY, *argv) == 0
-    text = capsys.readouterr().out.partition("RunInstances in us-east-1:\n")[2].partition("\nTo be given")[0]
-    shown, _, listed = text.partition("\nWhat its machines do")
-    assert yaml.safe_load(shown) == request
+    text = text_of(capsys, *DRY[2:], *argv).partition("RunInstances in us-east-1:\n")[2]
+    shown, _, listed = text.partition("\nTo be given")[0].partition("\nWhat its machines do")
+    assert yaml.safe_load(shown) == plan["request"]
     assert yaml.safe_load(listed.partition("\n")[2]) == run_list(plan)
 
 
+def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch(*DRY, "--region", "eu-north-1,us-east-1", "--output", "json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["region"] == "us-east-1"
+    assert err.startswith("left out: p5.48xlarge in eu-north-1: ")
+
+
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "parts"),
     [
-        (["--instance", "p5.48xlarg"], "did you mean p5.48xlarge"),
-        (["--instance", "p4d.24xlarge", "--recipe", "te-fp8"], "it runs on p5,"),
-        (["--instance", "p5e.48xlarge"], "give --purchase spot --max-price USD"),
-        (["--purchase", "spot"], "add --checkpoint-every 50"),
-        (["--purchase", "capacity-block"], "does not say which capacity block"),
-        (["--region", "us-east"], "is not the name of a region"),
-        (["--region", "eu-north-1"], "price of p5.48xlarge in eu-north-1 is known"),
-        (["--max-cost", "100"], "above --max-cost 100\n  give --max-cost 120, or --max-hours 99min"),
-        (["--max-cost", "cheap"], "--max-cost: 'cheap' is not an amount of USD"),
-        (["--max-price", "-1"], "--max-price: '-1' is not above 0"),
-        (["--max-hours", "soon"], "--max-hours: 'soon' is not a duration"),
-        (["--max-hours", "nan"], "--max-hours: 'nan' is not a time"),
-        (["--max-hours", "0"], "--max-hours: '0' is not above 0"),
-        (["--max-hours", "0.1"], "--max-hours is 6 min"),
-        (["--data", "folder:."], "is on this machine"),
-        (["--nproc", "4"], "one process per GPU"),
-        (["--steps", "0"], "steps is 0"),
-        (["--batch-size", "0"], "batch size is 0"),
-        (["--subnet", "subnet-0a"], "is not ZONE=ID"),
+        ((), ["To be given: <bucket>, <instance-profile>, by --bucket and --instance-profile"]),
         (
-            ["--subnet", "us-west-2a=subnet-0a"],
-            "us-west-2a is no zone of us-east-1\n  give --region us-west-2",
+            ("--num-nodes", "4"),
+            ["on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours", "<security-group-id>"],
         ),
-        (["--subnet", "us-east-1a=x", "--subnet", "us-east-1a=y"], "us-east-1a is given twice"),
+        (TWO_NODES, ["in us-east-1a, in no placement group,"]),
+        ((*TWO_NODES, "--placement-group", "us-east-1a=close"), ["us-east-1a, on-demand.", "Name: close"]),
+        (
+            ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "1887.84"),
+            ["nothing on top of the capacity block's fee", "<block-end>"],
+        ),
+        (
+            ("--instance", "ml.p4d.24xlarge,ml.p5.48xlarge"),
+            ["on one ml.p4d.24xlarge (8 x A100 40GB) of SageMaker in us-east-1", "by --bucket and --role"],
+        ),
+    ],
+)
+def test_a_dry_run_says_where_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], parts: list[str]
+) -> None:
+    out = text_of(capsys, *DRY[2:], *argv)
+    assert [part for part in parts if part not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        # Of the request, one of each kind: the others where they are raised, in test_cloud_request.py.
+        (["--instance", "p5.48xlarg"], "did you mean p5.48xlarge"),
+        (["--purchase", "spot"], "add --checkpoint-every 50"),
+        (["--region", "eu-north-1"], "eu-north-1"),
+        (["--max-cost", "100"], "give --max-cost 120, or --max-hours 99min"),
+        (["--max-cost", "cheap"], "--max-cost: "),
+        (["--max-hours", "0.1"], "--max-hours is 6 min"),
+        (["--subnet", "subnet-0a"], "is not ZONE=ID"),
+        (["--subnet", "us-west-2a=subnet-0a"], "give --region us-west-2"),
+        (["--subnet", "us-east-1a=x", "--subnet", "us-east-1a=y"], "given twice"),
         (["--region", "us-east-1,us-east-2", "--bucket", "b"], "--bucket belongs to one region"),
-        (["--region", "us-east-1,us-east-2", "--security-group", "b"], "--security-group belongs to one"),
-        (["--bucket", "s3://acme/runs"], "for us-east-1, `bucket` is 's3://acme/runs': a name without s3://"),
-        (["--security-group", "default"], "an id such as sg-0a1b2c, not a name"),
-        (["--image", "pytorch:latest"], "is not an image by its digest"),
-        (["--base-image", "pytorch:0.1"], "0.1"),
+        (["--bucket", "s3://acme/runs"], "without s3://"),
+        (["--instance", "ml.p5.48xlarge", "--instance-profile", "x"], "--instance-profile is for EC2"),
+        (["--instance", "ml.p5.48xlarge", "--subnet", "us-east-1a=x"], "--subnet is for EC2"),
+        (["--role", "arn:aws:iam::1:role/x"], "--role is for SageMaker"),
+        (["--placement-group", "us-east-1a=x"], "is for several nodes"),
+        (
+            ["--purchase", "capacity-block", "--placement-group", "us-east-1a=x"],
+            "take no placement group",
+        ),
+        (["--recipe", "te-fp8-block", "--base-image", "2.8", "--instance", "p6-b200.48xlarge"], "2.13.0"),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_what_is_wrong_is_told_before_anything_is_asked(
-    capsys: pytest.CaptureFixture[str], argv: list[str], told: str, more: list[str]
+def test_what_is_wrong_is_refused_before_anything_is_asked(
+    capsys: pytest.CaptureFixture[str], argv: list[str], part: str, more: list[str]
 ) -> None:
-    assert told in refusal(capsys, "submit", "--instance", "p5.48xlarge", *argv, *more)
+    assert fastlaunch("submit", "--instance", "p5.48xlarge", *argv, *more) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and part in err
+    assert not load_settings().home.exists()
 
 
-def test_without_a_place_both_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    err = refusal(capsys, "submit", "--recipe", "te-fp8")
-    assert "type: fastlaunch submit --recipe te-fp8 --local\n" in err
-    assert "fastlaunch submit --recipe te-fp8 --instance p5.48xlarge\n" in err
-
-
-def test_ec2_without_an_instance_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    err = refusal(capsys, "submit", "--backend", "ec2")
-    assert "type: fastlaunch submit --backend ec2 --instance p5.48xlarge" in err
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [["--detach"], ["--max-cost", "5"], ["--purchase", "spot"], ["--subnet", "a=b"], ["--max-hours", "3"]],
-)
-def test_what_a_run_here_would_not_heed_is_refused(
-    capsys: pytest.CaptureFixture[str], argv: list[str]
-) -> None:
-    err = refusal(capsys, "submit", "--local", *argv)
-    assert err == f"error: {argv[0]} is for AWS, and this trains here\n  leave {argv[0]} out\n"
-
-
-def test_the_same_command_with_local_is_its_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = (
-        "--instance",
-        "p5.48xlarge,p5en.48xlarge",
-        "--purchase",
-        "spot",
-        "--max-hours",
-        "1",
-        "--steps",
-        "20",
-    )
-    assert fastlaunch("submit", "--local", *argv) == 0
-    assert "rehearsing for p5.48xlarge on this machine" in capsys.readouterr().err
-
-
-def dry_run(*argv: str, code: str = "pass") -> subprocess.CompletedProcess[str]:
-    """`fastlaunch submit --dry-run` as its own process; `code` runs after it, before it exits."""
-    text = (
+@pytest.mark.slow
+def test_dry_run_needs_nothing_opens_nothing_and_is_the_same_twice() -> None:
+    code = (
         "import sys; asked = []; sys.addaudithook("
         "lambda event, args: event.startswith(('socket.', 'subprocess.')) and asked.append(event));"
-        " from fastlaunch.cli.main import run;"
-        f" result = run({[*DRY, *argv]!r}); {code}; sys.exit(result)"
+        f" from fastlaunch.cli.main import run; result = run({[*DRY, '--output', 'json']!r});"
+        " print(*asked, *sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr);"
+        " sys.exit(result)"
     )
     # Neither credentials nor AWS settings, and no folder with docker, git or anything else in it.
     environment = {name: value for name, value in os.environ.items() if name.startswith("FASTLAUNCH_")}
     environment |= {"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": "/nonexistent"}
-    return subprocess.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        for _ in range(2)
     )
-
-
-def test_dry_run_needs_nothing_and_is_the_same_twice() -> None:
-    first, second = dry_run("--output", "json"), dry_run("--output", "json")
-    assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout == second.stdout
+    assert (first.returncode, first.stdout) == (0, second.stdout)
     assert json.loads(first.stdout)["request"]["InstanceType"] == "p5.48xlarge"
-
-
-def test_dry_run_imports_nothing_that_reaches_aws_and_runs_and_opens_nothing() -> None:
-    done = dry_run(
-        code="print('events', *asked, 'loaded', *sorted({name.partition('.')[0] for name in sys.modules}))",
-    )
-    loaded = done.stdout.splitlines()[-1].split()
-    assert loaded[:2] == ["events", "loaded"] and "fastlaunch" in loaded
-    assert not {"boto3", "botocore", "urllib3", "torch", "numpy", "sqlite3", "rich"} & set(loaded)
+    loaded = set(first.stderr.split())
+    assert "fastlaunch" in loaded
+    assert not {"boto3", "botocore", "urllib3", "torch", "numpy", "sqlite3", "rich"} & loaded
+    assert not [name for name in loaded if "." in name]
 
 
 OLDER = """
@@ -331,7 +278,7 @@ prices:
 """
 
 
-def test_bf16_on_a_gpu_that_emulates_it_is_told_before_it_is_paid_for(
+def test_bf16_on_a_gpu_that_emulates_it_is_warned_of_before_it_is_paid_for(
     isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (isolated.parent / "prices.yaml").write_text(OLDER)
@@ -339,14 +286,4 @@ def test_bf16_on_a_gpu_that_emulates_it_is_told_before_it_is_paid_for(
     argv = ("submit", "--dry-run", "--instance", "g4dn.xlarge", "--workload", "vit-tiny", "--repeats", "2")
     assert fastlaunch(*argv, "--recipe", "bf16,fp16") == 0
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
-    assert warning.startswith("warning: recipe bf16: T4 emulates bf16 with compute capability 7.5")
-    assert fastlaunch(*argv, "--recipe", "fp16") == 0
-    assert "warning" not in capsys.readouterr().err
-
-
-def test_a_base_image_too_old_for_blackwell_is_refused_there(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("--recipe", "te-fp8-block", "--base-image", "2.8", "--dry-run")
-    err = refusal(capsys, "submit", "--instance", "p6-b200.48xlarge", *argv)
-    assert "recipe te-fp8-block cannot run in pytorch-training:2.8.0" in err
-    assert "give --base-image 2.13.0 or" in err
-    assert fastlaunch("submit", "--instance", "p5.48xlarge", *argv) == 0
+    assert warning.startswith("warning: recipe bf16: T4 emulates bf16")
