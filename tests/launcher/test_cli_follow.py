@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 LONG = ("submit", "--local", "--steps", "100000", "--repeats", "2")
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+def output(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
     """stdout and stderr of a command that succeeds."""
     capsys.readouterr()
     assert fastlaunch(*argv) == 0
@@ -34,10 +34,10 @@ def kill_launcher_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_status_of_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     fastlaunch("submit", "--local", "--steps", "70", "--repeats", "2")
-    out, err = told(capsys, "status")
+    out, err = output(capsys, "status")
     assert out.splitlines()[-1] == "2 runs: 2 completed."
     assert err == "next: fastlaunch compare\n"
-    out, _ = told(capsys, "status", runs()[1].id, "--output", "json")
+    out, _ = output(capsys, "status", runs()[1].id, "--output", "json")
     assert [run["id"] for run in json.loads(out)["runs"]] == [runs()[1].id]
     assert fastlaunch("status", "no-such-run") == 2
 
@@ -46,20 +46,20 @@ def test_killed_launcher_leaves_training_running_and_no_ghost(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_launcher_while_training(monkeypatch)
-    out, err = told(capsys, "status")
+    out, err = output(capsys, "status")
     first, second = runs()
     assert out.splitlines()[-1] == "2 runs: 1 running, 1 lost."
     assert "step " in out and "/100000" in out
     assert err == f"next: fastlaunch logs -f {first.id}\n"
     assert (second.state, second.reason) == (RunState.LOST, "its launcher ended before it started")
 
-    _, err = told(capsys, "submit", "--local", "--steps", "5")
+    _, err = output(capsys, "submit", "--local", "--steps", "5")
     assert f"warning: run {first.id} is under way here: both will be slower than alone" in err
-    out, _ = told(capsys, "status")
+    out, _ = output(capsys, "status")
     # The last submission, and what an earlier one left running.
     assert out.splitlines()[-1] == "2 runs: 1 running, 1 completed."
 
-    out, _ = told(capsys, "cancel", first.id)
+    out, _ = output(capsys, "cancel", first.id)
     assert out == f"{first.id} is interrupted\n"
     ended = runs()[0]
     assert (ended.state, ended.reason) == (RunState.INTERRUPTED, "stopped by fastlaunch cancel")
@@ -89,10 +89,10 @@ def test_run_that_ended_without_its_launcher_is_collected_by_the_next_command(
 
 def test_logs_show_what_the_last_run_printed(capsys: pytest.CaptureFixture[str]) -> None:
     fastlaunch("submit", "--local", "--steps", "5", "--recipe", "fp32,bf16")
-    out, err = told(capsys, "logs")
+    out, err = output(capsys, "logs")
     assert out == "training vit-tiny with bf16\nended: completed\n"
     assert err == "next: fastlaunch compare\n"
-    out, _ = told(capsys, "logs", runs()[0].id.rpartition("-")[2])
+    out, _ = output(capsys, "logs", runs()[0].id.rpartition("-")[2])
     assert out == "training vit-tiny with fp32\nended: completed\n"
     assert fastlaunch("logs", "no-such-run") == 2
 
@@ -109,7 +109,7 @@ def test_logs_follow_until_the_run_ends() -> None:
 
 def test_run_cancelled_from_another_terminal_ends_and_the_next_one_starts() -> None:
     # The second run is cancelled while it is planned, the first one while it runs.
-    with launcher(*LONG[:-1], "3", FAKE_STEP_S="0.01", FAKE_LAST_STEP="100000") as process:
+    with launcher(*LONG[:-1], "3", FAKE_STEP_S="0.01") as process:
         wait_until(is_training)
         first, second, third = (run.id for run in runs())
         assert fastlaunch("cancel", second) == 0

@@ -78,7 +78,7 @@ def test_what_is_over_its_time_goes_and_the_rest_is_left(
     assert by_id[young]["run"] == "20261121-090000-bbbb"
 
     assert cloud("reap", "--yes") == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "of another ledger; within its time until " in out
     assert "1 instance in us-east-1: 1 left." in out
     assert len(aws_server.sent("TerminateInstances")) == 1

@@ -16,7 +16,7 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
 import fastlaunch_train
-from fastlaunch.cli.context import BACKENDS, commit_of, local_settings, make_backends
+from fastlaunch.cli.context import CLOUD, commit_of, local_settings, make_backends
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -263,7 +263,7 @@ def test_entrypoint_is_importable_and_keeps_what_the_user_has(
 
 def test_every_backend_is_made_under_its_name() -> None:
     backends = make_backends(load_settings(), lambda: CPU)
-    assert list(backends) == list(BACKENDS)
+    assert list(backends) == ["local", *CLOUD]
     assert all(backend.name == name for name, backend in backends.items())
 
 

@@ -11,13 +11,16 @@ from fake_train.processes import is_training, real_launcher, runs, wait_until
 from fastlaunch.core.plan import RunState
 from fastlaunch_train.records.records import read_record
 
-pytestmark = pytest.mark.skipif(
-    not (importlib.util.find_spec("torch") and importlib.util.find_spec("timm")),
-    reason="needs fastlaunch[train]",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("torch") and importlib.util.find_spec("timm")),
+        reason="needs fastlaunch[train]",
+    ),
+]
 
 
-def told(*argv: str) -> tuple[int, str, str]:
+def completed(*argv: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
     with real_launcher(*argv) as process:
         out, err = process.communicate(timeout=110)
@@ -26,50 +29,51 @@ def told(*argv: str) -> tuple[int, str, str]:
 
 def ranks(directory: Path | None) -> list[int]:
     """Process ids of the ranks that train in `directory`."""
-    wanted = f"FASTLAUNCH_RUN_DIRECTORY={directory}".encode()
-    found = []
+    variable_of_run = f"FASTLAUNCH_RUN_DIRECTORY={directory}".encode()
+    pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environ.read_bytes().split(b"\0")
         except OSError:
             continue
-        if wanted in variables and any(variable.startswith(b"LOCAL_RANK=") for variable in variables):
-            found.append(int(environ.parent.name))
-    return found
+        if variable_of_run in variables and any(
+            variable.startswith(b"LOCAL_RANK=") for variable in variables
+        ):
+            pids.append(int(environ.parent.name))
+    return pids
 
 
-@pytest.mark.slow
-def test_submit_trains_and_summarises() -> None:
-    code, out, err = told("submit", "--local", "--steps", "12", "--seed", "4")
+def test_submit_trains_on_two_ranks_and_summarises() -> None:
+    code, out, err = completed("submit", "--local", "--steps", "70", "--seed", "4", "--nproc", "2")
     assert code == 0, err
     (run,) = runs()
     assert run.state is RunState.COMPLETED
     assert run.summary is not None and run.directory is not None
-    assert (run.summary.num_steps, run.summary.seed, run.summary.setup.recipe) == (12, 4, "bf16")
+    assert (run.summary.num_steps, run.summary.seed, run.summary.setup.recipe) == (70, 4, "bf16")
+    assert (run.summary.setup.num_gpus, run.summary.timing.samples_per_step) == (2, 16)
+    assert len(list(run.directory.glob("rank-*-attempt-1.jsonl"))) == 2
     record = read_record(run.directory / "rank-00000-attempt-1.jsonl")
     assert record.header["run_id"] == run.id
     assert record.header["machine"]["device_type"] == "cpu"
-    assert "bf16: step 12/12" in err and "next: " in err.splitlines()[-1]
+    assert "bf16: step 70/70" in err and "next: " in err.splitlines()[-1]
     assert out.splitlines()[-1].endswith(".")
 
 
-@pytest.mark.slow
 def test_recipe_that_cannot_run_here_is_refused_by_the_entrypoint() -> None:
     # What the launcher cannot know: it does not import torch.
-    code, out, err = told("submit", "--local", "--recipe", "compile", "--set", "compile_backend=nope")
+    code, out, err = completed("submit", "--local", "--recipe", "compile", "--set", "compile_backend=nope")
     assert code == 1
     assert "recipe compile compile_backend=nope cannot run here" in out
     assert "fp32" in err and "traceback" not in (out + err).lower()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs fastlaunch[train]")
 def test_text_is_read_for_an_epoch_and_evaluated(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("one two three four five six seven.\n" * 60)
     language = ("--workload", "gpt2-tiny", "--data", f"file:{corpus}", "--sequence-length", "32")
     length = ("--epochs", "1", "--eval-every", "5", "--num-workers", "0")
-    code, _, err = told("submit", "--local", "--recipe", "fp32", *language, *length)
+    code, _, err = completed("submit", "--local", "--recipe", "fp32", *language, *length)
     assert code == 0, err
     (run,) = runs()
     assert run.state is RunState.COMPLETED, run.reason
@@ -82,27 +86,6 @@ def test_text_is_read_for_an_epoch_and_evaluated(tmp_path: Path) -> None:
     assert "fp32: started\n" in err
 
 
-@pytest.mark.slow
-def test_rehearsal_of_a_gpu_instance_completes() -> None:
-    code, _, err = told(
-        "submit", "--local", "--instance", "p5.48xlarge", "--recipe", "te-fp8", "--steps", "3"
-    )
-    assert code == 0, err
-    assert "rehearsed as bf16" in err
-    assert runs()[0].state is RunState.COMPLETED
-
-
-@pytest.mark.slow
-def test_two_ranks_leave_a_record_each() -> None:
-    code, _, err = told("submit", "--local", "--steps", "70", "--nproc", "2")
-    assert code == 0, err
-    (run,) = runs()
-    assert run.directory is not None and run.summary is not None
-    assert len(list(run.directory.glob("rank-*-attempt-1.jsonl"))) == 2
-    assert (run.summary.setup.num_gpus, run.summary.timing.samples_per_step) == (2, 16)
-
-
-@pytest.mark.slow
 def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
     with real_launcher("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
         wait_until(is_training)
@@ -115,18 +98,16 @@ def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
     assert ranks(run.directory) == []
 
 
-@pytest.mark.slow
 def test_cancel_while_it_is_starting_is_no_failure() -> None:
     with real_launcher("submit", "--local", "--steps", "100000") as process:
         wait_until(lambda: bool(runs()) and runs()[0].state is RunState.RUNNING)
-        code, out, err = told("cancel", runs()[0].id)
+        code, out, err = completed("cancel", runs()[0].id)
         assert code == 0, err
         _, err = process.communicate(timeout=100)
     assert out.endswith("is interrupted\n")
     assert (runs()[0].state, process.returncode) == (RunState.INTERRUPTED, 1), err
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_ranks_that_outlive_launcher_and_torchrun_are_seen_and_stopped() -> None:
     with real_launcher("submit", "--local", "--steps", "100000", "--nproc", "2") as process:
@@ -136,8 +117,8 @@ def test_ranks_that_outlive_launcher_and_torchrun_are_seen_and_stopped() -> None
     assert run.directory is not None
     os.kill(int((run.directory / "lock").read_text()), signal.SIGKILL)
     assert len(ranks(run.directory)) == 2
-    _, out, _ = told("status")
+    _, out, _ = completed("status")
     assert out.splitlines()[-1] == "1 run: 1 running."
-    told("cancel", run.id)
+    completed("cancel", run.id)
     assert ranks(run.directory) == []
     assert runs()[0].state is RunState.INTERRUPTED

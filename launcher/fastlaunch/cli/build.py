@@ -192,7 +192,14 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     builder = find_builder()
     if builder is None:
         raise no_builder()
-    reference, files = _starting_point(context, options)
+    if options.base is None:
+        reference, files = ort_base(), ort_context()
+    else:
+        wheels = _wheels(context)
+        fetch_wheels(wanted_pins(), wheels, python=options.base.python)
+        whole = context_files(wheels)
+        assert whole is not None, "the wheels have just been fetched"
+        reference, files = _reference(context, options, options.base), whole
     build = ImageBuild(
         base=options.base, reference=reference, files=_with_extras(files, options), commit=context.commit
     )
@@ -218,17 +225,6 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     recipe = "te-fp8" if options.base else "ort --workload gpt2-xsmall"
     next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe {recipe}")
     return f"{repository}@{digest}"
-
-
-def _starting_point(context: AppContext, options: BuildOptions) -> tuple[BaseReference, dict[str, bytes]]:
-    """Return the base image and the context, for which wheels are fetched."""
-    if options.base is None:
-        return ort_base(), ort_context()
-    wheels = _wheels(context)
-    fetch_wheels(wanted_pins(), wheels, python=options.base.python)
-    files = context_files(wheels)
-    assert files is not None, "the wheels have just been fetched"
-    return _reference(context, options, options.base), files
 
 
 def _reference(context: AppContext, options: BuildOptions, base: BaseImage) -> BaseReference:

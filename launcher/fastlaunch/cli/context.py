@@ -136,8 +136,16 @@ def reconcile_here(ledger: "Ledger") -> None:
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
-    """Return every backend by name, each made when it is first used."""
-    return _Backends({name: partial(make, settings, find_machine) for name, make in BACKENDS.items()})
+    """Return every backend by name, each made when it is first used. Those for AWS serve looking."""
+    home = settings.home.absolute()
+    makers: dict[str, Callable[[], Backend]] = {
+        "local": lambda: LocalBackend(local_settings(home, find_machine(), os.environ))
+    }
+    for name, make in CLOUD.items():
+        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
+        # as ending a machine, is asked for again.
+        makers[name] = partial(make, aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=home)
+    return _Backends(makers)
 
 
 class _Backends(Mapping[str, Backend]):
@@ -154,28 +162,8 @@ class _Backends(Mapping[str, Backend]):
         return len(self._makers)
 
 
-def _local(settings: Settings, find_machine: Callable[[], Machine]) -> Backend:
-    return LocalBackend(local_settings(settings.home, find_machine(), os.environ))
-
-
-def _looking(name: str) -> Callable[[Settings, Callable[[], Machine]], Backend]:
-    def make(settings: Settings, find_machine: Callable[[], Machine]) -> Backend:
-        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
-        # as ending a machine, is asked for again.
-        aws = Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S)
-        backend: Backend = CLOUD[name](aws=aws, home=settings.home.absolute())
-        return backend
-
-    return make
-
-
 #: The backends whose plans cost money.
 CLOUD: Mapping[str, Callable[..., Any]] = {"ec2": Ec2Backend, "sagemaker": SageMakerBackend}
-#: What `--backend` may name, and what makes it.
-BACKENDS: Mapping[str, Callable[[Settings, Callable[[], Machine]], Backend]] = {
-    "local": _local,
-    **{name: _looking(name) for name in CLOUD},
-}
 
 
 def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:

@@ -45,29 +45,18 @@ def demo(folder: Path | None) -> None:
     if folder is not None:
         click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
         return
-    show_demo()
-
-
-def show_demo() -> None:
-    """Print the experiment at both days' prices, what changed, and the shipped measurements."""
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.report.table import as_table
+    from fastlaunch.report.text import answer
 
     catalogue, today = load_catalogue(), datetime.date.today()
     then, now = published(catalogue, THEN), published(catalogue, today)
     click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
     click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
-    sentence = what_changed(then, now)
-    summaries = of_one_gpu(shipped_summaries())
-    if not summaries:
-        click.echo(sentence)
-    else:
-        from fastlaunch.report.text import answer
-
-        measured = compared_measurements(summaries, catalogue, today)
-        click.echo(f"{sentence}\n\nMeasured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n")
-        click.echo(f"{as_table(measured)}\n")
-        click.echo(answer(measured))
+    click.echo(f"{what_changed(then, now)}\n")
+    click.echo(f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n")
+    measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
+    click.echo(f"{as_table(measured)}\n\n{answer(measured)}")
     next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
 
 
@@ -122,7 +111,7 @@ def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]"
 
 
 def shipped_summaries() -> "dict[str, RunSummary]":
-    """Return the summaries that come with fastlaunch, by run id; empty if there are none.
+    """Return the summaries that come with fastlaunch, by run id.
 
     They lie in measurements/summaries.json beside the records, since reading those takes seconds;
     `fastlaunch demo --summarise train/measurements` writes it anew.
@@ -149,17 +138,15 @@ def write_summaries(folder: Path) -> int:
 
 
 def read_summaries(path: Path) -> "dict[str, RunSummary]":
-    """Read the JSON of `RunSummary.to_json()` by run id, in order; empty if there is no file.
+    """Read the JSON of `RunSummary.to_json()` by run id, in order.
 
-    Raises BadFile for a file that is something else.
+    Raises BadFile if there is none, or it is something else.
     """
     from fastlaunch.measure.summary import RunSummary
 
     try:
         data = json.loads(path.read_bytes())
         return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 

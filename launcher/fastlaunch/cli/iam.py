@@ -7,12 +7,10 @@ import click
 
 from fastlaunch.account.policies import documents, names_by_hand
 from fastlaunch.account.template import template, template_text
+from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
-
-#: Columns that a list may take before it gets a line for each value.
-_WIDTH = 100
 
 
 @click.group(short_help="What an account must allow: IAM policies, or a template that makes everything.")
@@ -62,8 +60,6 @@ _TEMPLATE = ("zones", "bucket", "prefix", "repository", "registry", "kms_key")
 
 def _names(settings: Settings, region: str, given: dict[str, str | None]) -> dict[str, Any]:
     """Return the names for the policies: as given, else the config file's, else None."""
-    from fastlaunch.catalog.container_images import registry
-
     here = settings.aws.get(region, RegionSettings())
     return {
         **given,
@@ -83,24 +79,8 @@ def _policies(name: str | None, names: dict[str, Any]) -> str:
         return json.dumps(by_file, indent=2)
     for file in (name, f"{name}-policy.json"):
         if file in by_file:
-            return document_text(by_file[file])
+            return json.dumps(by_file[file], indent=2)
     raise UnknownName("policy", name, by_file)
-
-
-def document_text(value: Any, indent: str = "") -> str:
-    """Return a policy as JSON, with what fits on one line on one line."""
-    flat = json.dumps(value)
-    inner = indent + "  "
-    if not isinstance(value, dict | list) or (len(indent + flat) <= _WIDTH and "Sid" not in flat):
-        return flat
-    if isinstance(value, list):
-        parts = [document_text(part, inner) for part in value]
-        brackets = "[]"
-    else:
-        parts = [f"{json.dumps(key)}: {document_text(part, inner)}" for key, part in value.items()]
-        brackets = "{}"
-    lines = ",\n".join(inner + part for part in parts)
-    return f"{brackets[0]}\n{lines}\n{indent}{brackets[1]}"
 
 
 def _zones(settings: Settings, region: str) -> list[str]:

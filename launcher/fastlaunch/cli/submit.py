@@ -18,12 +18,12 @@ from fastlaunch.cli.submit_options import (
     check_local,
     cloud_options,
     settings_with,
-    take_cloud_fields,
-    take_region_fields,
+    take_fields,
     training_options,
 )
 from fastlaunch.core.errors import EXIT_DONE, UnknownName, UserError
 from fastlaunch.core.plan import Plan
+from fastlaunch.core.settings import RegionSettings
 from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.options import BACKENDS, ML, CloudOptions, SubmitOptions, backend_of
 from fastlaunch.jobs.spec import JobSpec
@@ -91,7 +91,7 @@ def submit(
     context = app_context()
     regions = regions or split_names(context.settings.region)
     name = _backend_name(context, local=local, container=container, named=backend, instances=instances)
-    cloud_fields, region_fields = take_cloud_fields(fields), take_region_fields(fields)
+    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
     fields["recipes"] = tuple(recipe for text in fields["recipes"] for recipe in split_names(text))
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
     options = SubmitOptions(region=regions[0], **fields)
@@ -119,8 +119,10 @@ def submit(
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
         options = replace(options, instance=next(iter(instances), "").removeprefix(ML))
     jobs = _build(context, options, image=cloud.image if container else None)
-    for line in [*_rehearsal(options, instances, jobs, cloud.num_nodes), *_warnings(jobs)]:
+    for line in _rehearsal(options, instances, jobs, cloud.num_nodes):
         click.echo(line, err=True)
+    for caveat in jobs.caveats:
+        click.echo(f"warning: {caveat}", err=True)
     runner, specs = context.backends[name], jobs.specs
     if container:
         from fastlaunch.cli.submit_container import containers
@@ -170,10 +172,6 @@ def _build(context: AppContext, options: SubmitOptions, *, image: str | None) ->
 
         catalogue = load_catalogue(context.settings.prices)
     return build_jobs(options, machine=context.machine, catalogue=catalogue, image=image)
-
-
-def _warnings(jobs: Jobs) -> list[str]:
-    return [f"warning: {caveat}" for caveat in jobs.caveats]
 
 
 def _rehearsal(

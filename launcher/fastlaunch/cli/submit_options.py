@@ -194,8 +194,6 @@ cloud_options = with_options(
     ),
 )
 
-_CLOUD_FIELDS = {field.name for field in fields(CloudOptions)}
-_REGION_FIELDS = {field.name for field in fields(RegionSettings)}
 #: Options of one backend alone, and what to do instead on the other.
 _EC2_ONLY = {
     "instance_profile": "give --role ARN",
@@ -206,14 +204,10 @@ _EC2_ONLY = {
 _SAGEMAKER_ONLY = {"role": "give --instance-profile NAME, or --backend sagemaker"}
 
 
-def take_cloud_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the fields of `CloudOptions` that the command line gives out of `options`."""
-    return {name: options.pop(name) for name in _CLOUD_FIELDS & options.keys()}
-
-
-def take_region_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the fields of `RegionSettings` that the command line gives out of `options`."""
-    return {name: options.pop(name) for name in _REGION_FIELDS & options.keys()}
+def take_fields(values: dict[str, Any], of: type) -> dict[str, Any]:
+    """Move the values that are fields of a dataclass out of `values`, and return them."""
+    names = {field.name for field in fields(of)} & values.keys()
+    return {name: values.pop(name) for name in names}
 
 
 def check_local(values: Mapping[str, Any], *, used: Collection[str]) -> None:

@@ -4,13 +4,10 @@ The environment says how it behaves:
 
     FAKE_STEP_S       seconds a step takes (0.001)
     FAKE_STATUS       how it ends: a status of records.STATUSES; `refused` (exit 2, no record); `killed`
-    FAKE_LAST_STEP    step at which FAKE_STATUS happens (the last one)
     FAKE_DEAF         if set, SIGTERM is ignored
-    FAKE_HEADER       JSON merged into the header
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -53,15 +50,14 @@ def main() -> int:
     writers = []
     for rank in range(args.nproc):
         writer = RecordWriter(record_path(Path(args.output), rank=rank, attempt=1))
-        writer.write_header({**header(args, rank), **json.loads(os.environ.get("FAKE_HEADER", "{}"))})
+        writer.write_header(header(args, rank))
         writer.add(Phase(name="build", seconds=0.1, step=0))
         writers.append(writer)
 
     step_s = float(os.environ.get("FAKE_STEP_S", "0.001"))
-    last_step = int(os.environ.get("FAKE_LAST_STEP", args.steps))
     batch_size = 8 if args.batch_size == "auto" else int(args.batch_size)
     done = 0
-    for step in range(1, last_step + 1):
+    for step in range(1, args.steps + 1):
         if stopped:
             status = "interrupted"
             break

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from fastlaunch.backends.local import LocalBackend, LocalSettings
@@ -15,8 +14,8 @@ ENTRYPOINT = Path(__file__).parent / "entrypoint.py"
 CPU = Machine(devices=(), num_cores=2, modules=frozenset({"torch", "timm"}))
 
 
-def app_context(*argv: str, machine: Machine = CPU, **local: object) -> AppContext:
-    """Surroundings whose local backend starts the fake entrypoint."""
+def app_context(*argv: str, machine: Machine = CPU) -> AppContext:
+    """Return a context whose local backend starts the fake entrypoint."""
     settings = load_settings()
     backend = LocalSettings(
         home=settings.home,
@@ -24,7 +23,6 @@ def app_context(*argv: str, machine: Machine = CPU, **local: object) -> AppConte
         launch=(sys.executable, str(ENTRYPOINT), "--nproc", "{nproc}"),
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
-    backend = replace(backend, **local)  # type: ignore[arg-type]
     return AppContext(
         settings=settings, find_machine=lambda: machine, backends={"local": LocalBackend(backend)}, argv=argv
     )
