@@ -293,7 +293,7 @@ def _named(runs: "Sequence[Run]") -> str:
 
 def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:
     """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
-    from fastlaunch.analysis.suggest import instances_to_charge, more_runs_command
+    from fastlaunch.analysis.lacking import instances_to_charge, more_runs_command
 
     rows = comparison.rows
     if command := more_runs_command(rows, own_region=request.region):

@@ -1,0 +1,67 @@
+"""What a comparison still lacks: more runs for a verdict, or an instance to charge its runs as."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from fastlaunch.analysis.compare import Row
+from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.measure.summary import Setup
+
+
+def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
+    """Return the command for the first row here whose verdict waits for more runs; None if none does.
+
+    It runs the row's baseline as well where the two differ in nothing but the recipe.
+    """
+    for row in rows:
+        if row.verdict.more_runs is None or row.setup.instance is not None or row.setup.num_nodes > 1:
+            continue
+        base = next(
+            other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
+        )
+        is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
+        return submit_command(
+            [run.summary for run in row.runs],
+            [base.setup.recipe, row.setup.recipe] if is_pair else [row.setup.recipe],
+            place=place_of(row.runs[0], own_region=own_region),
+            # Seeds that none has: those of before would make no new pair.
+            first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
+            repeats=row.verdict.more_runs or 1,
+        )
+    return None
+
+
+def _terms(setup: Setup) -> tuple[object, ...]:
+    """Return what one command can give to several recipes alike."""
+    overrides = setup.recipe.split()[1:]
+    return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
+
+
+def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: Catalogue) -> list[ChargedAs]:
+    """Return instances whose prices charge all `rows`, which have none; empty if one cannot be charged."""
+    kinds = dict.fromkeys((row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes) for row in rows)
+    charges = [_cheapest_with(device_name, num, request, catalogue) for device_name, num in kinds]
+    known = dict.fromkeys(charge for charge in charges if charge is not None)
+    return [] if None in charges else list(known)
+
+
+def _cheapest_with(
+    device_name: str | None, num_gpus: int, request: PriceRequest, catalogue: Catalogue
+) -> ChargedAs | None:
+    """Return the cheapest instance with so many of the GPU, else a share of one; None if none is sold."""
+    device = catalogue.accelerator_of_device(device_name) if device_name else None
+    offers = []
+    for instance in catalogue.instances.values():
+        if device is None or catalogue.accelerator_of(instance.name) != device:
+            continue
+        price = catalogue.find_price(instance.name, region=request.region, on=request.as_of or request.today)
+        if price is not None and instance.num_accelerators >= num_gpus:
+            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
+    if not offers:
+        return None
+    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
+    return ChargedAs(
+        instance=instance.name, share=Fraction(num_gpus, instance.num_accelerators) if is_part else None
+    )
