@@ -12,8 +12,8 @@ from fastlaunch.jobs.data_sources import MADE_UP
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     experiment_named,
+    known_recipe,
     known_workload,
-    resolve_recipes,
 )
 from fastlaunch_train.recipes.recipe import CHOICES, Recipe
 from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
@@ -67,8 +67,7 @@ def recipes(name: str | None, output: str) -> None:
         print_rows(rows, output=output, headers=_RECIPE_HEADERS)
         _conclude(output, f"{len(rows)} recipes", "fastlaunch recipes te-fp8")
         return
-    (recipe,) = resolve_recipes([name], ())
-    row = _recipe_row(recipe)
+    row = _recipe_row(known_recipe(name))
     if output != "table":
         print_rows([row], output=output)
         return

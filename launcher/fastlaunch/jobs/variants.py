@@ -56,7 +56,7 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
     variants = tuple(
         Variant(
             workload=known_workload(row.workload),
-            recipe=_recipe(row),
+            recipe=known_recipe(row.recipe, row.overrides),
             batch_size=row.batch_size,
             steps=steps,
             epochs=epochs,
@@ -93,9 +93,10 @@ def known_workload(name: str) -> WorkloadInfo:
     return info
 
 
-def _recipe(row: ExperimentVariant) -> Recipe:
+def known_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe, with its overrides. Raises UserError if there is none."""
     try:
-        return resolve_recipe(row.recipe, row.overrides)
+        return resolve_recipe(name, overrides)
     except RecipeError as error:
         raise UserError(error.message, error.hint) from None
 
