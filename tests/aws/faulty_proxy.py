@@ -1,7 +1,7 @@
 """A network and a service that are not to be relied on: an HTTP proxy before the AWS of the tests.
 
-Between a client and the server it fails, throttles, loses answers to requests that were carried out, does not
-show new instances for a while and forgets ended ones. What it does is either said beforehand (`script`) or
+Between a client and the server it fails, throttles, loses answers to requests that were carried out, and does
+not show new instances for a while. What it does is either said beforehand (`script`) or
 drawn from a seed (`at_random`), and is written down in `log`. With one client that asks one thing at a time,
 the same seed does the same.
 """
@@ -52,14 +52,12 @@ _THROTTLED = {"ec2": ("RequestLimitExceeded", 503), "s3": ("SlowDown", 503)}
 class FaultyProxy:
     """A started proxy; `url` is what clients are given. Faultless until it is told otherwise.
 
-    hide_describes: in how many answers of DescribeInstances a new instance is missing.
-    show_ended: in how many an ended one still appears (None: always). Terminating one that is missing is
-    refused: there is none of that id.
+    hide_describes: in how many answers of DescribeInstances a new instance is missing. Terminating it
+    meanwhile is refused: there is none of that id.
     """
 
     def __init__(self, server_url: str, *, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.hide_describes = 0
-        self.show_ended: int | None = None
         self.log: list[Happening] = []
         self._target = urlsplit(server_url).netloc
         self._random = Random(seed)
@@ -67,7 +65,6 @@ class FaultyProxy:
         self._scripts: defaultdict[str, deque[Fault]] = defaultdict(deque)
         self._rates: list[tuple[frozenset[str] | None, Mapping[Fault, float]]] = []
         self._hidden: dict[str, int] = {}
-        self._ended_shown: dict[str, int] = {}
         self._server = ThreadingHTTPServer((host, 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -92,18 +89,12 @@ class FaultyProxy:
             self._rates.insert(0, (None if actions is None else frozenset(actions), dict(rates)))
 
     def calm(self) -> None:
-        """Do nothing more to anybody; instances that are hidden or forgotten are seen again."""
+        """Do nothing more to anybody; instances that are hidden are seen again."""
         with self._lock:
             self._scripts.clear()
             self._rates.clear()
             self._hidden.clear()
-            self._ended_shown.clear()
-            self.hide_describes, self.show_ended = 0, None
-
-    def happened(self, fault: Fault) -> list[Happening]:
-        """What had this done to it, oldest first."""
-        with self._lock:
-            return [each for each in self.log if each.fault is fault]
+            self.hide_describes = 0
 
     # One request
 
@@ -160,16 +151,12 @@ class FaultyProxy:
         return None if fault is Fault.LOSE_ANSWER else (status, told, data)
 
     def _unknown(self, request: SentRequest) -> str | None:
-        """An instance that is to be terminated, and that nobody knows of: not yet, or not any more."""
+        """An instance that is to be terminated, and that nobody knows of yet."""
         if request.action != "TerminateInstances":
             return None
         asked = [value for name, value in request.parameters.items() if name.startswith("InstanceId.")]
         with self._lock:
-            for one in asked:
-                ended = self.show_ended is not None and self._ended_shown.get(one, 0) > self.show_ended
-                if ended or self._hidden.get(one, 0) > 0:
-                    return one
-        return None
+            return next((one for one in asked if self._hidden.get(one, 0) > 0), None)
 
     def _seen_through(self, action: str, data: bytes) -> bytes:
         if action == "RunInstances":
@@ -181,19 +168,11 @@ class FaultyProxy:
         for instances in tree.iter(f"{space}instancesSet"):
             for item in list(instances):
                 one = item.findtext(f"{space}instanceId") or ""
-                if not self._shows(one, item.findtext(f"{space}instanceState/{space}name") or ""):
+                if self._hidden.get(one, 0) > 0:
+                    self._hidden[one] -= 1
                     instances.remove(item)
         ElementTree.register_namespace("", space.strip("{}"))
         return ElementTree.tostring(tree, encoding="utf-8", xml_declaration=True)
-
-    def _shows(self, instance_id: str, state: str) -> bool:
-        if self._hidden.get(instance_id, 0) > 0:
-            self._hidden[instance_id] -= 1
-            return False
-        if state == "terminated" and self.show_ended is not None:
-            self._ended_shown[instance_id] = self._ended_shown.get(instance_id, 0) + 1
-            return self._ended_shown[instance_id] <= self.show_ended
-        return True
 
 
 def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:

@@ -1,5 +1,5 @@
-"""What EC2 does for several nodes and moto does not: network interfaces as asked for, placement groups that
-have to exist, capacity blocks that have a zone, a size and an end.
+"""What EC2 does for several nodes and moto does not: it refuses requests that name no such placement group or
+capacity block, or that do not fit theirs.
 """
 
 import re
@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element, SubElement
 
 from sent_request import SentRequest
 
 if TYPE_CHECKING:
     from moto_server import Answer, MotoServer
-
-_NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +29,10 @@ class Block:
     kind: str = "capacity-block"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """What moto forgets of an instance: its interfaces as sent, its placement group, its block."""
-
-    interfaces: tuple[Mapping[str, str], ...]
-    group: str | None
-    block: str | None
-
-
 def free(server: "MotoServer", block: Block) -> int:
     """How many instances of a block nobody uses now."""
     live = {instance.id for instance in server.instances("pending", "running")}
-    used = [id for id, launched in server.launched.items() if launched.block == block.id and id in live]
+    used = [id for id, reservation in server.in_blocks.items() if reservation == block.id and id in live]
     return block.num_instances - len(used)
 
 
@@ -83,48 +70,9 @@ def refusal(server: "MotoServer", request: SentRequest) -> tuple[str, str] | Non
 
 
 def note(server: "MotoServer", request: SentRequest, ids: list[str]) -> None:
-    """Remember what the instances that were just launched were asked to have."""
-    given = request.parameters
-    for id in ids:
-        server.launched[id] = Launched(
-            interfaces=interfaces_of(given), group=given.get("Placement.GroupName"), block=given.get(_TARGET)
-        )
-
-
-def told(server: "MotoServer", body: bytes) -> bytes:
-    """The answer of RunInstances or DescribeInstances with what moto leaves out of it."""
-    if not any(one.interfaces or one.group or one.block for one in server.launched.values()):
-        return body
-    ElementTree.register_namespace("", _NAMESPACE)
-    tree = ElementTree.fromstring(body)
-    for instance in tree.iterfind(".//e:instancesSet/e:item", {"e": _NAMESPACE}):
-        launched = server.launched.get(instance.findtext(_tag("instanceId")) or "")
-        if launched is not None:
-            _mend(instance, launched)
-    return ElementTree.tostring(tree)
-
-
-def _mend(instance: Element, launched: Launched) -> None:
-    if launched.interfaces:
-        for name in ("networkInterfaceSet", *(("ipAddress",) if len(launched.interfaces) > 1 else ())):
-            for old in instance.findall(_tag(name)):
-                instance.remove(old)
-        items = "".join(_item(one) for one in launched.interfaces)
-        text = f'<networkInterfaceSet xmlns="{_NAMESPACE}">{items}</networkInterfaceSet>'
-        instance.append(ElementTree.fromstring(text))
-    if launched.group:
-        placement = instance.find(_tag("placement"))
-        assert placement is not None
-        group = placement.find(_tag("groupName"))
-        if group is None:
-            group = SubElement(placement, _tag("groupName"))
-        group.text = launched.group
-    if launched.block:
-        SubElement(instance, _tag("capacityReservationId")).text = launched.block
-
-
-def _tag(name: str) -> str:
-    return f"{{{_NAMESPACE}}}{name}"
+    """Remember in which block the instances were launched."""
+    if block := request.parameters.get(_TARGET):
+        server.in_blocks |= dict.fromkeys(ids, block)
 
 
 def interfaces_of(parameters: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
@@ -173,25 +121,6 @@ def _zone(server: "MotoServer", request: SentRequest) -> str | None:
         zone: str | None = given.get("Placement.AvailabilityZone")
         return zone
     return server.zone_of(request.region, subnet)
-
-
-def _item(interface: Mapping[str, str]) -> str:
-    groups = "".join(
-        f"<item><groupId>{value}</groupId></item>"
-        for name, value in interface.items()
-        if name.startswith("SecurityGroupId.")
-    )
-    attachment = (
-        f"<attachment><deviceIndex>{interface['DeviceIndex']}</deviceIndex>"
-        f"<networkCardIndex>{interface.get('NetworkCardIndex', '0')}</networkCardIndex>"
-        f"<deleteOnTermination>{interface.get('DeleteOnTermination', 'true')}</deleteOnTermination>"
-        "<status>attached</status></attachment>"
-    )
-    subnet = f"<subnetId>{interface['SubnetId']}</subnetId>" if "SubnetId" in interface else ""
-    return (
-        f"<item>{attachment}<groupSet>{groups}</groupSet>{subnet}"
-        f"<interfaceType>{interface.get('InterfaceType', 'interface')}</interfaceType></item>"
-    )
 
 
 def _iso(when: datetime) -> str:

@@ -69,10 +69,9 @@ class MotoServer:
     Keyed by what a test wants to be so, and empty after `reset`: console (text by instance id), quotas and
     default_quotas (by region and code), spot_prices (USD by region, type, zone), images (digest by region,
     account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
-    pending_describes, shutting_down_describes: how often an instance is seen so before it goes on.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
-    training_jobs: SageMaker's, see `moto_training_jobs`. blocks: capacity blocks by id, and launched: what of
-    an instance moto forgets, by its id; see `moto_nodes`.
+    training_jobs: SageMaker's, see `moto_training_jobs`. blocks: capacity blocks by id, and in_blocks: the
+    block of an instance, by its id; see `moto_nodes`.
     """
 
     def __init__(self) -> None:
@@ -90,7 +89,8 @@ class MotoServer:
         self._refusals: list[Refusal] = []
         self._furnished: set[str] = set()
         self._tokens: dict[tuple[str, str], tuple[Parameters, bytes, list[str]]] = {}
-        self._seen: Counter[str] = Counter()
+        # Pending or shutting down until the next look.
+        self._passing: set[str] = set()
         self.console: dict[str, str] = {}
         self.training_jobs = TrainingJobs()
         self.quotas: dict[tuple[str, str], float] = {}
@@ -100,9 +100,7 @@ class MotoServer:
         self.denied: set[str] = set()
         self.placement_groups: dict[tuple[str, str], str] = {}
         self.blocks: dict[str, moto_nodes.Block] = {}
-        self.launched: dict[str, moto_nodes.Launched] = {}
-        self.pending_describes = 1
-        self.shutting_down_describes = 1
+        self.in_blocks: dict[str, str] = {}
         self.when_launched: list[Callable[[str, str], None]] = []
         self.when_terminated: list[Callable[[str, str], None]] = []
 
@@ -220,7 +218,7 @@ class MotoServer:
             instance = self.instance(instance_id)
             if state is not None:
                 instance._state = InstanceState(state, STATE_CODES[state])
-                self._seen.pop(instance_id, None)
+                self._passing.discard(instance_id)
             if state_reason is not None:
                 instance.state_reason = StateReason(state_reason, state_reason.partition(":")[0])
             if transition_reason is not None:
@@ -338,11 +336,9 @@ class MotoServer:
             return status, headers, body
         ids = _ids(body)
         moto_nodes.note(self, request, ids)
-        body = moto_nodes.told(self, body)
         for instance_id in ids:
-            if self.pending_describes:
-                self.set_instance(instance_id, state="pending")
-                self._seen[instance_id] = self.pending_describes
+            self.set_instance(instance_id, state="pending")
+            self._passing.add(instance_id)
             if given.get("InstanceMarketOptions.MarketType") == "capacity-block":
                 self.instance(instance_id).lifecycle = "capacity-block"
         if token:
@@ -355,12 +351,9 @@ class MotoServer:
     def _describe_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":
         status, headers, body = self._ask_moto(request, environ)
         following = {"pending": "running", "shutting-down": "terminated"}
-        for instance_id in set(_ids(body)) & self._seen.keys():
-            self._seen[instance_id] -= 1
-            state = self.instance(instance_id).state
-            if self._seen[instance_id] <= 0 and state in following:
-                self.set_instance(instance_id, state=following[state])
-        return status, headers, moto_nodes.told(self, body)
+        for instance_id in set(_ids(body)) & self._passing:
+            self.set_instance(instance_id, state=following[self.instance(instance_id).state])
+        return status, headers, body
 
     def _terminate_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":
         before = {instance.id for instance in self.instances("shutting-down", "terminated")}
@@ -373,9 +366,8 @@ class MotoServer:
                     instance_id
                 ]
                 continue
-            if self.shutting_down_describes:
-                self.set_instance(instance_id, state="shutting-down")
-                self._seen[instance_id] = self.shutting_down_describes
+            self.set_instance(instance_id, state="shutting-down")
+            self._passing.add(instance_id)
             for call in self.when_terminated:
                 call(request.region, instance_id)
         return status, headers, body

@@ -44,7 +44,6 @@ class Job:
     failure_reason: str | None = None
     billable_s: int | None = None
     training_s: int | None = None
-    selected_type: str | None = None
     pool_s: int | None = None
     hidden: int = 0
     stopping: int | None = None
@@ -116,12 +115,7 @@ class TrainingJobs:
         for each in secondary:
             if each not in ("Starting", "Pending") and job.started_at is None:
                 job.started_at = self.now()
-                self._select(job)
             self._to(job, each, message)
-
-    def select(self, name: str, instance_type: str) -> None:
-        """Give the job this one of the types that it prefers, before it begins."""
-        self.job(name).selected_type = instance_type
 
     def end(
         self,
@@ -146,11 +140,11 @@ class TrainingJobs:
             job.billable_s = max(1, round(job.training_s * share)) if billable_s is None else billable_s
         self._to(job, secondary or status, None)
 
-    def write_log(self, name: str, text: str, *, host: int = 1, start: int = 1_700_000_000) -> None:
-        """Let a host of the job print lines. start: in the name of the log, which a restart begins anew."""
+    def write_log(self, name: str, text: str, *, host: int = 1) -> None:
+        """Let a host of the job print lines."""
         from moto_server import backend
 
-        logs, stream = backend("logs", self.job(name).region), f"{name}/algo-{host}-{start}"
+        logs, stream = backend("logs", self.job(name).region), f"{name}/algo-{host}-1700000000"
         if LOG_GROUP not in logs.groups:
             logs.create_log_group(LOG_GROUP, {})
         if stream not in logs.groups[LOG_GROUP].streams:
@@ -263,10 +257,6 @@ class TrainingJobs:
             return None
         return job
 
-    def _select(self, job: Job) -> None:
-        preferences = job.request["ResourceConfig"].get("InstancePreferences", ())
-        job.selected_type = job.selected_type or next((one["InstanceType"] for one in preferences), None)
-
     def _to(self, job: Job, secondary: str, message: str | None) -> None:
         now = self.now().timestamp()
         if job.transitions:
@@ -318,10 +308,6 @@ def _refused(request: SentRequest) -> list[str]:
 
 def _described(job: Job) -> dict[str, Any]:
     told = {key: value for key, value in job.request.items() if key not in _NOT_TOLD}
-    resources = dict(told["ResourceConfig"])
-    if job.selected_type and "InstancePreferences" in resources:
-        resources["SelectedInstanceType"] = job.selected_type
-        resources["SelectedInstanceCount"] = resources["InstanceCount"]
     times = {
         "CreationTime": job.created_at,
         "TrainingStartTime": job.started_at,
@@ -343,7 +329,6 @@ def _described(job: Job) -> dict[str, Any]:
         "SecondaryStatus": job.secondary,
         "SecondaryStatusTransitions": job.transitions,
         "ModelArtifacts": {"S3ModelArtifacts": artifacts},
-        "ResourceConfig": resources,
         **{name: value for name, value in others.items() if value is not None},
     }
 

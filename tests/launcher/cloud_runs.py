@@ -111,7 +111,7 @@ def add_rows(
         ledger,
         *(ec2_builders.job(recipe, steps=20) for recipe in recipes),
         plan=lambda jobs, n: plan_ec2(
-            jobs, attempt=n, site=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
+            jobs, attempt=n, placement=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
         ),
         max_minutes=60,
         usd_per_hour=60.0,

@@ -121,7 +121,7 @@ def plan(
     return plan_ec2(
         dict(zip(run_ids, jobs or (job(),), strict=False)),
         attempt=attempt,
-        site=at,
+        placement=at,
         max_minutes=max_minutes,
         render=render,
         agent=AGENT,

@@ -61,7 +61,7 @@ def training_plan_of(
     return plan_sagemaker(
         dict(zip(run_ids, jobs or (training_job(),), strict=False)),
         attempt=attempt,
-        site=at or training_site(),
+        placement=at or training_site(),
         max_minutes=max_minutes,
         root=root,
         agent=AGENT,

@@ -1,20 +1,20 @@
-"""The CloudFormation template: what it makes, and the commands that print it and the policies."""
+"""The CloudFormation template, docs/setup.md, and the commands that print it and the policies."""
 
 import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from fastlaunch.account.policies import documents, names_by_hand, statements
 from fastlaunch.account.template import template, template_text
 from fastlaunch.cli.main import run
+from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import load_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ZONES = ("us-east-1a", "us-east-1b")
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
@@ -53,7 +53,7 @@ def test_every_statement_has_its_comment_and_names_the_stack() -> None:
     assert role["Statement"][0]["Resource"] == resource
 
 
-def test_its_output_is_a_config_file(isolated: "Path") -> None:
+def test_its_output_is_a_config_file(isolated: Path) -> None:
     def value(part: re.Match[str]) -> str:
         known = {"AWS::Region": "us-east-1", "Prefix": "team"}
         role = f"arn:aws:iam::123456789012:role/{part[1].removesuffix('.Arn')}"
@@ -73,7 +73,7 @@ def test_its_output_is_a_config_file(isolated: "Path") -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_it_fits_cloudformations_own_schemas(tmp_path: "Path") -> None:
+def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
     pytest.importorskip("cfnlint", reason="moto's server brings cfn-lint along")
     paths = []
     for kms_key in (None, KEY):
@@ -86,7 +86,7 @@ def test_it_fits_cloudformations_own_schemas(tmp_path: "Path") -> None:
 
 
 def test_the_command_prints_one_policy_or_all_with_the_config_files_names(
-    isolated: "Path", capsys: pytest.CaptureFixture[str]
+    isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = isolated.parent / "config.yaml"
     role = "arn:aws:iam::210987654321:role/own"
@@ -114,3 +114,49 @@ def test_the_command_prints_the_template(capsys: pytest.CaptureFixture[str]) -> 
     assert "PlacementGroupapeast1c" in found["Resources"]
     assert run(["iam", "print", "node", "--cloudformation"]) == 2
     assert run(["iam", "print", "--cloudformation", "--prefix", ""]) == 2
+
+
+# docs/setup.md
+
+SETUP = shipped("docs/setup.md").read_text(encoding="utf-8")
+SETUP_NAMES = names_by_hand(account="ACCOUNT", bucket="BUCKET")
+DOCUMENTS = documents(SETUP_NAMES)
+
+
+def shown(name: str) -> Any:
+    """The document that the text gives under this file name."""
+    found = re.search(rf"`{re.escape(name)}`:\n\n```json\n(.*?)```", SETUP, re.DOTALL)
+    assert found, f"there is no {name}"
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_of_the_text_is_the_datas(name: str) -> None:
+    assert shown(name) == DOCUMENTS[name]
+    # What makes it by hand prints it first.
+    assert name.removesuffix(".json") in SETUP.partition("for file in ")[2].partition("; do")[0]
+
+
+def test_the_text_shows_nothing_else_and_says_what_every_statement_is_for() -> None:
+    assert len(re.findall(r"```json", SETUP)) == len(DOCUMENTS)
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.*) \|$", SETUP.partition("launcher-policy.json`:")[2], re.MULTILINE)
+    )
+    assert rows == {one["Sid"]: one["Why"] for one in statements("launcher", SETUP_NAMES)}
+
+
+def test_the_config_file_of_the_text_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"```yaml\n(.*?)```", SETUP, re.DOTALL)
+    assert found
+    path = tmp_path / "config.yaml"
+    path.write_text(found[1])
+    monkeypatch.setenv("FASTLAUNCH_CONFIG", str(path))
+    settings = load_settings()
+    here = settings.aws["us-east-1"]
+    assert settings.region == "us-east-1"
+    assert here.bucket == "acme-training" and list(here.subnets) == ["us-east-1a", "us-east-1b"]
+    assert list(here.placement_groups) == list(here.subnets)
+    assert (here.role, here.scheduler_role) == tuple(
+        role.replace("ACCOUNT", "123456789012")
+        for role in (SETUP_NAMES.training_role, SETUP_NAMES.scheduler_role)
+    )

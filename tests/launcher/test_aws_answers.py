@@ -1,4 +1,4 @@
-"""What `Aws` makes of answers that the AWS of the tests does not give."""
+"""What `Aws` makes of answers that the AWS of the tests does not give; questions fit botocore's model."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,62 +10,59 @@ from stubbed_aws import StubbedAws
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 
+REGION = "us-east-1"
 THEN = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def instance(id: str, **changes: Any) -> dict[str, Any]:
+    usual = {
+        "InstanceId": id,
+        "InstanceType": "p5.48xlarge",
+        "State": {"Name": "running"},
+        "LaunchTime": THEN,
+        "StateReason": {"Code": "pending", "Message": "pending"},
+    }
+    return {**usual, **changes}
 
 
 def test_all_pages_are_read(stubbed_aws: StubbedAws) -> None:
     stub = stubbed_aws.stub("ec2")
     asked = {"Filters": [{"Name": "client-token", "Values": ["run-a1"]}], "MaxResults": 1000}
-    for number, token in ((1, "more"), (2, None)):
-        instance = {
-            "InstanceId": f"i-{number}",
-            "InstanceType": "p5.48xlarge",
-            "State": {"Name": "running"},
-            "LaunchTime": THEN,
-            "StateReason": {"Code": "pending", "Message": "pending"},
-        }
-        page = {"Reservations": [{"Instances": [instance]}], **({"NextToken": token} if token else {})}
+    for number, token in ((1, {"NextToken": "more"}), (2, {})):
+        page = {"Reservations": [{"Instances": [instance(f"i-{number}")]}], **token}
         stub.add_response("describe_instances", page, asked)
         asked = {**asked, "NextToken": "more"}
-    found = stubbed_aws.aws.describe_instances("us-east-1", tokens=["run-a1"])
+    found = stubbed_aws.aws.describe_instances(REGION, tokens=["run-a1"])
     assert [one.id for one in found] == ["i-1", "i-2"]
     assert [one.state_reason for one in found] == [None, None]
 
 
-def test_capacity_blocks_are_no_spot_and_reasons_are_told_once(stubbed_aws: StubbedAws) -> None:
-    def instance(lifecycle: str, reason: str) -> dict[str, Any]:
-        return {
-            "InstanceId": f"i-{lifecycle}",
-            "InstanceType": "p5.48xlarge",
-            "InstanceLifecycle": lifecycle,
-            "State": {"Name": "terminated"},
-            "LaunchTime": THEN,
-            "StateReason": {"Code": "Server.InternalError", "Message": reason},
-            "StateTransitionReason": "",
-        }
-
-    told = [instance("spot", "told so"), instance("capacity-block", "Server.InternalError: told so")]
-    stubbed_aws.stub("ec2").add_response("describe_instances", {"Reservations": [{"Instances": told}]})
-    spot, block = stubbed_aws.aws.describe_instances("us-east-1", ids=["i-spot", "i-capacity-block"])
+def test_capacity_blocks_are_no_spot_and_reasons_have_their_code_once(stubbed_aws: StubbedAws) -> None:
+    answers = [
+        instance(
+            f"i-{lifecycle}",
+            InstanceLifecycle=lifecycle,
+            StateReason={"Code": "Server.InternalError", "Message": reason},
+            StateTransitionReason="",
+        )
+        for lifecycle, reason in (("spot", "why"), ("capacity-block", "Server.InternalError: why"))
+    ]
+    stubbed_aws.stub("ec2").add_response("describe_instances", {"Reservations": [{"Instances": answers}]})
+    spot, block = stubbed_aws.aws.describe_instances(REGION, ids=["i-spot", "i-capacity-block"])
     assert (spot.is_spot, block.is_spot) == (True, False)
-    assert spot.state_reason == block.state_reason == "Server.InternalError: told so"
+    assert spot.state_reason == block.state_reason == "Server.InternalError: why"
     assert (spot.zone, spot.token, spot.transition_reason, spot.tags) == (None, None, None, {})
 
 
 def test_of_a_zones_spot_prices_the_newest_counts(stubbed_aws: StubbedAws) -> None:
-    history = [
-        ("us-east-1a", 1, "9.0"),
-        ("us-east-1a", 3, "20.0"),
-        ("us-east-1a", 2, "1.0"),
-        ("us-east-1b", 0, "21.5"),
-    ]
-    told = [
-        {"AvailabilityZone": zone, "Timestamp": THEN + timedelta(hours=hour), "SpotPrice": usd}
+    history = [("a", 1, "9.0"), ("a", 3, "20.0"), ("a", 2, "1.0"), ("b", 0, "21.5")]
+    prices = [
+        {"AvailabilityZone": f"us-east-1{zone}", "Timestamp": THEN + timedelta(hours=hour), "SpotPrice": usd}
         for zone, hour, usd in history
     ]
-    for page in ({"SpotPriceHistory": told[:2], "NextToken": "more"}, {"SpotPriceHistory": told[2:]}):
+    for page in ({"SpotPriceHistory": prices[:2], "NextToken": "more"}, {"SpotPriceHistory": prices[2:]}):
         stubbed_aws.stub("ec2").add_response("describe_spot_price_history", page)
-    assert stubbed_aws.aws.spot_price_usd("us-east-1", "p5.48xlarge", None) == (20.0, "us-east-1a")
+    assert stubbed_aws.aws.spot_price_usd(REGION, "p5.48xlarge", None) == (20.0, "us-east-1a")
 
 
 def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) -> None:
@@ -78,27 +75,21 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
         ],
     }
     stubbed_aws.stub("ec2").add_response("describe_images", {"Images": [image]}, {"ImageIds": ["ami-1"]})
-    found = stubbed_aws.aws.machine_image("us-east-1", "ami-1")
+    found = stubbed_aws.aws.machine_image(REGION, "ami-1")
     assert found == MachineImage(id="ami-1", root_device="/dev/xvda", root_gib=75)
 
 
-def test_a_refusal_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: StubbedAws) -> None:
-    iam, sts = stubbed_aws.stub("iam"), stubbed_aws.stub("sts")
-    role = {"RoleName": "node", "RoleId": "AROAAAAAAAAAAAAAAAAA", "Path": "/", "CreateDate": THEN}
-    arn = "arn:aws:iam::123456789012:role/node"
-    profile = {"Path": "/", "InstanceProfileName": "node", "InstanceProfileId": "AIPAAAAAAAAAAAAAAAAA"}
-    dated = {"Arn": "arn:aws:iam::123456789012:instance-profile/node", "CreateDate": THEN}
-    refused = {"EvalActionName": "iam:PassRole", "EvalDecision": "explicitDeny"}
+def test_a_denial_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: StubbedAws) -> None:
+    denied = {"EvalActionName": "iam:PassRole", "EvalDecision": "explicitDeny"}
     for missing in ([], ["aws:MultiFactorAuthPresent"]):
-        told = {"InstanceProfile": {**profile, **dated, "Roles": [{**role, "Arn": arn}]}}
-        iam.add_response("get_instance_profile", told, {"InstanceProfileName": "node"})
         who = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
-        sts.add_response("get_caller_identity", who)
-        results = {"EvaluationResults": [{**refused, "MissingContextValues": missing}]}
-        iam.add_response("simulate_principal_policy", results)
-    assert "iam:PassRole is not allowed" in (stubbed_aws.aws.may_pass_role("node") or "")
-    with pytest.raises(NotAuthorised, match=r"iam:PassRole on .*node depends on aws:MultiFactorAuthPresent"):
-        stubbed_aws.aws.may_pass_role("node")
+        stubbed_aws.stub("sts").add_response("get_caller_identity", who)
+        results = {"EvaluationResults": [{**denied, "MissingContextValues": missing}]}
+        stubbed_aws.stub("iam").add_response("simulate_principal_policy", results)
+    role = "arn:aws:iam::123456789012:role/node"
+    assert not stubbed_aws.aws.may_pass(role, "ec2.amazonaws.com")
+    with pytest.raises(NotAuthorised, match="aws:MultiFactorAuthPresent"):
+        stubbed_aws.aws.may_pass(role, "ec2.amazonaws.com")
 
 
 @pytest.mark.parametrize(
@@ -115,24 +106,98 @@ def test_a_refusal_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: Stubb
 def test_only_an_endpoint_in_use_takes_what_goes_to_its_service(
     stubbed_aws: StubbedAws, service: str, more: dict[str, Any], counts: bool
 ) -> None:
-    usually = {"VpcEndpointType": "Interface", "State": "available", "PrivateDnsEnabled": True}
-    told = {"ServiceName": service, **usually, **more}
-    stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": [told]}, {"Filters": ANY})
-    assert ("ecr.dkr" in stubbed_aws.aws.endpoints("us-east-1", "vpc-1")) is counts
+    usual = {"VpcEndpointType": "Interface", "State": "available", "PrivateDnsEnabled": True}
+    answer = {"VpcEndpoints": [{"ServiceName": service, **usual, **more}]}
+    stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", answer, {"Filters": ANY})
+    assert ("ecr.dkr" in stubbed_aws.aws.endpoints(REGION, "vpc-1")) is counts
 
 
 def test_a_route_that_leads_nowhere_is_none(stubbed_aws: StubbedAws) -> None:
-    def table(subnet: str, state: str) -> dict[str, Any]:
-        route = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": state}
-        return {"Associations": [{"SubnetId": subnet, "Main": False}], "Routes": [route]}
-
-    tables = [table("subnet-1", "active"), table("subnet-2", "blackhole")]
+    tables = [
+        {
+            "Associations": [{"SubnetId": subnet, "Main": False}],
+            "Routes": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": state}],
+        }
+        for subnet, state in (("subnet-1", "active"), ("subnet-2", "blackhole"))
+    ]
     stubbed_aws.stub("ec2").add_response("describe_route_tables", {"RouteTables": tables}, {"Filters": ANY})
-    assert stubbed_aws.aws.default_routes("us-east-1", "vpc-1") == {"subnet-1": "nat-1", "subnet-2": ""}
+    assert stubbed_aws.aws.default_routes(REGION, "vpc-1") == {"subnet-1": "nat-1", "subnet-2": ""}
 
 
 def test_a_failure_of_an_image_is_not_taken_for_none(stubbed_aws: StubbedAws) -> None:
-    failure = {"imageId": {"imageTag": "2.13"}, "failureCode": "InvalidImageTag", "failureReason": "told so"}
+    failure = {"imageId": {"imageTag": "2.13"}, "failureCode": "InvalidImageTag", "failureReason": "why"}
     stubbed_aws.stub("ecr").add_response("batch_get_image", {"images": [], "failures": [failure]})
-    with pytest.raises(BadConfiguration, match=r"pytorch:2\.13 .*told so"):
-        stubbed_aws.aws.image_digest("us-east-1", "763104351884", "pytorch", "2.13")
+    with pytest.raises(BadConfiguration, match=r"pytorch:2\.13 .*why"):
+        stubbed_aws.aws.image_digest(REGION, "763104351884", "pytorch", "2.13")
+
+
+def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> None:
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "UserIdGroupPairs": [{"GroupId": "sg-9"}]}
+    group = {
+        "GroupId": "sg-1",
+        "IpPermissions": [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}, ssh],
+        "IpPermissionsEgress": [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}],
+    }
+    stub = stubbed_aws.stub("ec2")
+    stub.add_response("describe_security_groups", {"SecurityGroups": [group]}, {"GroupIds": ["sg-1"]})
+    rules = stubbed_aws.aws.group_rules(REGION, ("sg-1",))["sg-1"]
+    assert (rules.lets_in, rules.lets_out) == (frozenset({"sg-1"}), frozenset())
+
+
+def test_a_placement_group_that_is_not_there_is_none(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("ec2")
+    group = {"GroupName": "close", "Strategy": "cluster", "State": "available"}
+    stub.add_response("describe_placement_groups", {"PlacementGroups": [group]}, {"GroupNames": ["close"]})
+    stubbed_aws.error("ec2", "describe_placement_groups", "InvalidPlacementGroup.Unknown")
+    found = stubbed_aws.aws.placement_group(REGION, "close")
+    assert found is not None and (found.strategy, found.state) == ("cluster", "available")
+    assert stubbed_aws.aws.placement_group(REGION, "other") is None
+
+
+def test_a_reservation_is_asked_for_by_id(stubbed_aws: StubbedAws) -> None:
+    answer = {
+        "CapacityReservationId": "cr-1",
+        "InstanceType": "p5.48xlarge",
+        "AvailabilityZone": "us-east-1b",
+        "State": "active",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 1,
+        "ReservationType": "capacity-block",
+        "StartDate": THEN,
+    }
+    stubbed_aws.stub("ec2").add_response(
+        "describe_capacity_reservations",
+        {"CapacityReservations": [answer]},
+        {"CapacityReservationIds": ["cr-1"]},
+    )
+    stubbed_aws.error("ec2", "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound")
+    found = stubbed_aws.aws.reservation(REGION, "cr-1")
+    assert found is not None
+    assert (found.kind, found.zone, found.num_free) == ("capacity-block", "us-east-1b", 1)
+    assert (found.starts_at, found.ends_at) == (THEN, None)
+    assert stubbed_aws.aws.reservation(REGION, "cr-2") is None
+
+
+def test_a_role_of_another_path_or_account_is_none(stubbed_aws: StubbedAws) -> None:
+    arn = "arn:aws:iam::123456789012:role/jobs/training"
+    role = {"Path": "/jobs/", "RoleName": "training", "RoleId": "AROA1234567890ABCDEF", "CreateDate": THEN}
+    for _ in range(2):
+        answer = {"Role": {**role, "Arn": arn}}
+        stubbed_aws.stub("iam").add_response("get_role", answer, {"RoleName": "training"})
+    found = stubbed_aws.aws.role(REGION, arn)
+    assert found is not None and found.trusts == frozenset()
+    assert stubbed_aws.aws.role(REGION, arn.replace("/jobs", "")) is None
+
+
+def test_the_accounts_quotas_stand_over_the_defaults_on_all_pages(stubbed_aws: StubbedAws) -> None:
+    def quota(name: str, value: float) -> dict[str, Any]:
+        return {"QuotaName": name, "QuotaCode": "L-1", "Value": value, "ServiceCode": "sagemaker"}
+
+    stub, asked = stubbed_aws.stub("servicequotas"), {"ServiceCode": "sagemaker", "MaxResults": 100}
+    defaults = {"Quotas": [quota("p5", 0.0), quota("p4d", 0.0)]}
+    stub.add_response("list_aws_default_service_quotas", defaults, asked)
+    stub.add_response("list_service_quotas", {"Quotas": [], "NextToken": "t"}, asked)
+    stub.add_response("list_service_quotas", {"Quotas": [quota("p5", 4.0)]}, {**asked, "NextToken": "t"})
+    found = stubbed_aws.aws.quotas_by_name(REGION, "sagemaker")
+    assert (found["p5"].value, found["p5"].is_default) == (4.0, False)
+    assert (found["p4d"].value, found["p4d"].is_default) == (0.0, True)

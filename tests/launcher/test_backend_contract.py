@@ -170,7 +170,7 @@ def test_planning_is_pure(subject: Subject, tmp_path: Path) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-def test_a_job_is_found_by_its_plan_only_once_it_was_started(subject: Subject) -> None:
+def test_a_job_is_found_once_it_was_started_and_leaves_the_records_of_every_rank(subject: Subject) -> None:
     plan = subject.plan()
     assert subject.backend.find(plan) is None
     handle = subject.backend.execute(plan)
@@ -180,15 +180,9 @@ def test_a_job_is_found_by_its_plan_only_once_it_was_started(subject: Subject) -
     # Another process, which has the ledger's text alone, gets to the same end.
     subject.wait_for_end(found)
     assert subject.has_ended(handle)
-
-
-def test_collecting_brings_the_records_of_every_rank_and_is_repeatable(subject: Subject) -> None:
-    handle = subject.backend.execute(subject.plan())
-    subject.wait_for_end(handle)
     paths = subject.records(handle)
     records, problems = read_records(paths)
-    assert problems == []
-    assert len(records) == subject.job.num_gpus
+    assert problems == [] and len(records) == subject.job.num_gpus
     before = [path.read_bytes() for path in paths]
     assert subject.records(handle) == paths
     assert [path.read_bytes() for path in paths] == before

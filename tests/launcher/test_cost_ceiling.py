@@ -4,9 +4,10 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from ec2_builders import IMAGE, catalogue, site
+from ec2_builders import catalogue, site
+from sagemaker_builders import training_site
 
-from fastlaunch.backends.placements import CapacityBlock, SageMakerPlacement
+from fastlaunch.backends.placements import CapacityBlock
 from fastlaunch.catalog.rates import dearest_rate, max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
@@ -28,31 +29,19 @@ def test_the_on_demand_price_bounds_spot_too_unless_a_limit_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "terms", "message", "hint"),
+    ("instance", "terms", "hint"),
     [
-        ("p5e.48xlarge", {}, "p5e.48xlarge has no on-demand price: AWS", "--purchase spot --max-price USD"),
-        ("p5e.48xlarge", {"purchase": "spot"}, "no on-demand price that would bound", "--max-price USD"),
-        (
-            "g5.xlarge",
-            {"purchase": "capacity-block"},
-            "has no capacity-block price",
-            "--purchase on-demand, or",
-        ),
-        (
-            "p5.48xlarge",
-            {"region": "eu-north-1", "purchase": "spot"},
-            "price of p5.48xlarge in eu-north-1 is known",
-            "give --max-price USD",
-        ),
-        ("p5.48xlarge", {"region": "eu-north-1"}, "price of p5.48xlarge in eu-north-1 is known", "known:"),
+        ("p5e.48xlarge", {}, "--purchase spot --max-price USD"),
+        ("p5e.48xlarge", {"purchase": "spot"}, "--max-price USD"),
+        ("g5.xlarge", {"purchase": "capacity-block"}, "--purchase on-demand, or"),
+        ("p5.48xlarge", {"region": "eu-north-1", "purchase": "spot"}, "give --max-price USD"),
+        ("p5.48xlarge", {"region": "eu-north-1"}, "known:"),
+        ("p5e.48xlarge", {"service": "sagemaker"}, "service sagemaker"),
     ],
 )
-def test_what_has_no_bound_is_refused(
-    instance: str, terms: dict[str, object], message: str, hint: str
-) -> None:
-    with pytest.raises(UserError) as caught:
+def test_what_has_no_bound_is_refused(instance: str, terms: dict[str, object], hint: str) -> None:
+    with pytest.raises(UserError, match=instance.replace(".", r"\.")) as caught:
         rate(instance, **terms)
-    assert message in caught.value.message
     assert hint in str(caught.value.hint)
 
 
@@ -70,9 +59,7 @@ def test_the_ceiling_is_of_the_dearest_and_says_how_it_is_made() -> None:
         "the dearest of p5.48xlarge, p5en.48xlarge, g5.xlarge; price as of 2026-07-20"
     )
     limited = cost_ceiling([site(max_price_usd=20.0, usd_per_hour=20.0)], num_nodes=2, max_minutes=50)
-    assert str(limited) == (
-        "at most $40.00 of instance time: 2 x (50 min + 10 min) x $20/h, p5.48xlarge; your limit for spot"
-    )
+    assert limited.usd == 40.0 and str(limited).endswith("your limit for spot")
 
 
 def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
@@ -81,10 +68,7 @@ def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
     check_budget(ceiling, 119.26)
     with pytest.raises(UserError) as caught:
         check_budget(ceiling, 100)
-    assert caught.value.message == (
-        "this may cost $119.25 of instance time: (2 h + 10 min) x $55.04/h, p5.48xlarge; "
-        "price as of 2026-07-20, above --max-cost 100"
-    )
+    assert "above --max-cost 100" in caught.value.message
     # Known answer: $100 buy 109.01 min.
     assert caught.value.hint == "give --max-cost 120, or --max-hours 99min"
     with pytest.raises(UserError) as caught:
@@ -92,18 +76,6 @@ def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
     assert caught.value.hint == "give --max-cost 120"
 
 
-TRAINING = SageMakerPlacement(
-    instance=catalogue().instance("p5.48xlarge"),
-    region="us-east-1",
-    role="arn:aws:iam::123456789012:role/training",
-    bucket="acme",
-    prefix="",
-    image=IMAGE,
-    code=None,
-    usd_per_hour=63.296,
-    price_as_of="2026-09-01",
-    volume_gib=200,
-)
 BLOCK = CapacityBlock(
     reservation="cr-1", ends_at="2026-11-22T11:30:00+00:00", fee_usd=1887.84, hours=24.0, num_instances=2
 )
@@ -112,14 +84,10 @@ BLOCK = CapacityBlock(
 def test_a_training_job_has_prices_of_its_own() -> None:
     # Known answer: 2 nodes, (120 + 10) min at $63.296.
     assert max_cost_usd(num_nodes=2, max_minutes=120, usd_per_hour=63.296) == pytest.approx(274.282667)
-    ceiling = cost_ceiling([TRAINING], num_nodes=2, max_minutes=120)
-    assert str(ceiling) == (
-        "at most $274.28 of SageMaker instance time: 2 x (2 h + 10 min) x $63.296/h, "
-        "ml.p5.48xlarge; price as of 2026-09-01"
-    )
-    planned = cost_ceiling([replace(TRAINING, training_plan="arn:x")], num_nodes=2, max_minutes=120)
-    told = "; on-demand price as of 2026-09-01, though the training plan was paid for before"
-    assert str(planned).endswith(told)
+    ceiling = cost_ceiling([training_site()], num_nodes=2, max_minutes=120)
+    assert str(ceiling).startswith("at most $274.28 of SageMaker instance time: 2 x (2 h + 10 min)")
+    planned = cost_ceiling([training_site(training_plan="arn:x")], num_nodes=2, max_minutes=120)
+    assert str(planned).endswith("though the training plan was paid for before")
     # Known answer: $200 buy 94.79 min of two nodes, 10 of which are not the job's.
     with pytest.raises(UserError) as caught:
         check_budget(ceiling, 200)
@@ -147,6 +115,3 @@ def test_sagemaker_has_prices_of_its_own() -> None:
     assert rate("p5.48xlarge", service="sagemaker") == (63.296, "2026-09-01")
     # Billable time holds the discount of spot already: what bounds it is the on-demand price.
     assert rate("p5.48xlarge", service="sagemaker", purchase="spot") == (63.296, "2026-09-01")
-    with pytest.raises(UserError, match=r"no sagemaker on-demand price of p5e\.48xlarge") as caught:
-        rate("p5e.48xlarge", service="sagemaker")
-    assert "service sagemaker" in str(caught.value.hint)

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
 from moto_cloud import REGION, MotoCloud
 from moto_server import MotoServer
+from stubbed_aws import StubbedAws
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
@@ -17,11 +18,15 @@ from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreacha
 from fastlaunch.core.plan import Plan
 
 RUN_ID = "20261121-090312-k3f9"
+FORGOTTEN_S = (FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds()
 
 
 @pytest.fixture
 def cloud(aws_server: MotoServer) -> MotoCloud:
-    return MotoCloud(aws_server)
+    """Whose machines never say a word, unless a test gives them something to do."""
+    made = MotoCloud(aws_server)
+    made.node = lambda node: None
+    return made
 
 
 @pytest.fixture
@@ -64,7 +69,6 @@ def test_exactly_the_plans_request_is_sent(backend: Ec2Backend, cloud: MotoCloud
 
 
 def test_machines_are_seen_in_one_request(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
     handles = [backend.execute(plan(backend, attempt=n)) for n in range(1, 4)]
     before = cloud.server.counts()["DescribeInstances"]
     aws_statuses = backend.describe([*handles, handles[0]])
@@ -78,20 +82,18 @@ def test_machines_are_seen_in_one_request(backend: Ec2Backend, cloud: MotoCloud)
 def test_a_forgotten_machine_has_ended_only_after_fifteen_minutes(
     backend: Ec2Backend, cloud: MotoCloud
 ) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     cloud.server.forget(handle["instance_id"])
     (aws_status,) = backend.describe([handle])
     assert not aws_status.has_ended and not aws_status.is_seen
-    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    cloud.clock.sleep(FORGOTTEN_S)
     assert backend.describe([handle])[0].has_ended
 
 
 def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     wrong = {**handle, "instance_id": "i-00000000000000000"}
-    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    cloud.clock.sleep(FORGOTTEN_S)
     (aws_status,) = backend.describe([wrong])
     assert aws_status.is_live and not aws_status.has_ended
     backend.kill(wrong)
@@ -99,17 +101,13 @@ def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, 
 
 
 def test_a_live_machine_is_found_before_an_ended_one(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
     first = backend.execute(plan(backend))
     cloud.server.set_instance(first["instance_id"], state="terminated")
     # A second one with the same tags, started by hand or by an account without idempotency.
     request = {**plan(backend).request, "ClientToken": "another"}
     (second,) = cloud.aws.run_instances(REGION, request)
-    found = backend.find(replace(plan(backend), request={**plan(backend).request, "ClientToken": "none"}))
-    # By tags alone: neither token fits.
-    assert found is None
-    tags = backend.find_all([plan(backend)])
-    assert tags[f"{RUN_ID}-a1"]["instance_id"] == second.id
+    found = backend.find(plan(backend))
+    assert found is not None and found["instance_id"] == second.id
 
 
 def test_stopping_asks_the_node_first(backend: Ec2Backend, cloud: MotoCloud) -> None:
@@ -126,7 +124,6 @@ def test_stopping_asks_the_node_first(backend: Ec2Backend, cloud: MotoCloud) -> 
 def test_a_node_that_has_not_booted_is_terminated_without_asking(
     backend: Ec2Backend, cloud: MotoCloud
 ) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     before = cloud.clock.now()
     backend.stop(handle)
@@ -161,15 +158,13 @@ def test_a_bucket_that_refuses_does_not_keep_a_machine_alive(backend: Ec2Backend
 
 
 def test_killing_is_repeated_until_it_is_seen(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(plan(backend))
     cloud.server.refuse("TerminateInstances", "RequestLimitExceeded", times=3)
     backend.kill(handle)
     assert not cloud.server.instances("pending", "running")
 
 
-def test_a_machine_that_cannot_be_ended_is_told(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
+def test_a_machine_that_cannot_be_ended_is_an_error(backend: Ec2Backend, cloud: MotoCloud) -> None:
     handle = backend.execute(plan(backend))
     cloud.server.refuse("TerminateInstances", "RequestLimitExceeded")
     with pytest.raises(Throttled):
@@ -179,12 +174,14 @@ def test_a_machine_that_cannot_be_ended_is_told(backend: Ec2Backend, cloud: Moto
         backend.kill(handle)
 
 
-def test_the_console_is_kept(backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path) -> None:
+def test_the_consoles_are_kept(backend: Ec2Backend, cloud: MotoCloud, tmp_path: Path) -> None:
     handle = backend.execute(plan(backend))
     cloud.server.console[handle["instance_id"]] = "Kernel panic"
     path = backend.console_log(handle)
     assert path == tmp_path / "runs" / RUN_ID / "console-a1.log"
     assert path.read_text() == "Kernel panic"
+    two = {**handle, "instance_ids": [handle["instance_id"], "i-0"]}
+    assert backend.console_log(two).read_text() == f"== {handle['instance_id']}\nKernel panic\n== i-0\n\n"
 
 
 # Several nodes
@@ -208,119 +205,92 @@ def test_a_handle_lists_every_instance_in_the_order_of_ranks(backend: Ec2Backend
     assert found == handle
 
 
-def test_an_attempt_has_ended_when_all_its_machines_have(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(cluster(backend))
-    for number, one in enumerate(handle["instance_ids"]):
-        (aws_status,) = backend.describe([handle])
-        assert (aws_status.has_ended, aws_status.is_live) == (False, True), number
-        cloud.server.set_instance(one, state="terminated")
-    (aws_status,) = backend.describe([handle])
-    assert (aws_status.has_ended, aws_status.is_live, aws_status.is_up) == (True, False, False)
-
-
-def test_an_attempt_is_up_when_all_its_machines_run(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
+def test_an_attempt_is_up_when_all_its_machines_run_and_has_ended_when_all_have(
+    backend: Ec2Backend, cloud: MotoCloud
+) -> None:
     handle = backend.execute(cluster(backend, 2))
     first, second = handle["instance_ids"]
+    taken = "Server.SpotInstanceTermination: Spot instance termination"
+
+    def status() -> tuple[bool, bool, bool, bool]:
+        (shown,) = backend.describe([handle])
+        return shown.is_up, shown.is_live, shown.is_taken, shown.has_ended
+
     cloud.server.set_instance(first, state="running")
     cloud.server.set_instance(second, state="pending")
-    (aws_status,) = backend.describe([handle])
-    assert (aws_status.is_up, aws_status.detail) == (False, "1 pending, 1 running")
+    assert backend.describe([handle])[0].detail == "1 pending, 1 running"
+    cloud.server.set_instance(second, state="pending")
+    assert status() == (False, True, False, False)
     cloud.server.set_instance(second, state="running")
-    (aws_status,) = backend.describe([handle])
-    assert (aws_status.is_up, aws_status.detail) == (True, "running")
+    assert status() == (True, True, False, False)
+    cloud.server.set_instance(second, state="terminated", state_reason=taken)
+    assert status() == (False, True, True, False)
+    cloud.server.set_instance(first, state="terminated")
+    assert status() == (False, False, True, True)
 
 
 def test_one_that_is_not_shown_yet_keeps_an_attempt_from_ending(
     backend: Ec2Backend, cloud: MotoCloud
 ) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(cluster(backend, 2))
     first, second = handle["instance_ids"]
     cloud.server.set_instance(first, state="terminated")
     cloud.server.forget(second)
     assert not backend.describe([handle])[0].has_ended
-    cloud.clock.sleep((FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds())
+    cloud.clock.sleep(FORGOTTEN_S)
     assert backend.describe([handle])[0].has_ended
-
-
-def test_one_taken_by_spot_is_told_of_all(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(cluster(backend, 2))
-    cloud.server.set_instance(
-        handle["instance_ids"][1],
-        state="terminated",
-        state_reason="Server.SpotInstanceTermination: Spot instance termination",
-    )
-    (aws_status,) = backend.describe([handle])
-    assert (aws_status.is_taken, aws_status.is_live, aws_status.has_ended) == (True, True, False)
 
 
 @pytest.mark.parametrize("order", ["stop", "kill"])
 def test_machines_that_the_handle_does_not_list_are_ended_too(
     backend: Ec2Backend, cloud: MotoCloud, order: str
 ) -> None:
-    cloud.node = lambda node: None
     handle = backend.execute(cluster(backend))
     partial = {**handle, "instance_ids": handle["instance_ids"][:1]}
     getattr(backend, order)(partial)
     assert not cloud.server.instances("pending", "running")
 
 
-def test_machines_that_were_shown_late_are_seen_though_the_handle_does_not_list_them(
-    backend: Ec2Backend, cloud: MotoCloud
-) -> None:
-    cloud.node = lambda node: None
+def test_machines_that_the_handle_does_not_list_are_seen(backend: Ec2Backend, cloud: MotoCloud) -> None:
     handle = backend.execute(cluster(backend, 2))
     first, second = handle["instance_ids"]
-    cloud.server.set_instance(first, state="running")
-    cloud.server.set_instance(second, state="pending")
+    cloud.server.set_instance(first, state="terminated")
     partial = {**handle, "instance_ids": [first]}
-    assert backend.describe([partial])[0].detail == "1 pending, 1 running"
-    # As long as one is not shown at all it may be on its way.
-    cloud.server.forget(second)
-    (aws_status,) = backend.describe([partial])
-    assert (aws_status.is_up, aws_status.detail) == (False, "running")
-
-
-def test_an_attempt_with_an_unlisted_machine_has_not_ended(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(cluster(backend, 2))
-    partial = {**handle, "instance_ids": handle["instance_ids"][:1]}
-    cloud.server.set_instance(handle["instance_id"], state="terminated")
     (aws_status,) = backend.describe([partial])
     assert aws_status.is_live and not aws_status.has_ended
+    # As long as one is not shown at all it may be on its way.
+    cloud.server.forget(second)
+    assert not backend.describe([partial])[0].has_ended
 
 
-def test_fewer_machines_than_asked_for_are_ended_at_once(tmp_path: Path) -> None:
+def offline(tmp_path: Path) -> tuple[Ec2Backend, FakeAws]:
+    """A backend on an AWS that starts one machine too few."""
     clock = Clock()
     aws = FakeAws(clock)
     aws.answers, aws.node = ["few"], lambda node: None
-    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
+    return Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120), aws
+
+
+def test_fewer_machines_than_the_job_has_nodes_are_ended_at_once(tmp_path: Path) -> None:
+    backend, aws = offline(tmp_path)
     with pytest.raises(NoCapacity, match="started 2 of 3 instances"):
         backend.execute(cluster(backend))
     assert aws.live() == [] and len(aws.instances) == 2
 
 
-def test_fewer_machines_that_cannot_be_ended_are_told_as_unknown(tmp_path: Path) -> None:
-    clock = Clock()
-    aws = FakeAws(clock)
-    aws.answers, aws.node = ["few"], lambda node: None
+def test_fewer_machines_that_cannot_be_ended_are_unknown(tmp_path: Path) -> None:
+    backend, aws = offline(tmp_path)
     aws.refuse("terminate", CloudRefused("not allowed"))
-    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
     with pytest.raises(Unreachable, match="not allowed"):
         backend.execute(cluster(backend))
     assert len(aws.live()) == 2
 
 
 def test_all_nodes_are_asked_to_stop_if_one_has_booted(tmp_path: Path) -> None:
-    clock = Clock()
-    aws = FakeAws(clock)
-    aws.node = lambda node: node.train(upto=0) if node.rank == 1 else None
-    backend = Ec2Backend(aws=aws, home=tmp_path, sleep=clock.sleep, now=clock.now).at(site(), 120)
+    backend, aws = offline(tmp_path)
+    aws.answers, aws.node = [], lambda node: node.train(upto=0) if node.rank == 1 else None
     handle = backend.execute(cluster(backend, 2))
-    clock.sleep(90)
+    backend.sleep(90)
     backend.stop(handle)
     assert [key for _, key in aws.objects if key.endswith("/abort")]
     assert aws.live() == []
@@ -328,18 +298,32 @@ def test_all_nodes_are_asked_to_stop_if_one_has_booted(tmp_path: Path) -> None:
     assert backend.sync(handle).statuses.keys() == {1}
 
 
-def test_the_consoles_of_all_nodes_are_kept(backend: Ec2Backend, cloud: MotoCloud) -> None:
-    cloud.node = lambda node: None
-    handle = backend.execute(cluster(backend, 2))
-    for one in handle["instance_ids"]:
-        cloud.server.console[one] = f"booting {one}"
-    first, second = handle["instance_ids"]
-    assert (
-        backend.console_log(handle).read_text()
-        == f"== {first}\nbooting {first}\n== {second}\nbooting {second}\n"
-    )
-
-
-def test_checkpoints_lie_beside_the_attempts(backend: Ec2Backend) -> None:
+def test_checkpoints_lie_beside_the_attempts(tmp_path: Path) -> None:
     output = f"s3://acme/fastlaunch/runs/{RUN_ID}/attempt-3"
-    assert backend.checkpoint_folder(output, "other") == "s3://acme/fastlaunch/runs/other/checkpoints/"
+    folder = offline(tmp_path)[0].checkpoint_folder(output, "other")
+    assert folder == "s3://acme/fastlaunch/runs/other/checkpoints/"
+
+
+@pytest.mark.parametrize(
+    "name", ["ec2-p5en.48xlarge-4-nodes-capacity-block", "ec2-p6-b300.48xlarge-2-nodes-on-demand"]
+)
+def test_the_plan_of_several_nodes_is_sent_as_it_is(
+    name: str, stubbed_aws: StubbedAws, tmp_path: Path
+) -> None:
+    data = json.loads((Path(__file__).parents[1] / "plans" / f"{name}.json").read_text())
+    data["request"]["UserData"] = "\n".join(data["request"]["UserData"])
+    # What the machines fetch goes another way.
+    planned = replace(Plan.from_json(data), objects=())
+    machine = {
+        "InstanceType": planned.request["InstanceType"],
+        "ClientToken": planned.request["ClientToken"],
+        "State": {"Name": "pending"},
+        "LaunchTime": datetime(2026, 11, 21, 12, 0, tzinfo=UTC),
+    }
+    numbers = range(planned.request["MaxCount"])
+    # EC2 may list the last one first.
+    answer = [{**machine, "InstanceId": f"i-{n}", "AmiLaunchIndex": n} for n in reversed(numbers)]
+    stubbed_aws.stub("ec2").add_response("run_instances", {"Instances": answer}, dict(planned.request))
+    handle = Ec2Backend(aws=stubbed_aws.aws, home=tmp_path).execute(planned)
+    assert handle["instance_ids"] == [f"i-{n}" for n in numbers]
+    assert (handle["instance_id"], handle["token"]) == ("i-0", planned.request["ClientToken"])

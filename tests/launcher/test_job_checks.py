@@ -6,10 +6,27 @@ from datetime import UTC, date, datetime, time
 from typing import Any
 
 import pytest
-from ec2_builders import catalogue, site
-from fake_aws_facts import ROLE, FakeAws, check_context, denied, fake_aws, settings, trusting, usual
+from ec2_builders import IMAGE, catalogue, site
+from fake_aws_facts import (
+    BLOCK,
+    IN_BLOCK,
+    NOW,
+    ROLE,
+    FakeAws,
+    context,
+    denied,
+    lookup,
+    rules,
+    settings,
+    subnets,
+    usual,
+    zones,
+)
+from sagemaker_builders import TRAINING_PLAN, training_site
 
-from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.ec2 import PlacementGroup
+from fastlaunch.aws.iam import Role
+from fastlaunch.aws.quotas import Quota
 from fastlaunch.backends.placements import Placement
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import (
@@ -22,233 +39,212 @@ from fastlaunch.core.errors import (
     UserError,
 )
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.placement.aws_lookup import AwsLookup
-from fastlaunch.placement.check import Check, CheckContext, Result
+from fastlaunch.placement.check import Check, Result
 from fastlaunch.placement.checks import DOCTOR_KEY, checks, usable
 
-TODAY = date(2026, 11, 21)
+SPOT: dict[str, Any] = {"purchase": "spot", "checkpoint_every": 50}
 
 
-def wanted(*instances: str, **changes: Any) -> CheckContext:
-    return check_context(lookup(), instances or ("p5.48xlarge",), **changes)
-
-
-def lookup(**changes: Any) -> AwsLookup:
-    usually: dict[str, Any] = {
-        "aws": fake_aws(),
-        "settings": settings(),
-        "catalogue": catalogue(),
-        "now": datetime.combine(TODAY, time(12), tzinfo=UTC),
-        "base": training_base(None, today=TODAY),
-        "ask": CachedCalls(),
-    }
-    return AwsLookup(**{**usually, **changes})
-
-
-def made(
+def run(
     aws: FakeAws | None = None,
-    job: CheckContext | None = None,
-    today: date = TODAY,
-    sites: Sequence[Placement] = (),
+    *instances: str,
+    here: RegionSettings | None = None,
+    looked_up: dict[str, Any] | None = None,
+    placements: Sequence[Placement] = (),
     **changes: Any,
 ) -> list[Check]:
-    now = datetime.combine(today, time(12), tzinfo=UTC)
-    looked_up = lookup(aws=aws or fake_aws(), now=now, **changes)
-    return checks(replace(job or wanted(), lookup=looked_up), sites)
+    """Every check of a job in us-east-1, whose part of the config file is `here`."""
+    config = {"settings": settings(us_east_1=here)} if here else {}
+    found = lookup(aws, **{**config, **(looked_up or {})})
+    return checks(context(found, *instances, **changes), placements)
 
 
-def named(name: str, found: list[Check]) -> Check:
+def first(name: str, found: list[Check]) -> Check:
     """The first check of this name."""
     return next(check for check in found if check.name == name)
 
 
+def check(name: str, *arguments: Any, **changes: Any) -> Check:
+    return first(name, run(*arguments, **changes))
+
+
 def results(found: list[Check]) -> dict[str, str]:
     """Result by name, of those that are not ok."""
-    return {check.name: str(check.result) for check in found if check.result is not Result.OK}
+    return {each.name: str(each.result) for each in found if each.result is not Result.OK}
 
 
 def test_where_all_is_well_every_check_says_so() -> None:
-    aws = fake_aws()
-    found = made(aws, wanted(max_minutes=120, max_cost_usd=200.0), sites=[site()])
+    aws = FakeAws()
+    found = run(aws, max_minutes=120, max_cost_usd=200.0, placements=[site()])
     assert results(found) == {}
-    names = [check.name for check in found]
-    assert names == [
+    assert [each.name for each in found] == [
         *("login", "config", "region", "machine image", "container image", "instance profile", "bucket"),
         *("security group", "subnet", "subnet", "subnet", "offered", "quota", "price file", "price", "cost"),
     ]
-    assert named("login", found).message == "arn:aws:iam::123456789012:user/ada (account 123456789012)"
-    assert aws.stored == [("us-east-1", "acme", f"fastlaunch/{DOCTOR_KEY}")]
+    assert first("login", found).message == "arn:aws:iam::123456789012:user/ada (account 123456789012)"
+
+
+def test_the_bucket_is_written_once_under_the_prefix() -> None:
+    written = []
+    aws = FakeAws(put_object=lambda *arguments: written.append(arguments))
+    run(aws)
+    assert [call[:3] for call in written] == [("us-east-1", "acme", f"fastlaunch/{DOCTOR_KEY}")]
 
 
 def test_no_fact_is_asked_for_twice() -> None:
-    aws = fake_aws()
-    made(aws, wanted("p5.48xlarge", "p4d.24xlarge"))
+    aws = FakeAws()
+    found = lookup(aws)
+    checks(context(found, "p5.48xlarge", "p4d.24xlarge"))
     assert {fact: count for fact, count in aws.asked.items() if count > 1} == {
         ("zones_offering", "us-east-1"): 2  # one for each type
     }
-
-
-def test_what_resolving_asked_is_not_asked_again() -> None:
-    aws, ask = fake_aws(), CachedCalls()
-    made(aws, ask=ask)
     before = aws.asked.total()
-    made(aws, ask=ask)
+    checks(context(found, "p5.48xlarge", "p4d.24xlarge"))
     assert aws.asked.total() == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "kind", "told"),
+    ("facts", "name", "kind", "word"),
     [
-        ({"refused": {"identity": denied("sts:GetCallerIdentity")}}, "login", NotAuthorised, "AccessDenied"),
-        ({"digest": None}, "container image", BadConfiguration, "has no image pytorch:2.13"),
-        ({"refused": {"parameter": BadConfiguration("no such parameter")}}, "machine image", None, "no such"),
-        ({"unpassable": "may not pass it"}, "instance profile", NotAuthorised, "may not pass it"),
-        ({"buckets": frozenset()}, "bucket", BadConfiguration, "there is no bucket acme"),
-        ({"refused": {"put_object": denied("s3:PutObject")}}, "bucket", NotAuthorised, "s3:PutObject"),
-        ({"refused": {"bucket_exists": BadConfiguration("elsewhere")}}, "bucket", None, "elsewhere"),
-        ({"group_vpcs": {"sg-1": "vpc-9"}}, "subnet", BadConfiguration, "sg-1 is of vpc-9"),
-        ({"subnet_zones": {}}, "subnet", BadConfiguration, "there is no subnet subnet-a"),
-        ({"zones": "xyz"}, "offered", NoCapacity, "us-east-1a has no p5.48xlarge"),
-        ({"applied": 100.0}, "quota", QuotaExceeded, "needs 192 vCPUs, 0 of 100"),
-        ({"refused": {"machine_image": Throttled("too fast")}}, "machine image", Throttled, "too fast"),
+        ({"identity": denied("sts:GetCallerIdentity")}, "login", NotAuthorised, "AccessDenied"),
+        ({"image_digest": None}, "container image", BadConfiguration, "pytorch:2.13"),
+        ({"profile_role": None}, "instance profile", NotAuthorised, "no instance profile"),
+        ({"may_pass": False}, "instance profile", NotAuthorised, "may not pass"),
+        ({"bucket_exists": False}, "bucket", BadConfiguration, "no bucket acme"),
+        ({"put_object": denied("s3:PutObject")}, "bucket", NotAuthorised, "s3:PutObject"),
+        ({"security_group_vpcs": {"sg-1": "vpc-9"}}, "subnet", BadConfiguration, "vpc-9"),
+        ({"subnets": subnets(missing="subnet-a")}, "subnet", BadConfiguration, "subnet-a"),
+        ({"zones_offering": zones("xyz")}, "offered", NoCapacity, "us-east-1a has no p5.48xlarge"),
+        ({"quota": 100.0}, "quota", QuotaExceeded, "needs 192 vCPUs, 0 of 100"),
+        ({"machine_image": Throttled("too fast")}, "machine image", Throttled, "too fast"),
     ],
 )
 def test_a_check_fails_with_its_own_kind_of_error(
-    changes: dict[str, Any], name: str, kind: type[UserError] | None, told: str
+    facts: dict[str, Any], name: str, kind: type[UserError], word: str
 ) -> None:
-    check = named(name, made(fake_aws(**changes)))
-    assert (check.result, check.ok) == (Result.FAILED, False)
-    assert told in check.message and type(check.error) is (kind or BadConfiguration)
-    with pytest.raises(UserError, match=told):
-        usable([site()], [check])
+    found = check(name, FakeAws(**facts))
+    assert (found.result, found.ok) == (Result.FAILED, False)
+    assert word in found.message and type(found.error) is kind
+    with pytest.raises(kind, match=word):
+        usable([site()], [found])
 
 
 def test_without_a_login_nothing_else_is_asked() -> None:
-    aws = fake_aws(refused={"identity": NotAuthorised("no credentials", "aws configure")})
-    found = made(aws)
+    aws = FakeAws(identity=NotAuthorised("no credentials", "aws configure"))
+    found = run(aws)
     assert set(aws.asked) == {("identity", "")}
     left = {name: result for name, result in results(found).items() if name != "login"}
     assert set(left.values()) == {"not checked"} and "bucket" in left
-    # What needs no AWS is told all the same.
-    assert named("price", found).ok and named("config", found).ok
+    # What needs no AWS is checked all the same.
+    assert first("price", found).ok and first("config", found).ok
 
 
 def test_a_region_that_is_not_there_is_not_asked() -> None:
-    found = made(fake_aws(), wanted(regions=("eu-west-9",)), settings=settings(eu_west_9=usual("eu-west-9")))
-    assert "eu-west-9 does not exist" in named("region", found).message
-    assert named("bucket", found).message == "eu-west-9 cannot be used"
+    config = {"settings": settings(eu_west_9=usual("eu-west-9"))}
+    found = run(looked_up=config, regions=("eu-west-9",))
+    assert first("region", found).result is Result.FAILED
+    assert first("bucket", found).result is Result.NOT_CHECKED
 
 
 @pytest.mark.parametrize(
-    ("refused", "name"),
+    ("facts", "name"),
     [
-        ("regions", "region"),
-        ("quota", "quota"),
-        ("running_vcpus", "quota"),
-        ("spot_price_usd", "spot price"),
+        ({"regions": denied("it")}, "region"),
+        ({"quota": denied("it")}, "quota"),
+        ({"quota": Unreachable("no answer")}, "quota"),
+        ({"running_vcpus": denied("it")}, "quota"),
+        ({"spot_price_usd": denied("it")}, "spot price"),
+        ({"spot_price_usd": None}, "spot price"),
+        ({"may_pass": denied("it")}, "instance profile"),
+        ({"profile_role": denied("it")}, "instance profile"),
     ],
 )
-def test_a_right_that_the_job_does_not_need_fails_nothing(refused: str, name: str) -> None:
-    aws = fake_aws(refused={refused: denied("what it takes")})
-    found = made(aws, wanted(purchase="spot", checkpoint_every=50))
-    assert named(name, found).result is Result.NOT_CHECKED and named(name, found).result is Result.NOT_CHECKED
+def test_what_aws_does_not_tell_and_the_job_does_not_need_holds_up_nothing(
+    facts: dict[str, Any], name: str
+) -> None:
+    found = run(FakeAws(**facts), **SPOT)
     assert results(found) == {name: "not checked"}
     assert usable([site()], found).placements == (site(),)
 
 
-def test_routes_that_may_not_be_looked_at_leave_the_public_address() -> None:
-    refused = {"default_routes": denied("ec2:DescribeRouteTables")}
-    assert named("subnet", made(fake_aws(refused=refused))).ok
-    private = named("subnet", made(fake_aws(refused=refused, public=False)))
-    assert private.result is Result.WARNING and "may not be looked at" in private.message
+@pytest.mark.parametrize("facts", [{"bucket_exists": denied("s3:ListBucket")}, {"role_lacks": denied("it")}])
+def test_some_rights_are_not_missed_at_all(facts: dict[str, Any]) -> None:
+    assert results(run(FakeAws(**facts))) == {}
 
 
-def test_a_bucket_that_can_be_written_need_not_be_listed() -> None:
-    assert named("bucket", made(fake_aws(refused={"bucket_exists": denied("s3:ListBucket")}))).ok
-
-
-def test_quota_that_cannot_be_known_is_said_to_be() -> None:
-    check = named("quota", made(job=wanted("p6-b200.48xlarge", purchase="spot", checkpoint_every=9)))
-    assert check.result is Result.NOT_CHECKED and "is not published" in check.message
+def test_a_quota_that_is_not_published_is_not_checked() -> None:
+    assert check("quota", None, "p6-b200.48xlarge", **SPOT).result is Result.NOT_CHECKED
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("facts", "word"),
     [
-        ({"routes": {None: ""}}, "neither S3 nor ECR"),
-        ({"routes": {}}, "neither S3 nor ECR"),
-        ({"public": False}, "its machines get no public address"),
-        (
-            {"routes": {None: ""}, "services": frozenset({"s3", "ecr.api"})},
-            "has no route to the internet, and vpc-1 has no endpoint for ecr.dkr",
-        ),
-        ({"routes": {None: ""}, "refused": {"endpoints": denied("it")}}, "may not be looked at"),
-        ({"routes": {None: "igw-1", "subnet-a": ""}}, "neither S3 nor ECR"),
+        ({"default_routes": {None: ""}}, "neither S3 nor ECR"),
+        ({"default_routes": {}}, "neither S3 nor ECR"),
+        ({"default_routes": {None: "igw-1", "subnet-a": ""}}, "neither S3 nor ECR"),
+        ({"subnets": subnets(public=False)}, "no public address"),
+        ({"default_routes": {None: ""}, "endpoints": frozenset({"s3", "ecr.api"})}, "endpoint for ecr.dkr"),
+        ({"default_routes": {None: ""}, "endpoints": denied("it")}, "may not be looked at"),
+        ({"default_routes": denied("it"), "subnets": subnets(public=False)}, "may not be looked at"),
     ],
 )
-def test_a_subnet_without_a_way_out_is_warned_of(changes: dict[str, Any], told: str) -> None:
-    check = named("subnet", made(fake_aws(**changes)))
-    assert check.result is Result.WARNING and check.ok and told in check.message and check.hint
+def test_a_subnet_without_a_way_out_is_a_warning(facts: dict[str, Any], word: str) -> None:
+    found = check("subnet", FakeAws(**facts))
+    assert found.result is Result.WARNING and found.ok and word in found.message and found.hint
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "facts",
     [
-        {"public": False, "routes": {None: "nat-1"}},
-        {"public": False, "routes": {"subnet-a": "tgw-1"}},
-        {"public": False, "routes": {None: ""}, "services": frozenset({"s3", "ecr.api", "ecr.dkr", "logs"})},
-        {},
+        {"subnets": subnets(public=False), "default_routes": {None: "nat-1"}},
+        {"subnets": subnets(public=False), "default_routes": {"subnet-a": "tgw-1", None: "nat-1"}},
+        {"default_routes": {None: ""}, "endpoints": frozenset({"s3", "ecr.api", "ecr.dkr", "logs"})},
+        {"default_routes": denied("ec2:DescribeRouteTables")},
     ],
 )
-def test_a_way_out_is_seen(changes: dict[str, Any]) -> None:
-    assert named("subnet", made(fake_aws(**changes))).result is Result.OK
+def test_a_way_out_is_seen(facts: dict[str, Any]) -> None:
+    assert check("subnet", FakeAws(**facts)).result is Result.OK
 
 
 def test_without_subnets_it_warns_that_ec2_chooses() -> None:
-    bare = settings(us_east_1=RegionSettings(bucket="acme", instance_profile="node"))
-    found = made(settings=bare)
-    assert results(found) == {"subnet": "warning"}
-    assert "the default VPC, vpc-1," in named("subnet", found).message
-    assert named("subnet", made(fake_aws(default_vpc_id=None), settings=bare)).result is Result.FAILED
+    bare = RegionSettings(bucket="acme", instance_profile="node")
+    assert results(run(here=bare)) == {"subnet": "warning"}
+    assert check("subnet", FakeAws(default_vpc=None), here=bare).result is Result.FAILED
 
 
-def test_an_empty_config_says_what_to_write_and_is_a_fault_of_ours() -> None:
-    check = named("config", made(settings=settings(us_west_2=usual("us-west-2"))))
-    assert check.error is not None and check.error.exit_code == 2
-    assert "neither bucket nor instance profile is named for us-east-1" in check.message
-    one = settings(us_east_1=replace(usual(), instance_profile=None))
-    found = made(settings=one)
-    assert "no instance profile is named" in named("config", found).message
-    assert named("instance profile", found).result is Result.NOT_CHECKED
-    assert named("bucket", found).ok
+def test_an_empty_config_says_what_to_write_and_is_no_fault_of_awss() -> None:
+    found = check("config", looked_up={"settings": settings(us_west_2=usual("us-west-2"))})
+    assert found.error is not None and found.error.exit_code == 2
+    assert "neither bucket nor instance profile" in found.message
+    checked = run(here=usual(instance_profile=None))
+    assert results(checked) == {"config": "failed", "instance profile": "not checked"}
 
 
 def test_some_zones_without_the_type_are_a_warning() -> None:
-    check = named("offered", made(fake_aws(zones="ac")))
-    assert check.result is Result.WARNING and check.message.endswith("us-east-1b will be left out")
+    found = check("offered", FakeAws(zones_offering=zones("ac")))
+    assert found.result is Result.WARNING and "us-east-1b" in found.message
 
 
 def test_a_wrong_subnet_concerns_its_zone_alone() -> None:
-    aws = fake_aws()
-    aws.subnet_zones["subnet-a"] = "us-east-1f"
-    found = made(aws)
-    sites = [site(), site(zone="us-east-1b", subnet="subnet-b")]
-    left = usable(sites, found)
-    assert left.placements == (sites[1],)
-    assert left.skipped == (("p5.48xlarge in us-east-1a", "subnet-a is in us-east-1f, not in us-east-1a"),)
+    found = run(FakeAws(subnets=subnets(subnet_a={"zone": "us-east-1f"})))
+    placements = [site(), site(zone="us-east-1b", subnet="subnet-b")]
+    left = usable(placements, found)
+    assert left.placements == (placements[1],)
+    ((name, why),) = left.skipped
+    assert name == "p5.48xlarge in us-east-1a" and "us-east-1f" in why
 
 
-def test_quota_concerns_its_type_alone() -> None:
-    found = made(fake_aws(applied=100.0), wanted("p5.48xlarge", "p4d.24xlarge"))
+def test_a_quota_concerns_its_type_alone() -> None:
+    found = run(FakeAws(quota=100.0), "p5.48xlarge", "p4d.24xlarge")
     left = usable([site(), site("p4d.24xlarge")], found)
     assert [one.instance.name for one in left.placements] == ["p4d.24xlarge"]
     assert left.skipped[0][0] == "p5.48xlarge in us-east-1a"
 
 
 def test_a_regions_fault_concerns_that_region_alone() -> None:
-    both = settings(us_east_1=usual(), us_west_2=usual("us-west-2", ""))
-    aws = fake_aws(refused={("put_object", "us-west-2"): denied("s3:PutObject")})
-    found = made(aws, wanted(regions=("us-west-2", "us-east-1")), settings=both)
+    config = {"settings": settings(us_east_1=usual(), us_west_2=usual("us-west-2", ""))}
+    aws = FakeAws(put_object=lambda region, *_: denied("s3:PutObject") if region == "us-west-2" else True)
+    found = run(aws, looked_up=config, regions=("us-west-2", "us-east-1"))
     left = usable([site(region="us-west-2", zone=None), site()], found)
     assert [one.region for one in left.placements] == ["us-east-1"]
 
@@ -256,116 +252,290 @@ def test_a_regions_fault_concerns_that_region_alone() -> None:
 @pytest.mark.parametrize(
     ("today", "result"), [(date(2027, 1, 16), Result.OK), (date(2027, 1, 17), Result.WARNING)]
 )
-def test_an_old_price_is_a_warning(today: date, result: Result) -> None:
-    check = named("price", made(today=today))
-    assert check.result is result and "as of 2026-07-20" in check.message
-    assert ("181 days ago" in check.message) is (result is Result.WARNING)
+def test_a_price_older_than_180_days_is_a_warning(today: date, result: Result) -> None:
+    now = datetime.combine(today, time(12), tzinfo=UTC)
+    assert check("price", looked_up={"now": now}).result is result
 
 
 def test_an_old_price_file_is_a_warning() -> None:
     newest = max(price.as_of for price in catalogue().prices if price.service == "ec2")
-    assert str(newest) in named("price file", made()).message
-    assert named("price file", made(today=date(newest.year + 1, 12, 31))).result is Result.WARNING
+    later = datetime(newest.year + 1, 12, 31, tzinfo=UTC)
+    assert str(newest) in check("price file").message
+    assert check("price file", looked_up={"now": later}).result is Result.WARNING
 
 
 def test_a_price_that_is_not_known_fails() -> None:
-    check = named("price", made(job=wanted("p5e.48xlarge", purchase="spot", checkpoint_every=9)))
-    assert check.result is Result.FAILED and "--max-price" in (check.hint or "")
-    limited = wanted("p5e.48xlarge", purchase="spot", checkpoint_every=9, max_price_usd=30.0)
-    assert named("price", made(job=limited)).message == "at most $30/h, as of 2026-11-21"
+    found = check("price", None, "p5e.48xlarge", **SPOT)
+    assert found.result is Result.FAILED and "--max-price" in (found.hint or "")
+    assert check("price", None, "p5e.48xlarge", **SPOT, max_price_usd=30.0).ok
 
 
 def test_spot_wants_checkpoints() -> None:
-    check = named("checkpoints", made(job=wanted(purchase="spot", checkpoint_every=0)))
-    assert check.result is Result.FAILED and "--checkpoint-every" in (check.hint or "")
-    assert named("checkpoints", made(job=wanted(purchase="spot", checkpoint_every=50))).ok
-    assert "checkpoints" not in {check.name for check in made(job=wanted(purchase="spot"))}
-    assert "checkpoints" not in {check.name for check in made(job=wanted(checkpoint_every=0))}
+    assert check("checkpoints", purchase="spot", checkpoint_every=0).result is Result.FAILED
+    assert check("checkpoints", **SPOT).ok
+    for others in ({"purchase": "spot"}, {"checkpoint_every": 0}):
+        assert "checkpoints" not in {each.name for each in run(**others)}
 
 
 def test_spot_above_the_limit_is_a_warning() -> None:
-    job = wanted(purchase="spot", checkpoint_every=50, max_price_usd=10.0)
-    check = named("spot price", made(job=job))
-    assert check.result is Result.WARNING and "above --max-price 10" in check.message
-    unlimited = wanted(purchase="spot", checkpoint_every=50)
-    assert named("spot price", made(job=unlimited)).ok
-    assert named("spot price", made(fake_aws(spot=None), job)).result is Result.NOT_CHECKED
+    found = check("spot price", **SPOT, max_price_usd=10.0)
+    assert found.result is Result.WARNING and "--max-price 10" in found.message
+    assert check("spot price", **SPOT).ok
 
 
-def test_a_cost_above_the_budget_fails_for_every_site() -> None:
-    found = made(job=wanted(max_minutes=120, max_cost_usd=100.0), sites=[site()])
-    check = named("cost", found)
-    assert check.result is Result.FAILED and "--max-cost 120" in (check.hint or "")
+def test_a_cost_above_the_budget_fails_for_every_placement() -> None:
+    found = run(max_minutes=120, max_cost_usd=100.0, placements=[site()])
+    assert first("cost", found).result is Result.FAILED
     with pytest.raises(UserError, match="above --max-cost 100"):
         usable([site()], found)
 
 
-def test_an_image_of_ones_own_is_looked_up_as_far_as_that_is_allowed() -> None:
-    own = wanted(image="123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32)
-    assert named("container image", made(fake_aws(), own)).result is Result.OK
-    assert named("container image", made(fake_aws(digest=None), own)).result is Result.FAILED
-    unseen = named("container image", made(fake_aws(refused={"image_digest": denied("it")}), own))
-    assert unseen.result is Result.NOT_CHECKED and "may not be looked at" in unseen.message
+@pytest.mark.parametrize(
+    ("digest", "result"),
+    [("sha256:0", Result.OK), (None, Result.FAILED), (denied("it"), Result.NOT_CHECKED)],
+)
+def test_an_image_of_ones_own_is_looked_up_as_far_as_that_is_allowed(digest: Any, result: Result) -> None:
+    assert check("container image", FakeAws(image_digest=digest), image=IMAGE).result is result
 
 
-def test_a_machine_that_could_not_upload_is_warned_of() -> None:
-    check = named("instance profile", made(fake_aws(lacking=("s3:PutObject",))))
-    assert check.result is Result.WARNING and check.error is None
-    assert (
-        "do not give s3:PutObject on arn:PARTITION:s3:::acme/fastlaunch/runs/RUN/boot.json" in check.message
-    )
-    assert named("instance profile", made(fake_aws(refused={"node_lacks": denied("it")}))).ok
+@pytest.mark.parametrize("tag", ["2.9.0", "2.14"])
+def test_a_base_image_past_its_end_or_not_certain_is_a_warning(tag: str) -> None:
+    looked_up = {"base": training_base(tag, today=NOW.date())}
+    assert check("container image", looked_up=looked_up).result is Result.WARNING
 
 
-def test_a_role_of_which_iam_does_not_tell_is_not_said_to_pass() -> None:
-    check = named(
-        "instance profile", made(fake_aws(refused={"may_pass_role": denied("iam:GetInstanceProfile")}))
-    )
-    assert check.result is Result.NOT_CHECKED and "iam:GetInstanceProfile" in check.message
+def test_a_machine_that_could_not_upload_is_a_warning() -> None:
+    rights = []
 
+    def missing(role: str, asked: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        rights.extend(asked)
+        return ["s3:PutObject on acme"]
 
-def test_a_base_image_past_its_end_or_not_certain_is_a_warning() -> None:
-    for tag, told in (("2.9.0", "AWS has not patched it since 2026-10-15"), ("2.14", "follow from 2.13")):
-        found = made(base=training_base(tag, today=TODAY))
-        check = named("container image", found)
-        assert check.result is Result.WARNING and told in check.message
-
-
-def test_no_answer_is_not_a_right_that_is_lacking() -> None:
-    found = made(fake_aws(refused={"quota": Unreachable("no answer")}))
-    assert named("quota", found).message == "no answer"
-    assert named("quota", found).result is Result.NOT_CHECKED
+    found = check("instance profile", FakeAws(role_lacks=missing))
+    assert found.result is Result.WARNING and "s3:PutObject on acme" in found.message
+    assert rights[1][0] == "arn:PARTITION:s3:::acme/fastlaunch/runs/RUN/boot.json"
 
 
 def test_without_an_instance_type_the_account_is_checked() -> None:
-    found = made(job=replace(wanted(), instances=()))
-    assert {"offered", "quota", "price"}.isdisjoint(check.name for check in found)
+    found = checks(replace(context(lookup()), instances=()))
+    assert {"offered", "quota", "price"}.isdisjoint(each.name for each in found)
     assert results(found) == {}
 
 
-def test_what_only_looks_is_not_said_to_have_started_something() -> None:
-    from fastlaunch.aws.errors import ApiCall, unanswered
-
-    looked = unanswered(
-        ApiCall(service="sts", action="GetCallerIdentity", region="r"), ("ConnectionError",), ""
-    )
-    started = unanswered(ApiCall(service="ec2", action="RunInstances", region="r"), ("ConnectionError",), "")
-    assert looked is not None and "status" not in (looked.hint or "")
-    assert started is not None and "the same token" in (started.hint or "")
-
-
-def test_a_detached_jobs_timer_is_looked_at_and_holds_up_nothing() -> None:
-    def told(aws: FakeAws, **here: Any) -> Check:
-        config = settings(us_east_1=replace(usual(), **{"scheduler_role": ROLE, **here}))
-        return named("scheduler role", made(aws, wanted(is_unfollowed=True), settings=config))
-
-    answers = {"GetRole": trusting("scheduler.amazonaws.com")}
-    assert told(fake_aws(answers=answers)).result is Result.OK
-    none = told(fake_aws(), scheduler_role=None)
-    assert none.result is Result.NOT_CHECKED and "aws cloudformation deploy" in str(none.hint)
-    other = told(fake_aws(answers={"GetRole": trusting("ec2.amazonaws.com")}))
-    assert other.result is Result.WARNING and "does not let EventBridge Scheduler take it on" in other.message
-    unpassed = told(fake_aws(answers=answers, untrusted=("scheduler.amazonaws.com",)))
-    assert unpassed.result is Result.WARNING and "may not pass" in unpassed.message
+@pytest.mark.parametrize(
+    ("facts", "arn", "result"),
+    [
+        ({}, ROLE, Result.OK),
+        ({}, None, Result.NOT_CHECKED),
+        ({"may_pass": denied("it")}, ROLE, Result.NOT_CHECKED),
+        ({"may_pass": lambda role, service: service != "scheduler.amazonaws.com"}, ROLE, Result.WARNING),
+        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, ROLE, Result.WARNING),
+    ],
+)
+def test_a_detached_jobs_timer_holds_up_nothing(
+    facts: dict[str, Any], arn: str | None, result: Result
+) -> None:
+    found = check("scheduler role", FakeAws(**facts), here=usual(scheduler_role=arn), is_unfollowed=True)
+    assert found.result is result and (result is Result.OK or found.hint)
     # A job that is followed has no such timer.
-    assert "scheduler role" not in {check.name for check in made()}
+    assert "scheduler role" not in {each.name for each in run()}
+
+
+# Several nodes
+
+
+def nodes(facts: dict[str, Any] | None = None, *instances: str, **changes: Any) -> dict[str, Check]:
+    """The first check of each name for two nodes, in an account that has all they need but for `facts`."""
+    groups = {f"us-east-1{letter}": "close" for letter in "abc"}
+    here = usual(**{"placement_groups": groups, **changes.pop("here", {})})
+    aws = FakeAws(**{"default_routes": {None: "nat-1"}, "quota": 400.0, **(facts or {})})
+    found = run(aws, *instances, here=here, **{"num_nodes": 2, **changes})
+    return {each.name: each for each in reversed(found)}
+
+
+def test_where_all_is_well_two_nodes_may_start() -> None:
+    found = nodes()
+    assert {each.result for each in found.values()} == {Result.OK}
+    assert {"between nodes", "placement group"} <= found.keys()
+    assert "needs 384 vCPUs" in found["quota"].message
+    assert {"between nodes", "placement group"}.isdisjoint(nodes(num_nodes=1))
+
+
+@pytest.mark.parametrize(
+    ("facts", "hint"),
+    [
+        ({"default_routes": {None: "igw-1"}}, "NAT"),
+        ({"default_routes": {None: ""}}, "NAT"),
+        ({"default_routes": {None: ""}, "endpoints": frozenset({"s3"})}, "com.amazonaws.us-east-1.ecr.dkr"),
+    ],
+)
+def test_a_public_subnet_is_no_way_out_for_several_interfaces(facts: dict[str, Any], hint: str) -> None:
+    found = nodes(facts)["subnet"]
+    assert type(found.error) is BadConfiguration and hint in str(found.hint)
+
+
+def test_a_way_out_of_several_interfaces() -> None:
+    services = frozenset({"s3", "ecr.api", "ecr.dkr"})
+    assert nodes({"default_routes": {None: ""}, "endpoints": services})["subnet"].result is Result.OK
+    assert nodes({"default_routes": denied("it")})["subnet"].result is Result.WARNING
+    # A type without EFA has one interface, which may have a public address.
+    assert nodes({"default_routes": {None: "igw-1"}}, "g5.xlarge")["subnet"].ok
+    assert type(nodes(here={"subnets": {}})["subnet"].error) is BadConfiguration
+
+
+@pytest.mark.parametrize(
+    ("lets_in", "lets_out", "ways"),
+    [(True, False, {"egress"}), (False, True, {"ingress"}), (False, False, {"ingress", "egress"})],
+)
+def test_efa_wants_a_group_that_names_itself_both_ways(lets_in: bool, lets_out: bool, ways: set[str]) -> None:
+    found = nodes({"group_rules": rules(lets_in, lets_out)})["between nodes"]
+    assert type(found.error) is BadConfiguration
+    commands = str(found.hint).split(" && ")
+    assert {command.split()[2].rpartition("-")[2] for command in commands} == ways
+    assert all("--group-id sg-1" in command for command in commands)
+
+
+def test_between_nodes_without_a_named_group_or_efa() -> None:
+    assert type(nodes(here={"security_groups": ()})["between nodes"].error) is BadConfiguration
+    closed = {"group_rules": rules(False, False)}
+    found = nodes(closed, "g5.xlarge")["between nodes"]
+    assert found.result is Result.WARNING and "--source-group sg-1" in str(found.hint)
+    assert nodes({}, "g5.xlarge")["between nodes"].result is Result.OK
+    assert nodes({}, "g5.xlarge", here={"security_groups": ()})["between nodes"].ok
+
+
+@pytest.mark.parametrize("group", [None, PlacementGroup(name="close", strategy="spread", state="available")])
+def test_a_placement_group_is_there_and_a_cluster(group: PlacementGroup | None) -> None:
+    found = nodes({"placement_group": group})["placement group"]
+    assert type(found.error) is BadConfiguration
+    assert "aws ec2 create-placement-group --region us-east-1 --strategy cluster" in str(found.hint)
+
+
+def test_a_zone_without_a_group_is_a_warning_with_the_command() -> None:
+    found = nodes(here={"placement_groups": {}})["placement group"]
+    assert found.result is Result.WARNING
+    assert "--group-name fastlaunch-us-east-1a" in str(found.hint)
+    assert "placement_groups: {us-east-1a: fastlaunch-us-east-1a}" in str(found.hint)
+
+
+# Capacity blocks
+
+
+def test_a_block_needs_no_quota_and_no_placement_group() -> None:
+    found = nodes({"quota": 0.0}, here={"placement_groups": {}}, **IN_BLOCK)
+    assert {each.result for each in found.values()} == {Result.OK}
+    assert {"quota", "placement group"}.isdisjoint(found)
+    assert "2 of 2 instances free, 10 h 0 min left" in found["capacity block"].message
+    assert found["price"].message == "$1,887.84 paid up front"
+
+
+def test_a_full_block_leaves_no_placement() -> None:
+    found = nodes({"reservation": replace(BLOCK, num_free=1)}, **IN_BLOCK)["capacity block"]
+    with pytest.raises(NoCapacity, match="has 1 of 2 instances free"):
+        usable([site()], [found])
+
+
+def test_a_block_whose_cost_is_not_known_fails() -> None:
+    found = nodes(**{**IN_BLOCK, "block_fee_usd": None})["price"]
+    assert found.result is Result.FAILED and "--block-fee USD" in str(found.hint)
+
+
+# SageMaker
+
+
+def quotas(**values: float) -> dict[str, Quota]:
+    """SageMaker's quotas: `p5_48xlarge=2.0` of training jobs, with `spot_` before it of spot ones."""
+    found = {}
+    for key, value in values.items():
+        usage = "spot training job" if key.startswith("spot_") else "training job"
+        name = f"ml.{key.removeprefix('spot_').replace('_', '.')} for {usage} usage"
+        found[name] = Quota(code="L-1", name=name, value=value, is_default=False)
+    return found
+
+
+def train(
+    facts: dict[str, Any] | None = None, *instances: str, here: RegionSettings | None = None, **changes: Any
+) -> list[Check]:
+    """Every check of a training job, in an account in which it may start but for `facts`."""
+    room = quotas(p5_48xlarge=2.0, p4d_24xlarge=2.0, spot_p5_48xlarge=0.0)
+    aws = FakeAws(**{"quotas_by_name": room, **(facts or {})})
+    return run(aws, *instances, here=here or usual(role=ROLE), backend="sagemaker", **changes)
+
+
+def test_where_all_is_well_a_training_job_may_start() -> None:
+    found = train()
+    assert results(found) == {}
+    assert [each.name for each in found] == [
+        *("login", "config", "region", "container image", "role", "bucket", "quota", "price file", "price"),
+    ]
+    assert "needs 1 instance of 2: ml.p5.48xlarge for training job" in first("quota", found).message
+    # SageMaker's price, not EC2's.
+    assert "$63.296/h" in first("price", found).message
+    assert {each.instance for each in found} == {None, "ml.p5.48xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, BadConfiguration),
+        ({"role": None}, BadConfiguration),
+        ({"may_pass": False}, NotAuthorised),
+    ],
+)
+def test_a_role_is_there_and_sagemakers_and_may_be_passed(
+    facts: dict[str, Any], kind: type[UserError]
+) -> None:
+    found = first("role", train(facts))
+    assert type(found.error) is kind and "fastlaunch iam print" in str(found.hint)
+
+
+@pytest.mark.parametrize(
+    ("facts", "result"),
+    [
+        ({"role": denied("iam:GetRole")}, Result.OK),
+        ({"may_pass": denied("iam:SimulatePrincipalPolicy")}, Result.NOT_CHECKED),
+        ({"role_lacks": ["s3:PutObject on acme"]}, Result.WARNING),
+    ],
+)
+def test_a_role_of_which_iam_tells_little_holds_up_nothing(facts: dict[str, Any], result: Result) -> None:
+    assert first("role", train(facts)).result is result
+
+
+def test_without_a_role_it_says_what_makes_one() -> None:
+    found = train(here=usual())
+    assert "--role ARN" in str(first("config", found).hint)
+    assert "aws cloudformation deploy --region us-east-1" in str(first("role", found).hint)
+    neither = first("config", train(here=usual(bucket=None)))
+    assert "neither bucket nor role" in neither.message
+
+
+@pytest.mark.parametrize(
+    ("instances", "changes", "kind"),
+    [
+        ((), {"num_nodes": 3}, QuotaExceeded),
+        ((), SPOT, QuotaExceeded),
+        # A type that the region does not have has no quota either.
+        (("p6-b200.48xlarge",), {}, None),
+    ],
+)
+def test_quotas_of_training_jobs(
+    instances: tuple[str, ...], changes: dict[str, Any], kind: type[UserError] | None
+) -> None:
+    error = first("quota", train({}, *instances, **changes)).error
+    assert (type(error) if error else None) is kind
+
+
+def test_a_training_plan_needs_no_quota_and_one_that_may_not_be_listed_holds_up_nothing() -> None:
+    assert "quota" not in {each.name for each in train(training_plan=TRAINING_PLAN)}
+    assert first("quota", train({"quotas_by_name": denied("it")})).result is Result.NOT_CHECKED
+
+
+def test_of_several_types_those_with_room_are_left() -> None:
+    found = train(
+        {"quotas_by_name": quotas(p5_48xlarge=0.0, p4d_24xlarge=2.0)}, "p5.48xlarge", "p4d.24xlarge"
+    )
+    left = usable([training_site("p5.48xlarge"), training_site("p4d.24xlarge")], found)
+    assert [placement.name for placement in left.placements] == ["ml.p4d.24xlarge in us-east-1"]
+    assert [name for name, _ in left.skipped] == ["ml.p5.48xlarge in us-east-1"]
+    with pytest.raises(QuotaExceeded):
+        usable([training_site("p5.48xlarge")], found)

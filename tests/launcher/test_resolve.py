@@ -1,244 +1,218 @@
-"""Candidates to sites: what a site holds, how often AWS is asked for it, and what is left out and why."""
+"""A request -> placements, with and without asking AWS: what they hold, what is left out and why."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
+import ec2_builders
 import pytest
-from ec2_builders import catalogue
-from fake_aws_facts import DIGEST, FakeAws, block, denied, fake_aws, settings, usual
+from ec2_builders import IMAGE, catalogue
+from fake_aws_facts import (
+    BLOCK,
+    DIGEST,
+    IN_BLOCK,
+    NOW,
+    ROLE,
+    FakeAws,
+    denied,
+    lookup,
+    request,
+    settings,
+    subnets,
+    usual,
+    zones,
+)
+from sagemaker_builders import training_job, training_site
 
-from fastlaunch.aws.cache import CachedCalls
-from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.aws.ec2 import Reservation
+from fastlaunch.aws.iam import Role
+from fastlaunch.backends.placements import Ec2Placement, SageMakerPlacement
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
-from fastlaunch.core.settings import RegionSettings, Settings
-from fastlaunch.jobs.build import CloudRequest, build_cloud_request
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
-from fastlaunch.placement.aws_lookup import AwsLookup, fitted
-from fastlaunch.placement.resolve import Resolution, nowhere, resolve
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.build import jobs_at
+from fastlaunch.placement.aws_lookup import fitted
+from fastlaunch.placement.resolve import (
+    OfflineLookup,
+    Resolution,
+    candidates,
+    check_plan,
+    nowhere,
+    plan_at,
+    resolve,
+)
 
-#: Ten hours before the block of these tests ends.
-NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
-
-
-class Code:
-    """A bundle as far as a site tells of it."""
-
-    sha256 = "c0de"
-    commit = "ab" * 20
-
-
-def request(*instances: str, **terms: Any) -> CloudRequest:
-    usually: dict[str, Any] = {"instances": instances or ("p5.48xlarge",), "regions": ("us-east-1",)}
-    made = CloudOptions(**{**usually, **terms})
-    return build_cloud_request(SubmitOptions(checkpoint_every=9), made, catalogue=catalogue())
+NO_SUBNETS = usual(subnets={})
 
 
-def lookup(aws: FakeAws, job: CloudRequest, config: Settings | None = None) -> AwsLookup:
-    return AwsLookup(
-        aws=aws,  # type: ignore[arg-type]
-        settings=config or settings(),
-        catalogue=catalogue(),
-        now=NOW,
-        base=None if job.cloud.image else training_base(None, today=NOW.date()),
-        bundle=None if job.cloud.image else Code(),
-        ask=CachedCalls(),
-    )
-
-
-def found(
-    aws: FakeAws,
-    *instances: str,
-    regions: Sequence[str] = ("us-east-1",),
-    config: Settings | None = None,
-    **terms: Any,
+def resolved(
+    aws: FakeAws | None = None, *instances: str, here: RegionSettings | None = None, **changes: Any
 ) -> Resolution:
-    job = request(*instances, regions=tuple(regions), **terms)
-    return resolve(job, lookup(aws, job, config))
+    """What comes of a request with AWS asked; `here` is us-east-1 in the config file."""
+    regions = {
+        "us_east_1": here or usual(),
+        "us_west_2": usual("us-west-2", "xyz"),
+        "eu_west_3": usual("eu-west-3", "a"),
+    }
+    own = {"base": None, "bundle": None} if changes.get("image") else {}
+    return resolve(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
 
 
-def sites(*arguments: Any, **terms: Any) -> tuple[Ec2Placement, ...]:
-    """The sites, which are EC2's."""
-    places = found(*arguments, **terms).placements
-    assert all(isinstance(place, Ec2Placement) for place in places)
-    return tuple(place for place in places if isinstance(place, Ec2Placement))
+def on_ec2(*arguments: Any, **changes: Any) -> tuple[Ec2Placement, ...]:
+    placements = resolved(*arguments, **changes).placements
+    assert all(isinstance(placement, Ec2Placement) for placement in placements)
+    return placements  # type: ignore[return-value]
 
 
-def test_a_site_holds_all_that_a_request_names() -> None:
-    all_of_them = sites(fake_aws())
-    assert [site.name for site in all_of_them] == [f"p5.48xlarge in us-east-1{zone}" for zone in "abc"]
-    site = all_of_them[0]
-    assert (site.ami, site.root_device, site.root_gib) == ("ami-1", "/dev/sda1", 200)
-    assert site.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}"
-    assert (site.subnet, site.security_groups, site.bucket) == ("subnet-a", ("sg-1",), "acme")
-    assert (site.usd_per_hour, site.price_as_of) == (55.04, "2026-07-20")
-    assert site.code is not None and site.code.key == "fastlaunch/code/c0de.tar.gz"
-    assert site.placeholders == () and found(fake_aws()).skipped == ()
+# In which order
+
+
+def test_all_zones_then_the_next_region_then_the_next_type() -> None:
+    config = settings(
+        us_east_1=RegionSettings(subnets={"us-east-1c": "subnet-c", "us-east-1a": "subnet-a"}),
+        us_west_2=RegionSettings(bucket="acme"),
+    )
+    types = [catalogue().instance(name) for name in ("p5.48xlarge", "p5en.48xlarge")]
+    found = candidates(types, ["us-east-1", "us-west-2", "eu-west-1"], config)
+    assert [(one.name, one.subnet) for one in found] == [
+        (f"{name} in {place}", subnet)
+        for name in ("p5.48xlarge", "p5en.48xlarge")
+        for place, subnet in [
+            ("us-east-1c", "subnet-c"),
+            ("us-east-1a", "subnet-a"),
+            ("us-west-2", None),
+            ("eu-west-1", None),
+        ]
+    ]
+
+
+# With AWS
+
+
+def test_a_placement_holds_all_that_a_request_names() -> None:
+    found = on_ec2()
+    assert [one.name for one in found] == [f"p5.48xlarge in us-east-1{zone}" for zone in "abc"]
+    one = found[0]
+    assert (one.ami, one.root_device, one.root_gib) == ("ami-1", "/dev/sda1", 200)
+    assert one.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}"
+    assert (one.subnet, one.security_groups, one.bucket) == ("subnet-a", ("sg-1",), "acme")
+    assert (one.usd_per_hour, one.price_as_of) == (55.04, "2026-07-20")
+    assert one.code is not None and one.code.key == "fastlaunch/code/c0de.tar.gz"
+    assert one.placeholders == () and resolved().skipped == ()
 
 
 def test_a_fact_of_a_region_is_asked_for_once() -> None:
-    config = settings(us_east_1=usual(), us_west_2=usual("us-west-2", "xyz"))
-    aws = fake_aws()
-    aws.subnet_zones |= {f"subnet-{letter}": f"us-west-2{letter}" for letter in "xyz"}
-    aws.zones = "abcxyz"
-    left = found(aws, "p5.48xlarge", "p4d.24xlarge", regions=("us-east-1", "us-west-2"), config=config)
+    aws = FakeAws(zones_offering=zones("abcxyz"))
+    left = resolved(aws, "p5.48xlarge", "p4d.24xlarge", regions=("us-east-1", "us-west-2"))
     assert len(left.placements) == 12
     facts = ("parameter", "machine_image", "image_digest", "bucket_exists", "subnets", "security_group_vpcs")
     for region in ("us-east-1", "us-west-2"):
         assert {aws.asked[fact, region] for fact in facts} == {1}
         assert aws.asked["zones_offering", region] == 2  # one for each type
-    assert not aws.stored
-
-
-def test_a_large_machine_image_has_its_own_size() -> None:
-    assert sites(fake_aws(root_gib=500))[0].root_gib == 500
+    assert aws.asked["put_object", "us-east-1"] == 0
+    refused = FakeAws(parameter=denied("ssm:GetParameter"))
+    with pytest.raises(NotAuthorised):
+        resolved(refused)
+    assert refused.asked["parameter", "us-east-1"] == 1
 
 
 def test_without_subnets_ec2_chooses_the_zone() -> None:
-    bare = settings(us_east_1=RegionSettings(bucket="acme", instance_profile="node"))
-    aws = fake_aws()
-    (site,) = sites(aws, config=bare)
-    assert (site.zone, site.subnet, site.security_groups) == (None, None, ())
+    aws = FakeAws()
+    (one,) = on_ec2(aws, here=RegionSettings(bucket="acme", instance_profile="node"))
+    assert (one.zone, one.subnet, one.security_groups) == (None, None, ())
     assert aws.asked["subnets", "us-east-1"] == aws.asked["security_group_vpcs", "us-east-1"] == 0
+    assert on_ec2(here=NO_SUBNETS)[0].security_groups == ("sg-1",)
+    assert on_ec2(FakeAws(default_vpc=denied("ec2:DescribeVpcs")), here=NO_SUBNETS)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("facts", "left", "word"),
     [
-        ({"group_vpcs": {"sg-1": "vpc-2"}}, "sg-1 is of vpc-2, and without a subnet EC2 takes default vpc-1"),
-        ({"default_vpc_id": None}, "us-east-1 has no default VPC, and no subnet is named"),
+        ({"zones_offering": zones("ac")}, "ac", "us-east-1b has no p5.48xlarge"),
+        ({"subnets": subnets(subnet_b={"zone": "us-east-1f"})}, "ac", "us-east-1f"),
+        ({"subnets": subnets(missing="subnet-a")}, "bc", "no subnet subnet-a"),
+        ({"subnets": subnets(subnet_c={"vpc": "vpc-2"})}, "ab", "vpc-2"),
     ],
 )
-def test_without_subnets_the_security_groups_are_the_default_vpcs(changes: dict[str, Any], told: str) -> None:
-    config = settings(us_east_1=replace(usual(), subnets={}))
-    assert sites(fake_aws(), config=config)[0].security_groups == ("sg-1",)
-    unseen = denied("ec2:DescribeVpcs")
-    assert found(fake_aws(**changes, refused={"default_vpc": unseen}), config=config).placements
-    with pytest.raises(BadConfiguration, match=told):
-        found(fake_aws(**changes), config=config)
+def test_a_zone_that_does_not_serve_is_left_out_by_name(facts: dict[str, Any], left: str, word: str) -> None:
+    found = resolved(FakeAws(**facts))
+    assert [one.zone for one in found.placements] == [f"us-east-1{letter}" for letter in left]
+    ((name, why),) = found.skipped
+    assert name.startswith("p5.48xlarge in us-east-1") and word in why
 
 
-def test_zones_without_the_type_are_left_out_by_name() -> None:
-    left = found(fake_aws(zones="ac"))
-    assert [site.zone for site in left.placements] == ["us-east-1a", "us-east-1c"]
-    assert left.skipped == (("p5.48xlarge in us-east-1b", "us-east-1b has no p5.48xlarge"),)
-
-
-def test_a_type_that_is_nowhere_is_no_capacity() -> None:
-    with pytest.raises(NoCapacity) as error:
-        found(fake_aws(zones=""))
-    assert error.value.message == "us-east-1 has no p5.48xlarge"
-
-
-def test_a_subnet_of_another_zone_is_left_out() -> None:
-    aws = fake_aws()
-    aws.subnet_zones["subnet-b"] = "us-east-1f"
-    left = found(aws)
-    assert [site.zone for site in left.placements] == ["us-east-1a", "us-east-1c"]
-    assert left.skipped[0][1] == "subnet-b is in us-east-1f, not in us-east-1b"
-
-
-def test_a_subnet_that_does_not_exist_keeps_the_others() -> None:
-    aws = fake_aws()
-    del aws.subnet_zones["subnet-a"]
-    left = found(aws)
-    assert [site.zone for site in left.placements] == ["us-east-1b", "us-east-1c"]
-    assert "there is no subnet subnet-a" in left.skipped[0][1]
-
-
-def test_subnet_and_security_group_are_of_one_vpc() -> None:
-    left = found(fake_aws(subnet_vpcs={"subnet-c": "vpc-2"}))
-    assert left.skipped[0][1] == "security group sg-1 is of vpc-1, and subnet-c of vpc-2"
-    two = settings(us_east_1=replace(usual(), security_groups=("sg-1", "sg-2")))
-    with pytest.raises(BadConfiguration, match="different VPCs: sg-1 in vpc-1, sg-2 in vpc-2"):
-        found(fake_aws(group_vpcs={"sg-2": "vpc-2"}), config=two)
+def test_a_region_that_does_not_serve_is_left_out() -> None:
+    aws = FakeAws(
+        zones_offering=lambda region, name: (
+            Unreachable("no answer") if region == "us-west-2" else ["us-east-1a"]
+        )
+    )
+    left = resolved(aws, regions=("us-west-2", "us-east-1"))
+    assert [one.zone for one in left.placements] == ["us-east-1a"]
+    assert ("p5.48xlarge in us-west-2x", "no answer") in left.skipped
+    # No other region's price is taken.
+    unpriced = resolved(regions=("eu-west-3", "us-east-1"))
+    assert {one.region for one in unpriced.placements} == {"us-east-1"}
+    assert "price of p5.48xlarge in eu-west-3" in unpriced.skipped[0][1]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("facts", "here", "kind", "word"),
     [
-        ({"digest": None}, "has no image pytorch:2.13-cu133-amzn2023"),
-        ({"buckets": frozenset()}, "there is no bucket acme"),
-        ({"refused": {"parameter": denied("ssm:GetParameter")}}, "ssm:GetParameter"),
-        ({"refused": {"machine_image": BadConfiguration("no such image")}}, "no such image"),
-        ({"refused": {"bucket_exists": BadConfiguration("in another region")}}, "another region"),
+        ({"zones_offering": []}, {}, NoCapacity, "us-east-1 has no p5.48xlarge"),
+        ({"image_digest": None}, {}, BadConfiguration, "has no image pytorch:2.13"),
+        ({"bucket_exists": False}, {}, BadConfiguration, "there is no bucket acme"),
+        ({"parameter": denied("ssm:GetParameter")}, {}, NotAuthorised, "ssm:GetParameter"),
+        ({"machine_image": BadConfiguration("no such image")}, {}, BadConfiguration, "no such image"),
+        ({"bucket_exists": BadConfiguration("elsewhere")}, {}, BadConfiguration, "elsewhere"),
+        ({}, {"bucket": None}, UserError, "no bucket is named"),
+        ({}, {"instance_profile": None}, UserError, "no instance profile is named"),
+        ({"default_vpc": None}, {"subnets": {}}, BadConfiguration, "no default VPC"),
+        ({"security_group_vpcs": {"sg-1": "vpc-2"}}, {"subnets": {}}, BadConfiguration, "vpc-2"),
+        (
+            {"security_group_vpcs": {"sg-1": "vpc-1", "sg-2": "vpc-2"}},
+            {"security_groups": ("sg-1", "sg-2")},
+            BadConfiguration,
+            "different VPCs",
+        ),
     ],
 )
-def test_what_is_missing_in_the_only_region_ends_it(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told) as error:
-        found(fake_aws(**changes))
+def test_what_is_missing_in_the_only_region_ends_it(
+    facts: dict[str, Any], here: dict[str, Any], kind: type[UserError], word: str
+) -> None:
+    with pytest.raises(UserError, match=word) as caught:
+        resolved(FakeAws(**facts), here=usual(**here))
     # The same reason in three zones is told once.
-    assert error.value.message.count(told) == 1 and error.value.exit_code == 3
+    assert type(caught.value) is kind and caught.value.message.count(word) == 1
 
 
 def test_a_bucket_that_may_not_be_listed_may_be_one_to_write_to() -> None:
-    assert len(found(fake_aws(refused={"bucket_exists": denied("s3:ListBucket")})).placements) == 3
-
-
-def test_a_refusal_too_is_asked_for_once() -> None:
-    aws = fake_aws(refused={"parameter": denied("ssm:GetParameter")})
-    with pytest.raises(NotAuthorised):
-        found(aws)
-    assert aws.asked["parameter", "us-east-1"] == 1
-
-
-def test_a_region_that_does_not_answer_is_left_out() -> None:
-    config = settings(us_east_1=usual(), us_west_2=usual("us-west-2", "a"))
-    aws = fake_aws(refused={("zones_offering", "us-west-2"): Unreachable("no answer")})
-    left = found(aws, regions=("us-west-2", "us-east-1"), config=config)
-    assert {site.region for site in left.placements} == {"us-east-1"}
-    assert left.skipped == (("p5.48xlarge in us-west-2a", "no answer"),)
-
-
-def test_without_bucket_or_profile_it_says_what_to_write() -> None:
-    for name in ("bucket", "instance_profile"):
-        with pytest.raises(UserError) as error:
-            found(fake_aws(), config=settings(us_east_1=replace(usual(), **{name: None})))
-        assert error.value.exit_code == 2
-        assert f"{name}: NAME" in (error.value.hint or "")
+    assert len(resolved(FakeAws(bucket_exists=denied("s3:ListBucket"))).placements) == 3
 
 
 def test_spot_is_bounded_by_the_on_demand_price_or_the_limit() -> None:
-    assert sites(fake_aws(), purchase="spot")[0].usd_per_hour == 55.04
-    limited = sites(fake_aws(), purchase="spot", max_price_usd=20.0)[0]
+    assert on_ec2(purchase="spot")[0].usd_per_hour == 55.04
+    limited = on_ec2(purchase="spot", max_price_usd=20.0)[0]
     assert (limited.usd_per_hour, limited.max_price_usd, limited.price_as_of) == (20.0, 20.0, "2026-11-21")
+    with pytest.raises(UserError) as caught:
+        resolved(None, "p5e.48xlarge", purchase="spot")
+    assert "--max-price" in (caught.value.hint or "")
 
 
-def test_p5e_needs_a_limit() -> None:
-    with pytest.raises(UserError) as error:
-        found(fake_aws(), "p5e.48xlarge", purchase="spot")
-    assert "--max-price" in (error.value.hint or "")
-    assert found(fake_aws(), "p5e.48xlarge", purchase="spot", max_price_usd=30.0).placements
+def test_a_large_machine_image_has_its_own_size() -> None:
+    large = replace(FakeAws().facts["machine_image"], root_gib=500)
+    assert on_ec2(FakeAws(machine_image=large))[0].root_gib == 500
 
 
-def test_a_price_that_is_not_known_is_no_other_regions() -> None:
-    config = settings(us_east_1=usual(), eu_west_3=usual("eu-west-3", "a"))
-    left = found(fake_aws(), regions=("eu-west-3", "us-east-1"), config=config)
-    assert {site.region for site in left.placements} == {"us-east-1"}
-    assert "no ec2 on-demand price of p5.48xlarge in eu-west-3" in left.skipped[0][1]
-
-
-OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32
-
-
-def test_an_own_image_is_taken_where_it_is_there_or_may_not_be_looked_at() -> None:
-    for aws in (fake_aws(), fake_aws(refused={"image_digest": denied("ecr:BatchGetImage")})):
-        site = sites(aws, image=OWN)[0]
-        assert (site.image, site.code) == (OWN, None)
-        assert aws.asked["image_digest", "us-east-1"] == 1
-
-
-def test_an_own_image_that_is_not_there_ends_it() -> None:
+def test_an_image_of_ones_own_brings_the_code_and_has_to_be_there() -> None:
+    own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training@sha256:" + "12" * 32
+    for aws in (FakeAws(), FakeAws(image_digest=denied("ecr:BatchGetImage"))):
+        one = on_ec2(aws, image=own)[0]
+        assert (one.image, one.code) == (own, None)
     with pytest.raises(BadConfiguration, match="us-east-1 has no image 123456789012"):
-        found(fake_aws(digest=None), image=OWN)
-
-
-def test_an_own_image_of_another_region_leaves_the_candidate_out() -> None:
-    own = "123456789012.dkr.ecr.us-east-2.amazonaws.com/training@sha256:" + "12" * 32
-    with pytest.raises(BadConfiguration, match="the image is in us-east-2, and the job in us-east-1"):
-        found(fake_aws(), image=own)
+        resolved(FakeAws(image_digest=None), image=own)
+    with pytest.raises(BadConfiguration, match="us-east-2"):
+        resolved(image=own.replace("us-east-1", "us-east-2"))
 
 
 def test_none_left_is_the_first_error_with_every_reason() -> None:
@@ -249,143 +223,226 @@ def test_none_left_is_the_first_error_with_every_reason() -> None:
     assert alike.message == "none of 3 places can be used: a, c: x; b: y"
 
 
-# Several nodes
-
-NODES: dict[str, Any] = {"num_nodes": 2}
-
-
-def test_several_interfaces_want_a_subnet_that_is_named() -> None:
-    bare = settings(us_east_1=replace(usual(), subnets={}))
-    with pytest.raises(BadConfiguration, match="several network interfaces on 2 nodes") as caught:
-        found(fake_aws(), config=bare, **NODES)
-    assert "give --subnet ZONE=ID" in str(caught.value.hint)
-    assert found(fake_aws(), "g5.xlarge", config=bare, allow_tcp=True, **NODES).placements
-
-
-def test_several_nodes_are_placed_in_the_zones_group() -> None:
-    config = settings(us_east_1=replace(usual(), placement_groups={"us-east-1b": "close"}))
-    assert [site.placement_group for site in sites(fake_aws(), config=config, **NODES)] == [
-        None,
-        "close",
-        None,
-    ]
-    assert {site.placement_group for site in sites(fake_aws(), config=config)} == {None}
+def test_several_nodes_want_a_subnet_by_name_and_stand_in_its_zones_group() -> None:
+    with pytest.raises(BadConfiguration, match="several network interfaces on 2 nodes"):
+        resolved(here=NO_SUBNETS, num_nodes=2)
+    assert on_ec2(None, "g5.xlarge", here=NO_SUBNETS, allow_tcp=True, num_nodes=2)
+    here = usual(placement_groups={"us-east-1b": "close"})
+    assert [one.placement_group for one in on_ec2(here=here, num_nodes=2)] == [None, "close", None]
+    assert {one.placement_group for one in on_ec2(here=here)} == {None}
 
 
 # Capacity blocks
 
-BLOCK: dict[str, Any] = {
-    "purchase": "capacity-block",
-    "reservation": "cr-0a1b2c3d",
-    "block_fee_usd": 1887.84,
-}
 
-
-def in_block(told: dict[str, Any] | None, *, config: Settings | None = None, **terms: Any) -> Resolution:
-    answers = {"DescribeCapacityReservations": told or {"CapacityReservations": []}}
-    return found(fake_aws(answers=answers), config=config, **BLOCK, **terms)
+def in_block(
+    block: Reservation | None = BLOCK, *, here: RegionSettings | None = None, **changes: Any
+) -> Ec2Placement:
+    (found,) = on_ec2(FakeAws(reservation=block), here=here, **{**IN_BLOCK, **changes})
+    return found
 
 
 def test_a_block_is_where_it_is_and_costs_what_was_paid() -> None:
-    (site,) = in_block(block(), num_nodes=2).placements
-    assert isinstance(site, Ec2Placement) and site.block is not None
-    assert (site.zone, site.subnet, site.placement_group) == ("us-east-1b", "subnet-b", None)
-    assert (site.block.reservation, site.block.ends_at) == ("cr-0a1b2c3d", "2026-11-21T11:30:00+00:00")
+    found = in_block(num_nodes=2, here=usual(placement_groups={"us-east-1b": "close"}))
+    assert found.block is not None
+    assert (found.zone, found.subnet, found.placement_group) == ("us-east-1b", "subnet-b", None)
+    assert (found.block.reservation, found.block.ends_at) == ("cr-0a1b2c3d", "2026-11-21T11:30:00+00:00")
     # Known answer: $1,887.84 for two over 24 h.
-    assert (site.block.hours, site.block.num_instances) == (24.0, 2)
-    assert site.usd_per_hour == pytest.approx(39.33)
+    assert (found.block.hours, found.block.num_instances) == (24.0, 2)
+    assert found.usd_per_hour == pytest.approx(39.33)
 
 
 @pytest.mark.parametrize(
-    ("told", "terms", "kind", "message", "hint"),
+    ("changes", "kind", "word"),
     [
-        (
-            None,
-            {},
-            BadConfiguration,
-            "there is no reservation cr-0a1b2c3d in us-east-1",
-            "lists those",
-        ),
-        (block(ReservationType="default"), {}, BadConfiguration, "is no capacity block", "--purchase on-dem"),
-        (block(InstanceType="p5en.48xlarge"), {}, BadConfiguration, "is of p5en", "--instance p5en.48xlarge"),
-        (block(State="expired"), {}, BadConfiguration, "cr-0a1b2c3d is expired", "one that is active"),
-        (
-            block(State="scheduled", StartDate=NOW + timedelta(days=1)),
-            {},
-            NoCapacity,
-            "is scheduled: it starts at 2026-11-22 01:30 UTC",
-            "then",
-        ),
-        (block(), {"num_nodes": 3}, NoCapacity, "has 2 of 2 instances free, and 3 are", "--num-nodes 2"),
-        (block(AvailableInstanceCount=0), {}, NoCapacity, "has 0 of 2 instances free", "fastlaunch status"),
-        (
-            block(EndDate=NOW + timedelta(minutes=59)),
-            {},
-            NoCapacity,
-            "ends at 2026-11-21 02:29 UTC, in 59 min",
-            "another block",
-        ),
-        (
-            block(AvailabilityZone="us-east-1f"),
-            {},
-            BadConfiguration,
-            "is in us-east-1f, and no subnet",
-            "=ID",
-        ),
+        ({"kind": "default"}, BadConfiguration, "no capacity block"),
+        ({"instance_type": "p5en.48xlarge"}, BadConfiguration, "is of p5en"),
+        ({"state": "expired"}, BadConfiguration, "expired"),
+        ({"state": "scheduled", "starts_at": NOW + timedelta(days=1)}, NoCapacity, "2026-11-22 01:30 UTC"),
+        ({"num_free": 0}, NoCapacity, "has 0 of 2"),
+        ({"num_free": 1}, NoCapacity, "has 1 of 2"),
+        ({"ends_at": NOW + timedelta(minutes=59)}, NoCapacity, "in 59 min"),
+        ({"zone": "us-east-1f"}, BadConfiguration, "us-east-1f, and no subnet"),
     ],
 )
 def test_each_fault_of_a_block_is_an_error_of_its_own(
-    told: dict[str, Any] | None, terms: dict[str, Any], kind: type[UserError], message: str, hint: str
+    changes: dict[str, Any], kind: type[UserError], word: str
 ) -> None:
-    with pytest.raises(UserError) as caught:
-        in_block(told, **terms)
+    with pytest.raises(UserError, match=word) as caught:
+        in_block(replace(BLOCK, **changes), num_nodes=2)
     assert type(caught.value) is kind
-    assert message in caught.value.message and hint in str(caught.value.hint)
 
 
-def test_a_reservation_that_ec2_does_not_know_is_none() -> None:
-    unknown = BadConfiguration("no such reservation")
-    unknown.code = "InvalidCapacityReservationId.NotFound"
-    aws = fake_aws(refused={"DescribeCapacityReservations": unknown})
+def test_a_reservation_that_ec2_does_not_know_is_an_error() -> None:
     with pytest.raises(BadConfiguration, match="there is no reservation cr-0a1b2c3d"):
-        found(aws, **BLOCK)
+        in_block(None)
 
 
 def test_without_subnets_a_block_for_one_node_takes_its_zones_default() -> None:
-    bare = settings(us_east_1=replace(usual(), subnets={}))
-    (site,) = in_block(block(), config=bare).placements
-    assert isinstance(site, Ec2Placement) and (site.zone, site.subnet) == ("us-east-1b", None)
-    with pytest.raises(BadConfiguration, match="and no subnet there is named"):
-        in_block(block(), config=bare, num_nodes=2)
+    found = in_block(here=NO_SUBNETS)
+    assert (found.zone, found.subnet) == ("us-east-1b", None)
+    with pytest.raises(BadConfiguration, match="no subnet there is named"):
+        in_block(here=NO_SUBNETS, num_nodes=2)
 
 
-@pytest.mark.parametrize(("minutes_left", "cut"), [(150, None), (149, 119), (60, 30)])
-def test_a_longer_limit_than_the_block_is_cut_with_a_word(minutes_left: int, cut: int | None) -> None:
-    end = NOW + timedelta(minutes=minutes_left)
-    aws = fake_aws(answers={"DescribeCapacityReservations": block(EndDate=end)})
-    job = request(**BLOCK)
-    asked, told = fitted(job, lookup(aws, job))
-    assert asked.cloud.max_minutes == (cut or 120)
-    assert told == (
-        ()
-        if cut is None
-        else (
-            f"--max-hours is cut from 120 to {cut} min: EC2 begins to end the instances of cr-0a1b2c3d then",
-        )
-    )
+@pytest.mark.parametrize(("minutes_left", "minutes"), [(150, 120), (149, 119), (60, 30)])
+def test_a_longer_limit_than_the_block_is_cut_and_reported(minutes_left: int, minutes: int) -> None:
+    aws = FakeAws(reservation=replace(BLOCK, ends_at=NOW + timedelta(minutes=minutes_left)))
+    fit, changes = fitted(request(**IN_BLOCK), lookup(aws))
+    assert fit.cloud.max_minutes == minutes
+    assert [f"cut from 120 to {minutes} min" in change for change in changes] == [True] * (minutes < 120)
 
 
-def test_the_price_file_tells_what_a_block_cost_where_nothing_else_does() -> None:
-    asked = request(**BLOCK)
-    looking = lookup(fake_aws(answers={"DescribeCapacityReservations": block()}), asked)
+def test_the_price_file_says_what_a_block_cost_where_nothing_else_does() -> None:
     price = replace(
         catalogue().price("p5.48xlarge", on=NOW.date()), purchase="capacity-block", usd_per_hour=40.0
     )
     own = replace(catalogue(), prices=(*catalogue().prices, price))
-    without_fee = replace(asked, cloud=replace(asked.cloud, block_fee_usd=None))
-    (site,) = resolve(without_fee, replace(looking, catalogue=own)).placements
-    assert isinstance(site, Ec2Placement) and site.block is not None
+    without_fee = request(**{**IN_BLOCK, "block_fee_usd": None})
+    (found,) = resolve(without_fee, lookup(catalogue=own)).placements
+    assert isinstance(found, Ec2Placement) and found.block is not None
     # Known answer: two for 24 h at $40.
-    assert (site.usd_per_hour, site.block.fee_usd) == (40.0, 1920.0)
+    assert (found.usd_per_hour, found.block.fee_usd) == (40.0, 1920.0)
     with pytest.raises(UserError, match="cost is not known"):
-        resolve(without_fee, looking)
+        resolve(without_fee, lookup())
+
+
+# SageMaker
+
+
+def trains(
+    aws: FakeAws | None = None, *instances: str, here: RegionSettings | None = None, **changes: Any
+) -> Resolution:
+    types = instances or ("ml.p5.48xlarge",)
+    return resolved(aws, *types, here=here or usual(role=ROLE), backend="sagemaker", **changes)
+
+
+def test_a_placement_holds_all_that_a_training_job_names() -> None:
+    (found,) = trains(num_nodes=2).placements
+    assert isinstance(found, SageMakerPlacement)
+    assert (found.name, found.region, found.role) == ("ml.p5.48xlarge in us-east-1", "us-east-1", ROLE)
+    assert (found.bucket, found.prefix) == ("acme", "fastlaunch")
+    # The image of jobs on EC2, in the region, by digest: runs on both can be compared.
+    assert found.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}"
+    assert found.code is not None and found.code.key == "fastlaunch/code/c0de.tar.gz"
+    assert (found.usd_per_hour, found.price_as_of) == (63.296, "2026-09-01")
+
+
+def test_several_training_types_ask_for_what_they_share_once() -> None:
+    aws = FakeAws()
+    both = trains(aws, "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5e.48xlarge")
+    assert [one.instance.name for one in both.placements] == ["p4d.24xlarge", "p5.48xlarge"]
+    ((name, why),) = both.skipped
+    assert name == "ml.p5e.48xlarge in us-east-1" and "no sagemaker on-demand price" in why
+    assert aws.asked["role", "us-east-1"] == aws.asked["bucket_exists", "us-east-1"] == 1
+    # What EC2 alone needs is not asked for.
+    assert aws.asked["parameter", "us-east-1"] == aws.asked["subnets", "us-east-1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "here", "word"),
+    [
+        ({"bucket_exists": False}, {}, "there is no bucket acme"),
+        ({}, {"role": None}, "no role is named"),
+        ({}, {"bucket": None}, "no bucket is named"),
+        ({"role": None}, {}, "there is no role"),
+        ({"role": Role(arn=ROLE, trusts=frozenset())}, {}, "does not let SageMaker"),
+    ],
+)
+def test_what_a_training_job_misses_ends_it(facts: dict[str, Any], here: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        trains(FakeAws(**facts), here=usual(**{"role": ROLE, **here}))
+
+
+def test_a_role_that_may_not_be_looked_at_is_believed() -> None:
+    assert trains(FakeAws(role=denied("iam:GetRole"))).placements
+
+
+# Without AWS
+
+
+def offline(here: RegionSettings | None = None, **changes: Any) -> Resolution:
+    looking = OfflineLookup(
+        settings=settings(us_east_1=here or RegionSettings()),
+        catalogue=catalogue(),
+        now=NOW,
+        base=None if changes.get("image") else training_base(None, today=NOW.date()),
+        commit="c0ffee",
+    )
+    return resolve(request(**changes), looking)
+
+
+def offline_ec2(here: RegionSettings | None = None, **changes: Any) -> Ec2Placement:
+    (found,) = offline(here, **changes).placements
+    assert isinstance(found, Ec2Placement)
+    return found
+
+
+def test_without_settings_everything_is_to_be_looked_up() -> None:
+    found = offline_ec2()
+    assert found.placeholders == (
+        *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "root-device"),
+    )
+    assert (found.zone, found.subnet, found.security_groups) == (None, None, ())
+    assert (found.usd_per_hour, found.price_as_of) == (55.04, "2026-07-20")
+    assert found.code is not None
+    assert (found.code.key, found.code.commit) == ("fastlaunch/code/<code-sha256>.tar.gz", "c0ffee")
+
+
+def test_settings_and_an_own_image_fill_the_placeholders() -> None:
+    found = offline_ec2(usual(letters="a", prefix="a/b"))
+    assert found.placeholders == ("ami-id", "code-sha256", "image-digest", "root-device")
+    assert (found.bucket, found.prefix, found.instance_profile) == ("acme", "a/b", "fastlaunch-node")
+    assert (found.zone, found.subnet, found.security_groups) == ("us-east-1a", "subnet-a", ("sg-1",))
+    own = offline_ec2(image=IMAGE)
+    assert own.code is None and own.image == IMAGE and "code-sha256" not in own.placeholders
+
+
+def test_offline_a_region_without_a_price_is_left_out() -> None:
+    both = offline(regions=("eu-north-1", "us-east-1"))
+    assert [one.name for one in both.placements] == ["p5.48xlarge in us-east-1"]
+    assert [name for name, _ in both.skipped] == ["p5.48xlarge in eu-north-1"]
+    with pytest.raises(UserError, match="in eu-north-1 is known"):
+        offline(regions=("eu-north-1",))
+    assert offline_ec2(regions=("eu-north-1",), purchase="spot", max_price_usd=20.0).usd_per_hour == 20.0
+
+
+def test_offline_several_interfaces_name_what_must_be_given() -> None:
+    found = offline_ec2(num_nodes=2)
+    assert {"subnet-id", "security-group-id"} <= set(found.placeholders)
+    check_plan(found, jobs_at(request(num_nodes=2), found.instance, found.region), max_minutes=120)
+    assert offline_ec2(usual(letters="a"), num_nodes=2).subnet == "subnet-a"
+
+
+def test_offline_a_block_is_dear_and_never_free() -> None:
+    block = {**IN_BLOCK, "block_fee_usd": 944.0}
+    found = offline_ec2(usual(letters="a"), **block)
+    assert found.block is not None
+    # Known answer: of a day, the shortest there is; $944 over 24 h.
+    assert (found.usd_per_hour, found.block.fee_usd) == (pytest.approx(39.3333333), 944.0)
+    assert "block-end" in found.placeholders and found.zone == "us-east-1a"
+    plan = plan_at(
+        {"<run-id>": jobs_at(request(**block), found.instance, found.region)[0]},
+        found,
+        attempt=1,
+        max_minutes=120,
+    )
+    assert plan.sunk_usd == 944.0 and plan.max_cost_usd == pytest.approx(85.222222)
+    assert "block-end" in plan.placeholders
+    # Only AWS can say which of several subnets is in the block's zone.
+    unknown = offline_ec2(usual(), **block)
+    assert (unknown.zone, unknown.subnet) == (None, "<subnet-id>")
+    with pytest.raises(UserError, match="cost is not known") as caught:
+        offline(usual(), **{**IN_BLOCK, "block_fee_usd": None})
+    assert "--block-fee USD" in str(caught.value.hint)
+
+
+def test_a_plan_that_aws_would_refuse_is_refused_before() -> None:
+    # The request does not grow with its runs.
+    check_plan(ec2_builders.site(), [ec2_builders.job()] * 900, max_minutes=120)
+    for placement, job, word in (
+        (ec2_builders.site(prefix="p" * 250), ec2_builders.job(), "EC2 would refuse"),
+        (training_site(prefix="p" * 1000), training_job(), "SageMaker would refuse"),
+    ):
+        with pytest.raises(UserError, match=word):
+            check_plan(placement, [job], max_minutes=120)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ OUTPUT = f"s3://acme-training/fastlaunch/runs/{RUN_ID}/attempt-12"
 BOOTSTRAP = Bootstrap(
     token=f"{RUN_ID}-a12",
     region="us-gov-west-1",
-    max_minutes=10_000,
+    max_minutes=100,
     output=OUTPUT,
     agent=f"s3://acme-training/fastlaunch/code/agent-{'a' * 64}.pyz",
     agent_sha256="a" * 64,
@@ -33,7 +32,7 @@ def commands() -> list[str]:
 
 
 def test_the_machines_timer_is_the_first_command() -> None:
-    assert commands()[0] == "shutdown -P +10000"
+    assert commands()[0] == "shutdown -P +100"
 
 
 def test_it_is_small_and_ascii() -> None:
@@ -49,11 +48,6 @@ def test_shellcheck_has_nothing_against_it(tmp_path: Path) -> None:
         ["shellcheck", "user-data.sh"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-
-
-def test_aws_is_called_in_one_place_with_its_region_and_a_limit() -> None:
-    (call,) = [line for line in commands() if re.search(r"(^|[ (])aws --", line)]
-    assert "timeout -k 5 60 aws --region us-gov-west-1 " in call
 
 
 def test_a_machine_that_reboots_turns_off() -> None:
@@ -80,12 +74,6 @@ def test_a_console_that_is_gone_does_not_end_it(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text().splitlines()[0] == "1"
 
 
-def test_an_upgrade_under_way_is_not_waited_for() -> None:
-    """Ubuntu gives one half an hour to end."""
-    (stopped,) = (line for line in commands() if "unattended-upgrades" in line)
-    assert stopped.startswith("systemctl stop --no-block ")
-
-
 def part(start: str, end: str) -> str:
     """The script from one line that begins so to the end of another."""
     begin = SCRIPT.index(f"\n{start}") + 1
@@ -94,7 +82,7 @@ def part(start: str, end: str) -> str:
 
 @pytest.mark.parametrize(
     ("given", "ended_after"),
-    [("", 60), ("booted", 120_012), ("booted, and the agent gone", 0)],
+    [("", 60), ("booted", 1_212), ("booted, and the agent gone", 0)],
 )
 def test_the_watchdog_ends_what_does_not_boot_is_gone_or_takes_too_long(
     given: str, ended_after: int, tmp_path: Path

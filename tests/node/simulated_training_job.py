@@ -230,7 +230,7 @@ class SimulatedTrainingJob:
             layer=None if "code" in channels else code_bundle().data,
             environment=environment,
             channels=channels,
-            instance_type=self._job.selected_type or resources["InstanceType"],
+            instance_type=resources["InstanceType"],
             hosts=[f"algo-{number}" for number in range(1, resources["InstanceCount"] + 1)],
         )
 

@@ -1,32 +1,35 @@
 """Calls to AWS made once, whatever number of candidates need the answer."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, cast
 
+from fastlaunch.aws.client import Aws
 from fastlaunch.core.errors import CloudRefused
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
+def cached(aws: Aws) -> Aws:
+    """Return an `Aws` that remembers what each call answered or how AWS refused it.
 
-class CachedCalls:
-    """Calls a method of `Aws` and remembers its answer or refusal: `cached(aws.parameter, region, name)`.
-
-    For calls that only look, within one command. Arguments are hashable.
+    For calls that only look, within one command. Arguments are hashable, and not given by name.
     """
+    return cast(Aws, _CachedCalls(aws))
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[Any, CloudRefused | None]] = {}
 
-    def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (call, args, tuple(sorted(kwargs.items())))
-        if key not in self._known:
-            try:
-                self._known[key] = call(*args, **kwargs), None
-            except CloudRefused as error:
-                self._known[key] = None, error
-        value, refusal = self._known[key]
-        if refusal is not None:
-            raise refusal
-        answer: T = value
-        return answer
+class _CachedCalls:
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            key = (name, *args)
+            if key not in self._known:
+                try:
+                    self._known[key] = getattr(self._aws, name)(*args)
+                except CloudRefused as error:
+                    self._known[key] = error
+            if isinstance(self._known[key], CloudRefused):
+                raise self._known[key]
+            return self._known[key]
+
+        return call

@@ -20,6 +20,7 @@ _ROUTE_TARGETS = (
     *("GatewayId", "NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId"),
     *("VpcPeeringConnectionId", "CarrierGatewayId", "LocalGatewayId", "CoreNetworkArn"),
 )
+_NO_INSTANCE = "InvalidInstanceID.NotFound"
 #: IpProtocol of a rule for all protocols.
 _ALL = "-1"
 
@@ -124,7 +125,7 @@ class Ec2Calls(AwsSession):
         try:
             self.call("ec2", region, "TerminateInstances", subject=", ".join(ids), InstanceIds=list(ids))
         except BadConfiguration as error:
-            if error.code != "InvalidInstanceID.NotFound":
+            if error.code != _NO_INSTANCE:
                 raise
             # EC2 terminates all or none, so the known ones are terminated one by one.
             for id in ids if len(ids) > 1 else ():
@@ -132,16 +133,10 @@ class Ec2Calls(AwsSession):
 
     def console_output(self, region: str, instance_id: str) -> str:
         """Return the newest console output of the instance; empty if there is none (yet)."""
-        try:
-            answer = self.call("ec2", region, "GetConsoleOutput", InstanceId=instance_id, Latest=True)
-        except BadConfiguration as error:
-            if error.code == "InvalidInstanceID.NotFound":
-                return ""
-            if error.code != "UnsupportedOperation":
-                raise
-            # Types before Nitro keep only what they wrote when they booted.
-            answer = self.call("ec2", region, "GetConsoleOutput", InstanceId=instance_id)
-        return str(answer.get("Output", ""))
+        answer = self.call_or_none(
+            "ec2", region, "GetConsoleOutput", absent=[_NO_INSTANCE], InstanceId=instance_id, Latest=True
+        )
+        return str((answer or {}).get("Output", ""))
 
     def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
         """Return the vCPUs of all that runs in the region, by instance type and purchase option.
@@ -184,16 +179,18 @@ class Ec2Calls(AwsSession):
 
     def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
         """Return the spot price per hour and its zone: the cheapest zone unless given. None if unknown."""
-        parameters: dict[str, Any] = {
-            "InstanceTypes": [instance_type],
-            "ProductDescriptions": ["Linux/UNIX"],
+        pages = self.paginate(
+            "ec2",
+            region,
+            "DescribeSpotPriceHistory",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=["Linux/UNIX"],
             # No price changes after now, and EC2 adds the last change before it, for each zone.
-            "StartTime": self._now(),
-        }
-        if zone is not None:
-            parameters["AvailabilityZone"] = zone
+            StartTime=self._now(),
+            **({"AvailabilityZone": zone} if zone else {}),
+        )
         newest: dict[str, tuple[datetime, float]] = {}
-        for page in self.paginate("ec2", region, "DescribeSpotPriceHistory", **parameters):
+        for page in pages:
             for each in page["SpotPriceHistory"]:
                 known = newest.get(each["AvailabilityZone"])
                 if known is None or each["Timestamp"] > known[0]:
@@ -202,16 +199,16 @@ class Ec2Calls(AwsSession):
 
     def reservation(self, region: str, id: str) -> Reservation | None:
         """Return the capacity reservation of this id, None if there is none in the region."""
-        try:
-            answer = self.call(
-                "ec2", region, "DescribeCapacityReservations", subject=id, CapacityReservationIds=[id]
-            )
-        except BadConfiguration as error:
-            codes = "InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"
-            if error.code in codes:
-                return None
-            raise
-        return next(map(_reservation, answer["CapacityReservations"]), None)
+        absent = "InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"
+        answer = self.call_or_none(
+            "ec2",
+            region,
+            "DescribeCapacityReservations",
+            absent=absent,
+            subject=id,
+            CapacityReservationIds=[id],
+        )
+        return next(map(_reservation, answer["CapacityReservations"]), None) if answer else None
 
     def parameter(self, region: str, name: str) -> str:
         """Return the value of an SSM parameter. Raises BadConfiguration if it does not exist."""
@@ -305,15 +302,13 @@ class Ec2Calls(AwsSession):
 
     def placement_group(self, region: str, name: str) -> PlacementGroup | None:
         """Return the placement group of this name, None if there is none."""
-        try:
-            answer = self.call("ec2", region, "DescribePlacementGroups", subject=name, GroupNames=[name])
-        except BadConfiguration as error:
-            if error.code == "InvalidPlacementGroup.Unknown":
-                return None
-            raise
+        absent = ["InvalidPlacementGroup.Unknown"]
+        answer = self.call_or_none(
+            "ec2", region, "DescribePlacementGroups", absent=absent, subject=name, GroupNames=[name]
+        )
         groups = (
             PlacementGroup(name=each["GroupName"], strategy=each["Strategy"], state=each["State"])
-            for each in answer["PlacementGroups"]
+            for each in (answer or {}).get("PlacementGroups", ())
         )
         return next(groups, None)
 

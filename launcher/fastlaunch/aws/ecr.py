@@ -5,7 +5,6 @@ from base64 import b64decode
 from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import RegistryLogin
-from fastlaunch.core.errors import BadConfiguration
 
 #: Every kind of manifest that ECR keeps: it may convert what was not accepted, under another digest.
 #: github.com/awslabs/amazon-ecr-containerd-resolver asks for the same.
@@ -17,6 +16,9 @@ _MANIFESTS = (
 )
 
 
+_NO_REPOSITORY = "RepositoryNotFoundException"
+
+
 class EcrCalls(AwsSession):
     def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
         """Return the digest (`sha256:...`) of a tag in an account's registry; None if there is none.
@@ -26,21 +28,19 @@ class EcrCalls(AwsSession):
         """
         by_digest = tag.startswith("sha256:")
         name = f"{repository}@{tag}" if by_digest else f"{repository}:{tag}"
-        try:
-            answer = self.call(
-                "ecr",
-                region,
-                "BatchGetImage",
-                subject=name,
-                registryId=account,
-                repositoryName=repository,
-                imageIds=[{"imageDigest" if by_digest else "imageTag": tag}],
-                acceptedMediaTypes=list(_MANIFESTS),
-            )
-        except BadConfiguration as error:
-            if error.code == "RepositoryNotFoundException":
-                return None
-            raise
+        answer = self.call_or_none(
+            "ecr",
+            region,
+            "BatchGetImage",
+            absent=[_NO_REPOSITORY],
+            subject=name,
+            registryId=account,
+            repositoryName=repository,
+            imageIds=[{"imageDigest" if by_digest else "imageTag": tag}],
+            acceptedMediaTypes=list(_MANIFESTS),
+        )
+        if answer is None:
+            return None
         for failure in answer.get("failures", ()):
             if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest"):
                 api_call = ApiCall(service="ecr", action="BatchGetImage", region=region, subject=name)
@@ -49,30 +49,25 @@ class EcrCalls(AwsSession):
 
     def ensure_repository(self, region: str, repository: str) -> str:
         """Return the URI of the account's own repository, made with immutable tags if it does not exist."""
-        parameters = {"repositoryName": repository, "imageTagMutability": "IMMUTABLE"}
-        uri = self._repository_uri(region, repository)
-        if uri is None:
-            try:
-                answer = self.call("ecr", region, "CreateRepository", subject=repository, **parameters)
-            except BadConfiguration as error:
-                if error.code != "RepositoryAlreadyExistsException":
-                    raise
-                uri = self._repository_uri(region, repository)
-            else:
-                uri = str(answer["repository"]["repositoryUri"])
-        assert uri is not None
-        return uri
-
-    def _repository_uri(self, region: str, repository: str) -> str | None:
-        try:
-            answer = self.call(
-                "ecr", region, "DescribeRepositories", subject=repository, repositoryNames=[repository]
-            )
-        except BadConfiguration as error:
-            if error.code == "RepositoryNotFoundException":
-                return None
-            raise
-        return str(answer["repositories"][0]["repositoryUri"])
+        found = self.call_or_none(
+            "ecr",
+            region,
+            "DescribeRepositories",
+            absent=[_NO_REPOSITORY],
+            subject=repository,
+            repositoryNames=[repository],
+        )
+        if found is not None:
+            return str(found["repositories"][0]["repositoryUri"])
+        made = self.call(
+            "ecr",
+            region,
+            "CreateRepository",
+            subject=repository,
+            repositoryName=repository,
+            imageTagMutability="IMMUTABLE",
+        )
+        return str(made["repository"]["repositoryUri"])
 
     def registry_login(self, region: str) -> RegistryLogin:
         """Return a login for the account's registry, which opens AWS's own too (GetAuthorizationToken)."""

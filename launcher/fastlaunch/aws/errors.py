@@ -127,7 +127,6 @@ _CODES = _by_name(
     (NoCapacity, _IN_ZONE, "Unsupported"),
     (NoCapacity, _ADDRESSES, "InsufficientFreeAddressesInSubnet"),
     # Credentials and rights.
-    (NotAuthorised, _ALLOW, "AccessDenied AccessDeniedException UnauthorizedOperation"),
     (NotAuthorised, _LOG_IN_OR_REGION, "AuthFailure InvalidClientTokenId UnrecognizedClientException"),
     (NotAuthorised, _SPOT_ROLE, "AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
     (
@@ -157,10 +156,8 @@ _CODES = _by_name(
     (
         Throttled,
         _AGAIN,
-        "RequestLimitExceeded Throttling ThrottlingException ThrottledException RequestThrottled "
-        "RequestThrottledException EC2ThrottledException TooManyRequestsException "
-        "PriorRequestNotComplete BandwidthLimitExceeded SlowDown OperationAborted "
-        "ConditionalRequestConflict",
+        "RequestLimitExceeded TooManyRequestsException PriorRequestNotComplete BandwidthLimitExceeded "
+        "SlowDown OperationAborted ConditionalRequestConflict",
     ),
     # Perhaps done, perhaps not.
     (Unreachable, _UNKNOWN, "RequestTimeout RequestTimeoutException"),
@@ -186,8 +183,6 @@ _STATUSES: Mapping[int, tuple[type[CloudRefused], str]] = {
     307: (BadConfiguration, _BUCKET_REGION),
     401: (NotAuthorised, _LOG_IN),
     403: (NotAuthorised, _ALLOW),
-    404: (BadConfiguration, _CORRECT),
-    429: (Throttled, _AGAIN),
 }
 
 _CONFIGURE = "run `aws configure`, or correct what the message names in AWS's own config file"

@@ -30,36 +30,31 @@ class IamCalls(AwsSession):
     def role(self, region: str, arn: str) -> Role | None:
         """Return the role of this ARN, None if the account has none (iam:GetRole)."""
         name = arn.rpartition("/")[2]
-        try:
-            answer = self.call("iam", region, "GetRole", subject=name, RoleName=name)["Role"]
-        except BadConfiguration as error:
-            if error.code == "NoSuchEntity":
-                return None
-            raise
+        absent = ["NoSuchEntity"]
+        answer = self.call_or_none("iam", region, "GetRole", absent=absent, subject=name, RoleName=name)
         # The name may belong to another account's role, or to another path.
-        if answer["Arn"] != arn:
+        if answer is None or answer["Role"]["Arn"] != arn:
             return None
-        return Role(arn=arn, trusts=_trusted_services(answer.get("AssumeRolePolicyDocument", {})))
+        return Role(arn=arn, trusts=_trusted_services(answer["Role"].get("AssumeRolePolicyDocument", {})))
 
-    def may_pass_role(self, instance_profile: str) -> str | None:
-        """Return why an instance cannot get this profile, in words; None if it can.
+    def profile_role(self, instance_profile: str) -> str | None:
+        """Return the ARN of the profile's role; None if there is no such profile, or it holds no role."""
+        name = instance_profile.rpartition("/")[2]
+        answer = self.call_or_none(
+            "iam",
+            self._home_region(),
+            "GetInstanceProfile",
+            absent=["NoSuchEntity"],
+            subject=name,
+            InstanceProfileName=name,
+        )
+        roles = answer["InstanceProfile"]["Roles"] if answer else ()
+        return next((str(role["Arn"]) for role in roles), None)
+
+    def may_pass(self, role: str, service: str) -> bool:
+        """Return whether you may pass the role to `service`, such as `sagemaker.amazonaws.com`.
 
         Raises NotAuthorised where IAM does not say.
-        """
-        try:
-            role = self._profile_role(instance_profile)
-        except BadConfiguration as error:
-            if error.code == "NoSuchEntity":
-                return f"there is no instance profile {instance_profile.rpartition('/')[2]}"
-            raise
-        if role is None:
-            return f"the instance profile {instance_profile.rpartition('/')[2]} holds no role"
-        return self.may_pass(role, "ec2.amazonaws.com")
-
-    def may_pass(self, role: str, service: str) -> str | None:
-        """Return why you may not pass the role to `service`, in words; None if you may.
-
-        service: such as `sagemaker.amazonaws.com`. Raises NotAuthorised where IAM does not say.
         """
         passed_to = {
             "ContextKeyName": "iam:PassedToService",
@@ -67,21 +62,13 @@ class IamCalls(AwsSession):
             "ContextKeyType": "string",
         }
         principal = self._principal(self.identity().arn)
-        if not self._denied(principal, ["iam:PassRole"], role, context=[passed_to]):
-            return None
-        name = {"ec2.amazonaws.com": "EC2", "sagemaker.amazonaws.com": "SageMaker"}.get(service, service)
-        return f"you may not pass {role} to {name}: iam:PassRole is not allowed"
+        return not self._denied(principal, ["iam:PassRole"], role, context=[passed_to])
 
-    def node_lacks(self, instance_profile: str, permissions: Sequence[Permission]) -> list[str]:
-        """Return which permissions the policies of the profile's role do not give.
+    def role_lacks(self, role: str, permissions: Sequence[Permission]) -> list[str]:
+        """Return which permissions the role's policies do not give.
 
         Raises NotAuthorised where IAM does not say.
         """
-        role = self._profile_role(instance_profile)
-        return self.role_lacks(role, permissions) if role is not None else []
-
-    def role_lacks(self, role: str, permissions: Sequence[Permission]) -> list[str]:
-        """Return which permissions the role's policies do not give; see `node_lacks`."""
         partition = role.split(":")[1]
         return [
             f"{action} on {resource}"
@@ -89,14 +76,6 @@ class IamCalls(AwsSession):
             for resource in [pattern.replace("PARTITION", partition, 1)]
             for action in self._denied(role, actions, resource)
         ]
-
-    def _profile_role(self, instance_profile: str) -> str | None:
-        """Return the ARN of the profile's role, None if it holds none."""
-        name = instance_profile.rpartition("/")[2]
-        answer = self.call(
-            "iam", self._home_region(), "GetInstanceProfile", subject=name, InstanceProfileName=name
-        )
-        return next((str(role["Arn"]) for role in answer["InstanceProfile"]["Roles"]), None)
 
     def _denied(
         self, principal: str, actions: Sequence[str], resource: str, *, context: Sequence[Any] = ()

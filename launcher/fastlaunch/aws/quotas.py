@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastlaunch.aws.session import AwsSession
-from fastlaunch.core.errors import BadConfiguration
 
 #: The most entries that one page may hold.
 _PAGE = 100
@@ -45,11 +44,13 @@ class QuotaCalls(AwsSession):
 
     def _quota(self, action: str, region: str, service: str, code: str) -> float | None:
         parameters = {"ServiceCode": service, "QuotaCode": code}
-        try:
-            answer = self.call("servicequotas", region, action, subject=f"{service} {code}", **parameters)
-        except BadConfiguration as error:
-            if error.code == "NoSuchResourceException":
-                return None
-            raise
-        value: float | None = answer["Quota"].get("Value")
+        answer = self.call_or_none(
+            "servicequotas",
+            region,
+            action,
+            absent=["NoSuchResourceException"],
+            subject=f"{service} {code}",
+            **parameters,
+        )
+        value: float | None = answer["Quota"].get("Value") if answer else None
         return value

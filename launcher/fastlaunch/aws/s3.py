@@ -14,12 +14,10 @@ class S3Calls(AwsSession):
 
         Raises BadConfiguration for a bucket of another region, which boto3 would follow there.
         """
-        try:
-            answer = self.call("s3", region, "HeadBucket", subject=bucket, Bucket=bucket)
-        except BadConfiguration as error:
-            if error.code in ("404", "NoSuchBucket", "NotFound"):
-                return False
-            raise
+        absent = "404", "NoSuchBucket", "NotFound"
+        answer = self.call_or_none("s3", region, "HeadBucket", absent=absent, subject=bucket, Bucket=bucket)
+        if answer is None:
+            return False
         bucket_region = answer.get("BucketRegion", region)
         if bucket_region != region:
             api_call = ApiCall(service="s3", action="HeadBucket", region=region, subject=bucket)

@@ -232,8 +232,8 @@ def _job(region: str, answer: Mapping[str, Any]) -> TrainingJob:
         # A job that never got a machine has no end on one.
         ended_at=answer.get("TrainingEndTime")
         or (answer.get("LastModifiedTime") if answer["TrainingJobStatus"] in ENDED else None),
-        instance_type=resources.get("SelectedInstanceType") or resources.get("InstanceType"),
-        num_instances=resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1,
+        instance_type=resources.get("InstanceType"),
+        num_instances=resources.get("InstanceCount", 1),
         is_spot=answer.get("EnableManagedSpotTraining", False),
         billable_s=answer.get("BillableTimeInSeconds"),
         training_s=answer.get("TrainingTimeInSeconds"),

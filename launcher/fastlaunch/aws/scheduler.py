@@ -7,7 +7,6 @@ from typing import Any
 
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.core.conventions import SCHEDULE_PREFIX
-from fastlaunch.core.errors import BadConfiguration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +26,15 @@ class SchedulerCalls(AwsSession):
         A schedule of that name is no error: the name holds the token of the request whose machines it ends.
         """
         assert request["Name"].startswith(SCHEDULE_PREFIX) and request["ClientToken"]
-        try:
-            self.call("scheduler", region, "CreateSchedule", subject=request["Name"], **request)
-        except BadConfiguration as error:
-            if error.code != "ConflictException":
-                raise
+        absent = ["ConflictException"]
+        self.call_or_none(
+            "scheduler", region, "CreateSchedule", absent=absent, subject=request["Name"], **request
+        )
 
     def delete_schedule(self, region: str, name: str) -> None:
         """Delete a schedule; do nothing if there is none of the name."""
-        try:
-            self.call("scheduler", region, "DeleteSchedule", subject=name, Name=name)
-        except BadConfiguration as error:
-            if error.code != "ResourceNotFoundException":
-                raise
+        absent = ["ResourceNotFoundException"]
+        self.call_or_none("scheduler", region, "DeleteSchedule", absent=absent, subject=name, Name=name)
 
     def list_schedules(self, region: str) -> list[Schedule]:
         """Return the region's schedules of fastlaunch, sorted by name; all pages."""

@@ -4,7 +4,7 @@ The only module that imports boto3. `AWS_ENDPOINT_URL` is obeyed.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from threading import RLock
 from typing import Any, TypeVar
@@ -62,6 +62,24 @@ class AwsSession:
 
         api_call = ApiCall(service=service, action=action, region=region, subject=subject)
         return self._retry(api_call, lambda client: getattr(client, xform_name(action))(**parameters))
+
+    def call_or_none(
+        self,
+        service: str,
+        region: str,
+        action: str,
+        *,
+        absent: Collection[str],
+        subject: str = "",
+        **parameters: Any,
+    ) -> Any | None:
+        """Return the answer to one call; None if AWS refuses it with one of the codes `absent`."""
+        try:
+            return self.call(service, region, action, subject=subject, **parameters)
+        except BadConfiguration as error:
+            if error.code in absent:
+                return None
+            raise
 
     def paginate(
         self, service: str, region: str, action: str, *, subject: str = "", **parameters: Any

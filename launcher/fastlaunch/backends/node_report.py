@@ -141,20 +141,15 @@ def _state(entry: Mapping[str, Any]) -> str:
 
 
 def _entries(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that a node reports; entries of another form are skipped."""
-    runs = status.get("runs")
-    entries = runs if isinstance(runs, list) else []
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("run_id"), str)]
+    """Return the runs that a node reports."""
+    return status.get("runs") or []
 
 
 def time_of(status: Mapping[str, Any] | None, name: str) -> datetime | None:
-    """Return a time of the report, in ISO 8601 or seconds since 1970; None if there is none."""
-    value = status.get(name) if status else None
-    if isinstance(value, int | float) and value > 1e9:
-        return datetime.fromtimestamp(value, tz=UTC)
+    """Return a time of the report, such as `2026-11-21T15:30:04Z`; None if it has none, or no such text."""
     try:
-        time = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
+        time = datetime.fromisoformat(status[name]) if status else None
+    except (KeyError, TypeError, ValueError):
         return None
     return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
 

@@ -4,7 +4,7 @@ A text such as `<ami-id>` stands for what is not known without asking AWS.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -55,6 +55,15 @@ class _Placement:
         """Names of what is not known yet, without the brackets, sorted."""
         names = {name for text in _texts(asdict(self)) for name in re.findall(r"<([^>]+)>", text)}
         return tuple(sorted(names))
+
+    @property
+    def runs_uri(self) -> str:
+        """`s3://bucket/prefix/runs`: what all runs of the region write lies under it."""
+        return "s3://" + "/".join(filter(None, (self.bucket, self.prefix, "runs")))
+
+    def unknown_names(self, run_ids: Iterable[str]) -> set[str]:
+        """Return the names of what is not known yet, of the runs too, without the brackets."""
+        return {*self.placeholders, *(run_id[1:-1] for run_id in run_ids if run_id.startswith("<"))}
 
 
 @dataclass(frozen=True, kw_only=True)

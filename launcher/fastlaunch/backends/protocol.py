@@ -156,9 +156,9 @@ class CloudBackend(ABC):
     def kill(self, handle: Mapping[str, Any]) -> None:
         """End the attempt at once, and see that it ends. Raises a kind of CloudRefused if it does not."""
 
+    @staticmethod
     @abstractmethod
     def billed(
-        self,
         *,
         launched_at: datetime,
         max_minutes: int,

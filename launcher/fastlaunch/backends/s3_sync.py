@@ -21,14 +21,9 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.node_report import merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.log_file import LOG
-from fastlaunch_train.node.protocol import RUN_ID, boot_name, status_name
+from fastlaunch_train.node.protocol import LOG, OUTPUT, RUN_ID, SEGMENT, boot_name, status_name
 
-_SEGMENT = re.compile(
-    rf"node-(?P<node>\d+)/(?:(?P<run>{RUN_ID.pattern})/)?"
-    r"(?P<name>log\.txt|rank-\d{5}-attempt-\d+\.jsonl|traceback-rank-\d{5}-attempt-\d+\.txt"
-    r"|nccl-node-(?P=node)\.txt)\.(?P<offset>\d{12})"
-)
+_NODE = re.compile(r"node-(\d+)")
 _TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
 #: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.
@@ -174,20 +169,27 @@ def _by_file(objects: Mapping[str, StoredObject], home: Path, token: str) -> dic
     """Return the segments by the local file that they are parts of; anything else is ignored."""
     files: dict[Path, list[_Segment]] = {}
     for name, stored in objects.items():
-        parts = _SEGMENT.fullmatch(name)
-        if parts is None:
-            continue
-        node = int(parts["node"])
-        if parts["run"] is None:
-            if parts["name"] != LOG:
-                continue
-            path = node_log_path(home, token, node)
-        else:
-            file = parts["name"] if node == 0 or parts["name"] != LOG else f"log-node-{node}.txt"
-            path = run_folder(home, parts["run"]) / file
-        segment = _Segment(key=stored.key, offset=int(parts["offset"]), size=stored.size)
-        files.setdefault(path, []).append(segment)
+        found = SEGMENT.fullmatch(name)
+        path = _local_path(found["name"], home, token) if found else None
+        if found and path:
+            segment = _Segment(key=stored.key, offset=int(found["offset"]), size=stored.size)
+            files.setdefault(path, []).append(segment)
     return files
+
+
+def _local_path(name: str, home: Path, token: str) -> Path | None:
+    """Return where a file lies here that a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
+    folder, *run_ids, file = name.split("/")
+    node = _NODE.fullmatch(folder)
+    if node is None or len(run_ids) > 1 or not all(map(RUN_ID.fullmatch, run_ids)):
+        return None
+    if not run_ids:
+        return node_log_path(home, token, int(node[1])) if file == LOG else None
+    if file == LOG:
+        file = LOG if int(node[1]) == 0 else f"log-node-{int(node[1])}.txt"
+    elif OUTPUT.fullmatch(file) is None:
+        return None
+    return run_folder(home, run_ids[0]) / file
 
 
 def _join(store: Store, region: str, bucket: str, path: Path, segments: list[_Segment], token: str) -> bool:

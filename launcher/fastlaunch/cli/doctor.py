@@ -18,7 +18,8 @@ from fastlaunch.jobs.options import CloudOptions, backend_of, check_cloud_option
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.placement.check import Check, CheckContext
+    from fastlaunch.placement.check import Check
+    from fastlaunch.placement.checks import CheckContext
 
 _HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
 
@@ -83,11 +84,11 @@ def doctor(
 
 
 def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOptions) -> "CheckContext":
-    from fastlaunch.aws.cache import CachedCalls
+    from fastlaunch.aws.cache import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.jobs.build import instances_of
     from fastlaunch.placement.aws_lookup import AwsLookup
-    from fastlaunch.placement.check import CheckContext
+    from fastlaunch.placement.checks import CheckContext
 
     now = context.now()
     return CheckContext(
@@ -96,8 +97,7 @@ def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOpti
             catalogue=catalogue,
             now=now,
             base=training_base(None, today=now.date()),
-            aws=context.aws,
-            ask=CachedCalls(),
+            aws=cached(context.aws),
         ),
         cloud=cloud,
         instances=instances_of(cloud, catalogue) if cloud.instances else (),

@@ -2,28 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, timedelta
 from typing import Protocol
 
-from fastlaunch.aws.cache import CachedCalls
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.types import MachineImage
-from fastlaunch.backends.placements import CapacityBlock
 from fastlaunch.catalog.container_images import image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.jobs.options import CloudOptions
-from fastlaunch.placement.capacity_block import check_reservation, known_block, max_minutes_in
-from fastlaunch.placement.config_checks import (
-    SAGEMAKER,
-    check_bucket,
-    check_role,
-    configured_bucket,
-    configured_profile,
-    configured_role,
-)
+from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
+from fastlaunch.placement.config_checks import SAGEMAKER, check_bucket, check_role, configured
 from fastlaunch.placement.network import check_default_vpc, check_subnet, find_subnet, group_vpcs
 from fastlaunch.placement.resolve import Candidate, Lookup, candidates, has_several_interfaces
 
@@ -41,8 +33,8 @@ class BundleAddress(Protocol):
 class AwsLookup(Lookup):
     """Answers by asking AWS. What the config file does not name is an error, with what to write."""
 
+    #: Asks each question once; see `aws.cache.cached`.
     aws: Aws
-    ask: CachedCalls
     #: The code that is going to be uploaded; None if the image holds it.
     bundle: BundleAddress | None = None
 
@@ -58,7 +50,7 @@ class AwsLookup(Lookup):
         """Return the capacity block, in which its nodes can run. Raise an error for each fault."""
         assert cloud.reservation is not None
         return check_reservation(
-            self.ask(self.aws.reservation, region, cloud.reservation),
+            self.aws.reservation(region, cloud.reservation),
             reservation_id=cloud.reservation,
             instance=instance,
             region=region,
@@ -66,44 +58,29 @@ class AwsLookup(Lookup):
             now=self.now,
         )
 
-    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
-        if request.cloud.reservation is None:
-            return None
-        return known_block(
-            self.reservation(request.cloud, candidate.instance, candidate.region),
-            instance=candidate.instance,
-            region=candidate.region,
-            fee_usd=request.cloud.block_fee_usd,
-            catalogue=self.catalogue,
-            today=self.today,
-        )
+    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
+        block = self.reservation(request.cloud, candidate.instance, candidate.region)
+        assert block.starts_at is not None and block.ends_at is not None
+        ends_at = block.ends_at.astimezone(UTC).isoformat(timespec="seconds")
+        return ends_at, (block.ends_at - block.starts_at) / timedelta(hours=1), block.num_instances
 
-    def bucket(self, region: str) -> str:
-        return configured_bucket(self.settings, region)
-
-    def instance_profile(self, region: str) -> str:
-        return configured_profile(self.settings, region)
-
-    def role(self, region: str) -> str:
-        arn = configured_role(self.settings, region)
-        check_role(self.aws, self.ask, region, arn, SAGEMAKER)
-        return arn
-
-    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
-        return self.region_settings(candidate.region).security_groups
+    def setting(self, region: str, name: str) -> str:
+        return configured(self.settings, region, name)
 
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
-        """Raise UserError if the zone lacks the type, or the network or the bucket does not serve the job."""
+        """Raise UserError if the zone lacks the type, or network, role or bucket do not serve the job."""
         region = candidate.region
-        if request.cloud.backend == "ec2":
-            check_offered(candidate, self.ask(self.aws.zones_offering, region, candidate.instance.name))
+        if request.cloud.backend == "sagemaker":
+            check_role(self.aws, region, self.setting(region, "role"), SAGEMAKER)
+        else:
+            check_offered(candidate, self.aws.zones_offering(region, candidate.instance.name))
             self._check_network(request, candidate)
-        check_bucket(self.aws, self.ask, region, self.bucket(region))
+        check_bucket(self.aws, region, self.setting(region, "bucket"))
 
     def machine_image(self, region: str) -> MachineImage:
         """Return the AMI that the region's parameter names, with its own root device."""
         name = self.region_settings(region).ami_parameter
-        return self.ask(self.aws.machine_image, region, self.ask(self.aws.parameter, region, name))
+        return self.aws.machine_image(region, self.aws.parameter(region, name))
 
     def image(self, request: CloudRequest, region: str) -> str:
         if request.cloud.image is None:
@@ -116,7 +93,7 @@ class AwsLookup(Lookup):
         base = self.base
         assert base is not None, "a container image, or a base image to look one up by"
         account = registry(region).account
-        digest = self.ask(self.aws.image_digest, region, account, base.repository, base.tag)
+        digest = self.aws.image_digest(region, account, base.repository, base.tag)
         if digest is None:
             raise BadConfiguration(
                 f"the registry of AWS in {region} ({account}) has no image {base.name}",
@@ -131,7 +108,7 @@ class AwsLookup(Lookup):
         """
         image = own_image(uri, region)
         try:
-            digest = self.ask(self.aws.image_digest, region, image.account, image.repository, image.digest)
+            digest = self.aws.image_digest(region, image.account, image.repository, image.digest)
         except NotAuthorised:
             return False
         if digest is None:
@@ -148,12 +125,12 @@ class AwsLookup(Lookup):
         return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
 
     def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
-        aws, ask, region = self.aws, self.ask, candidate.region
+        aws, region = self.aws, candidate.region
         here = self.region_settings(region)
-        vpcs = group_vpcs(aws, ask, region, here.security_groups)
+        vpcs = group_vpcs(aws, region, here.security_groups)
         if candidate.subnet is not None:
             # All of a region's subnets are one request.
-            subnet = find_subnet(aws, ask, region, candidate.subnet, tuple(here.subnets.values()))
+            subnet = find_subnet(aws, region, candidate.subnet, tuple(here.subnets.values()))
             check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
             return
         if has_several_interfaces(candidate.instance, request.cloud.num_nodes):
@@ -163,7 +140,7 @@ class AwsLookup(Lookup):
                 f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
                 "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
             )
-        check_default_vpc(aws, ask, region, vpcs)
+        check_default_vpc(aws, region, vpcs)
 
 
 def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tuple[str, ...]]:

@@ -2,16 +2,13 @@
 
 import datetime
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.backends.placements import CapacityBlock
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
-
-if TYPE_CHECKING:
-    from fastlaunch.aws.ec2 import Reservation
 
 #: Blocks are sold from a day on. docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", read 2026-11.
 MIN_BLOCK_HOURS = 24
@@ -23,14 +20,14 @@ UNKNOWN_END = "<block-end>"
 
 
 def check_reservation(
-    reservation: "Reservation | None",
+    reservation: Reservation | None,
     *,
     reservation_id: str,
     instance: InstanceType,
     region: str,
     num_nodes: int,
     now: datetime.datetime,
-) -> "Reservation":
+) -> Reservation:
     """Return the reservation if so many nodes can run in it from now on. Raises an error for each fault."""
     if reservation is None:
         raise BadConfiguration(
@@ -67,66 +64,21 @@ def check_reservation(
     return reservation
 
 
-def minutes_left(reservation: "Reservation", now: datetime.datetime) -> int:
+def minutes_left(reservation: Reservation, now: datetime.datetime) -> int:
     """Return whole minutes until the block's end."""
     assert reservation.ends_at is not None
     return int((reservation.ends_at - now) / timedelta(minutes=1))
 
 
-def max_minutes_in(reservation: "Reservation", now: datetime.datetime) -> int:
+def max_minutes_in(reservation: Reservation, now: datetime.datetime) -> int:
     """Return how many minutes machines may run before EC2 would end them by itself."""
     return minutes_left(reservation, now) - TERMINATION_MINUTES
 
 
-def known_block(
-    reservation: "Reservation",
-    *,
-    instance: InstanceType,
-    region: str,
-    fee_usd: float | None,
-    catalogue: Catalogue,
-    today: datetime.date,
-) -> CapacityBlock:
-    """Return the block with its cost. fee_usd: of all of it; None to take the price file's price per hour."""
-    assert reservation.starts_at is not None and reservation.ends_at is not None
-    hours = (reservation.ends_at - reservation.starts_at) / timedelta(hours=1)
-    if fee_usd is None:
-        fee_usd = _usd_per_hour(instance, region, catalogue, today) * hours * reservation.num_instances
-    return CapacityBlock(
-        reservation=reservation.id,
-        ends_at=reservation.ends_at.astimezone(datetime.UTC).isoformat(timespec="seconds"),
-        fee_usd=fee_usd,
-        hours=hours,
-        num_instances=reservation.num_instances,
-    )
-
-
-def unknown_block(
-    reservation: str,
-    *,
-    instance: InstanceType,
-    region: str,
-    num_nodes: int,
-    fee_usd: float | None,
-    catalogue: Catalogue,
-    today: datetime.date,
-) -> CapacityBlock:
-    """Return the block as far as it is known without AWS: the shortest there is, and so the dearest an hour.
-
-    Raises UserError where neither its fee nor its price is known.
-    """
-    if fee_usd is None:
-        fee_usd = _usd_per_hour(instance, region, catalogue, today) * MIN_BLOCK_HOURS * num_nodes
-    return CapacityBlock(
-        reservation=reservation,
-        ends_at=UNKNOWN_END,
-        fee_usd=fee_usd,
-        hours=MIN_BLOCK_HOURS,
-        num_instances=num_nodes,
-    )
-
-
-def _usd_per_hour(instance: InstanceType, region: str, catalogue: Catalogue, today: datetime.date) -> float:
+def block_usd_per_hour(
+    instance: InstanceType, region: str, catalogue: Catalogue, today: datetime.date
+) -> float:
+    """Return the price file's price of an hour of an instance. Raises UserError if it has none."""
     try:
         price = catalogue.price(instance.name, region=region, purchase="capacity-block", on=today)
     except UserError:
@@ -155,7 +107,7 @@ def block_price(block: CapacityBlock, instance: InstanceType, region: str, today
     )
 
 
-def _not_active(reservation: "Reservation") -> UserError:
+def _not_active(reservation: Reservation) -> UserError:
     if reservation.state in ("scheduled", "payment-pending", "pending") and reservation.starts_at is not None:
         return NoCapacity(
             f"{reservation.id} is {reservation.state}: it starts at {_utc(reservation.starts_at)}",

@@ -5,57 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws.cache import CachedCalls
-from fastlaunch.aws.client import Aws
-from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
-from fastlaunch.core.settings import RegionSettings
-from fastlaunch.jobs.options import CloudOptions
-from fastlaunch.placement.aws_lookup import AwsLookup
 from fastlaunch.placement.cost_ceiling import type_name
-from fastlaunch.placement.resolve import has_several_interfaces
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckContext:
-    """The job that the checks are for, and what they look it up with."""
-
-    lookup: AwsLookup
-    cloud: CloudOptions
-    #: Those of the options; none to check the account alone.
-    instances: tuple[InstanceType, ...]
-    #: In steps, 0 for none; None where no job is planned yet.
-    checkpoint_every: int | None = None
-    #: The budget.
-    max_cost_usd: float | None = None
-    #: Whether nobody follows the job, so that a timer in the account is to end its machines.
-    is_unfollowed: bool = False
-
-    @property
-    def aws(self) -> Aws:
-        return self.lookup.aws
-
-    @property
-    def ask(self) -> CachedCalls:
-        return self.lookup.ask
-
-    def region_settings(self, region: str) -> RegionSettings:
-        """Return the region's part of the config file."""
-        return self.lookup.region_settings(region)
-
-    @property
-    def has_several_interfaces(self) -> bool:
-        """Whether any of its machines would have several network interfaces."""
-        return self.cloud.backend == "ec2" and any(
-            has_several_interfaces(instance, self.cloud.num_nodes) for instance in self.instances
-        )
-
-    def name_of(self, instance: InstanceType) -> str:
-        """Return the type as the service calls it."""
-        return f"ml.{instance.name}" if self.cloud.backend == "sagemaker" else instance.name
 
 
 class Result(StrEnum):
@@ -96,12 +50,12 @@ class Check:
         """Whether nothing stands in the way; None if that is not known."""
         return None if self.result is Result.NOT_CHECKED else self.result is not Result.FAILED
 
-    def concerns(self, site: "Placement") -> bool:
-        """Return whether it is about this site."""
+    def concerns(self, placement: "Placement") -> bool:
+        """Return whether it is about this placement."""
         return (
-            self.region in (None, site.region)
-            and self.instance in (None, type_name(site))
-            and self.zone in (None, site.zone)
+            self.region in (None, placement.region)
+            and self.instance in (None, type_name(placement))
+            and self.zone in (None, placement.zone)
         )
 
 

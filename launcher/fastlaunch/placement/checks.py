@@ -6,26 +6,30 @@ nothing that the job itself needs, says so and holds up nothing.
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
-from fastlaunch.placement.aws_lookup import check_offered
-from fastlaunch.placement.capacity_block import minutes_left, unknown_block
-from fastlaunch.placement.check import Check, CheckContext, Finding, Result, run_check
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.placement.aws_lookup import AwsLookup, check_offered
+from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
+from fastlaunch.placement.check import Check, Finding, Result, run_check
 from fastlaunch.placement.config_checks import (
+    EC2,
     SAGEMAKER,
     SCHEDULER,
+    SERVICE_NAMES,
     check_bucket,
     check_role,
-    configured_bucket,
-    configured_profile,
-    configured_role,
-    job_lacks,
-    making,
-    node_lacks,
+    configured,
+    missing_rights,
+    setup_command,
 )
 from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
 from fastlaunch.placement.network import (
@@ -38,8 +42,14 @@ from fastlaunch.placement.network import (
     network_exit,
     placement_group_command,
 )
-from fastlaunch.placement.quota_checks import JOB, SPOT_JOB, quota_use, training_quota
-from fastlaunch.placement.resolve import Resolution, candidates, nowhere, resolution
+from fastlaunch.placement.quota_checks import quota_use
+from fastlaunch.placement.resolve import (
+    Resolution,
+    candidates,
+    has_several_interfaces,
+    nowhere,
+    resolution,
+)
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -55,28 +65,63 @@ OLD_PRICE_DAYS = 180
 _Pending = Iterator[tuple[Mapping[str, str], Callable[[], str | Finding]]]
 
 
-def checks(job: CheckContext, sites: "Sequence[Placement]" = ()) -> list[Check]:
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """The job that the checks are for, and what they look it up with."""
+
+    lookup: AwsLookup
+    cloud: CloudOptions
+    #: Those of the options; none to check the account alone.
+    instances: tuple[InstanceType, ...]
+    #: In steps, 0 for none; None where no job is planned yet.
+    checkpoint_every: int | None = None
+    #: The budget.
+    max_cost_usd: float | None = None
+    #: Whether nobody follows the job, so that a timer in the account is to end its machines.
+    is_unfollowed: bool = False
+
+    @property
+    def aws(self) -> Aws:
+        return self.lookup.aws
+
+    def region_settings(self, region: str) -> RegionSettings:
+        """Return the region's part of the config file."""
+        return self.lookup.region_settings(region)
+
+    @property
+    def has_several_interfaces(self) -> bool:
+        """Whether any of its machines would have several network interfaces."""
+        return self.cloud.backend == "ec2" and any(
+            has_several_interfaces(instance, self.cloud.num_nodes) for instance in self.instances
+        )
+
+    def name_of(self, instance: InstanceType) -> str:
+        """Return the type as the service calls it."""
+        return f"ml.{instance.name}" if self.cloud.backend == "sagemaker" else instance.name
+
+
+def checks(job: CheckContext, placements: "Sequence[Placement]" = ()) -> list[Check]:
     """Run every check, in the order in which a job needs it. Raises nothing that AWS or the config says.
 
-    sites: where the job may run, for its cost.
+    placements: where the job may run, for its cost.
     """
-    return [run_check("login", partial(_login, job)), *_region_checks(job), *_money_checks(job, sites)]
+    return [run_check("login", partial(_login, job)), *_region_checks(job), *_money_checks(job, placements)]
 
 
-def usable(sites: "Sequence[Placement]", results: Sequence[Check]) -> Resolution:
-    """Return the sites that no failed check is about, and the others with why.
+def usable(placements: "Sequence[Placement]", results: Sequence[Check]) -> Resolution:
+    """Return the placements that no failed check is about, and the others with why.
 
-    Raises the first error of the checks if no site is left.
+    Raises the first error of the checks if no placement is left.
     """
     failed = [check for check in results if check.error is not None]
     skipped: list[tuple[str, UserError]] = []
     left: list[Placement] = []
-    for site in sites:
-        error = next((check.error for check in failed if check.concerns(site)), None)
+    for placement in placements:
+        error = next((check.error for check in failed if check.concerns(placement)), None)
         if error is None:
-            left.append(site)
+            left.append(placement)
         else:
-            skipped.append((site.name, error))
+            skipped.append((placement.name, error))
     return resolution(left, skipped)
 
 
@@ -98,14 +143,14 @@ def _region_checks(job: CheckContext) -> Iterator[Check]:
 
 def _has_login(job: CheckContext) -> bool:
     try:
-        job.ask(job.aws.identity)
+        job.aws.identity()
     except CloudRefused:
         return False
     return True
 
 
 def _login(job: CheckContext) -> str:
-    identity = job.ask(job.aws.identity)
+    identity = job.aws.identity()
     return f"{identity.arn} (account {identity.account})"
 
 
@@ -113,9 +158,9 @@ def _config(job: CheckContext, region: str) -> str:
     """Return what the config file names for the region. Raises UserError if a job's needs are missing."""
     trains = job.cloud.backend == "sagemaker"
     problems: list[UserError] = []
-    for configured in (configured_bucket, configured_role if trains else configured_profile):
+    for name in ("bucket", "role" if trains else "instance_profile"):
         try:
-            configured(job.lookup.settings, region)
+            configured(job.lookup.settings, region, name)
         except UserError as error:
             problems.append(error)
     what, entry = ("role", "role: ARN") if trains else ("instance profile", "instance_profile: NAME")
@@ -123,7 +168,7 @@ def _config(job: CheckContext, region: str) -> str:
         raise UserError(
             f"neither bucket nor {what} is named for {region}",
             f"write `bucket: NAME` and `{entry}` under `aws: {region}:` in the config file; "
-            f"`fastlaunch doctor --setup` says how to make them, or all at once: {making(region)}",
+            f"`fastlaunch doctor --setup` says how to make them, or all at once: {setup_command(region)}",
         )
     if problems:
         raise problems[0]
@@ -136,7 +181,7 @@ def _config(job: CheckContext, region: str) -> str:
 
 def _region(job: CheckContext, region: str) -> str:
     """Check that the region is switched on. Raises BadConfiguration if it is not."""
-    known = job.ask(job.aws.regions)
+    known = job.aws.regions()
     if region not in known:
         raise BadConfiguration(
             f"{region} does not exist, or is not switched on for this account",
@@ -167,9 +212,9 @@ def _bucket(job: CheckContext, region: str) -> str | Finding:
     name, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
     if name is None:
         return Finding(Result.NOT_CHECKED, "none is named")
-    check_bucket(job.aws, job.ask, region, name)
+    check_bucket(job.aws, region, name)
     key = "/".join(filter(None, (prefix, DOCTOR_KEY)))
-    job.ask(job.aws.put_object, region, name, key, b"written by fastlaunch doctor\n")
+    job.aws.put_object(region, name, key, b"written by fastlaunch doctor\n")
     return f"s3://{name}/{prefix} can be written"
 
 
@@ -191,7 +236,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
                 partial(_block, job, instance, region),
             )
             continue
-        yield {"name": "quota", "instance": instance.name}, partial(_ec2_quota, job, instance, region)
+        yield {"name": "quota", "instance": instance.name}, partial(_quota, job, instance, region)
         if job.cloud.purchase == "spot":
             yield (
                 {"name": "spot price", "instance": instance.name},
@@ -209,23 +254,23 @@ def _profile(job: CheckContext, region: str) -> str | Finding:
     if profile is None:
         return Finding(Result.NOT_CHECKED, "none is named")
     try:
-        problem = job.ask(job.aws.may_pass_role, profile)
+        role = job.aws.profile_role(profile)
     except NotAuthorised as error:
         return Finding(Result.NOT_CHECKED, f"whether {profile} may be passed: {error.message}", error.hint)
-    if problem is not None:
+    if role is None:
         raise NotAuthorised(
-            problem,
+            f"there is no instance profile {profile.rpartition('/')[2]}, or it holds no role",
             "`fastlaunch doctor --setup` has the role, the profile, and the policy that lets you pass it",
         )
-    message = f"{profile} is there, and IAM says that its role may be passed"
-    lacking = node_lacks(job.aws, job.ask, job.region_settings(region))
-    if not lacking:
-        return message
-    return Finding(
-        Result.WARNING,
-        f"{message}; the role's own policies do not give {' nor '.join(lacking)}",
-        "`fastlaunch doctor --setup` has the role's policy; a machine that cannot upload ends itself",
-    )
+    return _passed(job, region, role, EC2)
+
+
+def _role(job: CheckContext, region: str) -> str | Finding:
+    arn = job.region_settings(region).role
+    if arn is None:
+        return Finding(Result.NOT_CHECKED, "none is named", setup_command(region))
+    check_role(job.aws, region, arn, SAGEMAKER)
+    return _passed(job, region, arn, SAGEMAKER)
 
 
 def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
@@ -234,23 +279,42 @@ def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
     alone = "of a detached job only its machines' own timers would end it"
     if arn is None:
         write = f"write `scheduler_role: ARN` under `aws: {region}:` in the config file"
-        hint = f"{write}; this makes one: {making(region)}"
+        hint = f"{write}; this makes one: {setup_command(region)}"
         return Finding(Result.NOT_CHECKED, f"none is named: {alone}", hint)
     try:
-        check_role(job.aws, job.ask, region, arn, SCHEDULER)
-        problem = job.ask(job.aws.may_pass, arn, SCHEDULER)
-    except NotAuthorised as error:
-        return Finding(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
+        check_role(job.aws, region, arn, SCHEDULER)
+        return _passed(job, region, arn, SCHEDULER)
     except CloudRefused as error:
         return Finding(Result.WARNING, f"{error.message}: {alone}", error.hint)
-    if problem is not None:
-        hint = "`fastlaunch iam print` has the policy that lets you pass it"
-        return Finding(Result.WARNING, f"{problem}: {alone}", hint)
-    return f"{arn} ends the machines of detached jobs"
+
+
+def _passed(job: CheckContext, region: str, role: str, service: str) -> str | Finding:
+    """Check that you may pass the role to the service, and that jobs with it may upload.
+
+    Raises NotAuthorised if you may not.
+    """
+    try:
+        may_pass = job.aws.may_pass(role, service)
+    except NotAuthorised as error:
+        return Finding(Result.NOT_CHECKED, f"whether {role} may be passed: {error.message}", error.hint)
+    if not may_pass:
+        raise NotAuthorised(
+            f"you may not pass {role} to {SERVICE_NAMES[service]}: iam:PassRole is not allowed",
+            "`fastlaunch iam print` has the policy that lets you pass it",
+        )
+    message = f"{role} may be passed to {SERVICE_NAMES[service]}"
+    missing = missing_rights(job.aws, role, job.region_settings(region)) if service != SCHEDULER else []
+    if not missing:
+        return message
+    return Finding(
+        Result.WARNING,
+        f"{message}; its own policies do not give {' nor '.join(missing)}",
+        "`fastlaunch iam print` has the role's policy; what a job cannot upload is lost",
+    )
 
 
 def _offered(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    zones = job.ask(job.aws.zones_offering, region, instance.name)
+    zones = job.aws.zones_offering(region, instance.name)
     refused: list[tuple[str, UserError]] = []
     where = candidates([instance], [region], job.lookup.settings)
     for candidate in where:
@@ -276,20 +340,14 @@ def _block(job: CheckContext, instance: InstanceType, region: str) -> str:
     )
 
 
-def _ec2_quota(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    use = quota_use(
-        instance,
-        region=region,
-        purchase=job.cloud.purchase,
-        num_nodes=job.cloud.num_nodes,
-        aws=job.aws,
-        ask=job.ask,
-    )
+def _quota(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
+    use = quota_use(instance, region, job.cloud, job.aws)
     if use is None:
+        service = SERVICES[job.cloud.backend]
         return Finding(
             Result.NOT_CHECKED,
-            f"which quota {job.cloud.purchase} {instance.name} counts against is not published",
-            f"look for it under Service Quotas, Amazon EC2, in {region}",
+            f"{service} publishes no quota for {job.cloud.purchase} {job.name_of(instance)} in {region}",
+            f"look for it under Service Quotas, Amazon {service}, in {region}; the type may not be there",
         )
     if use.fits is False:
         raise use.refusal
@@ -297,7 +355,7 @@ def _ec2_quota(job: CheckContext, instance: InstanceType, region: str) -> str | 
 
 
 def _spot_price(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    newest = job.ask(job.aws.spot_price_usd, region, instance.name, None)
+    newest = job.aws.spot_price_usd(region, instance.name, None)
     if newest is None:
         return Finding(Result.NOT_CHECKED, f"EC2 tells no spot price of {instance.name} in {region}")
     usd, zone = newest
@@ -330,7 +388,7 @@ def _network_checks(job: CheckContext, region: str) -> _Pending:
 
 def _groups(job: CheckContext, region: str) -> str:
     groups = job.region_settings(region).security_groups
-    vpcs = group_vpcs(job.aws, job.ask, region, groups)
+    vpcs = group_vpcs(job.aws, region, groups)
     if not groups:
         return "none is named: the VPC's default group, which lets everything out unless somebody changed it"
     return f"{', '.join(groups)} of {', '.join(sorted(set(vpcs.values())))}"
@@ -344,8 +402,8 @@ def _no_subnet(job: CheckContext, region: str) -> str | Finding:
             f"{write}, of subnets with a NAT or endpoints for S3 and ECR",
         )
     groups = job.region_settings(region).security_groups
-    vpcs = group_vpcs(job.aws, job.ask, region, groups)
-    default = check_default_vpc(job.aws, job.ask, region, vpcs)
+    vpcs = group_vpcs(job.aws, region, groups)
+    default = check_default_vpc(job.aws, region, vpcs)
     where = f"the default VPC, {default}," if default else "the default VPC, if there is one,"
     return Finding(
         Result.WARNING,
@@ -356,25 +414,20 @@ def _no_subnet(job: CheckContext, region: str) -> str | Finding:
 
 def _subnet(job: CheckContext, region: str, zone: str, subnet_id: str) -> str | Finding:
     here = job.region_settings(region)
-    subnet = find_subnet(job.aws, job.ask, region, subnet_id, tuple(here.subnets.values()))
-    vpcs = group_vpcs(job.aws, job.ask, region, here.security_groups)
+    subnet = find_subnet(job.aws, region, subnet_id, tuple(here.subnets.values()))
+    vpcs = group_vpcs(job.aws, region, here.security_groups)
     check_subnet(subnet, region=region, zone=zone, group_vpcs=vpcs)
-    several = job.has_several_interfaces
-    way = network_exit(region, subnet, job.aws, job.ask, several_interfaces=several)
-    message = f"{subnet_id}: {way.message}"
-    if way.is_shut and several:
-        raise BadConfiguration(message, way.hint)
-    return message if way.is_known else Finding(Result.WARNING, message, way.hint)
+    return network_exit(region, subnet, job.aws, several_interfaces=job.has_several_interfaces)
 
 
 def _between_nodes(job: CheckContext, region: str) -> str | Finding:
     groups = job.region_settings(region).security_groups
     if job.has_several_interfaces:
-        check_open_groups(job.aws, job.ask, region, groups)
+        check_open_groups(job.aws, region, groups)
         return f"{', '.join(groups)} lets nodes reach each other by EFA"
     if not groups:
         return "none is named: the VPC's default group lets its own machines reach each other"
-    rules = job.ask(job.aws.group_rules, region, groups)
+    rules = job.aws.group_rules(region, groups)
     if any(rule.lets_in & rules.keys() for rule in rules.values()):
         return f"{', '.join(groups)} lets nodes reach each other"
     return Finding(
@@ -396,7 +449,7 @@ def _placement_group(job: CheckContext, region: str, zone: str) -> str | Finding
             f"{placement_group_command(region, made)}, and write `placement_groups: {{{zone}: {made}}}` "
             f"under `aws: {region}:` in the config file",
         )
-    check_placement_group(job.aws, job.ask, region, name)
+    check_placement_group(job.aws, region, name)
     return f"{name} keeps nodes close together"
 
 
@@ -407,55 +460,11 @@ def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "bucket"}, partial(_bucket, job, region)
     # A training plan's instances were granted when it was bought.
     for instance in () if job.cloud.training_plan else job.instances:
-        name = job.name_of(instance)
-        usage = SPOT_JOB if job.cloud.purchase == "spot" else JOB
-        yield {"name": "quota", "instance": name}, partial(_sagemaker_quota, job, instance, region, usage)
+        yield {"name": "quota", "instance": job.name_of(instance)}, partial(_quota, job, instance, region)
 
 
-def _role(job: CheckContext, region: str) -> str | Finding:
-    arn = job.region_settings(region).role
-    if arn is None:
-        return Finding(Result.NOT_CHECKED, "none is named", making(region))
-    is_seen = check_role(job.aws, job.ask, region, arn, SAGEMAKER)
-    try:
-        problem = job.ask(job.aws.may_pass, arn, SAGEMAKER)
-    except NotAuthorised as error:
-        return Finding(Result.NOT_CHECKED, f"whether {arn} may be passed: {error.message}", error.hint)
-    if problem is not None:
-        raise NotAuthorised(problem, "`fastlaunch iam print` has the policy that lets you pass it")
-    message = f"{arn} {'is there, and ' if is_seen else ''}may be passed to SageMaker"
-    lacking = job_lacks(job.aws, job.ask, job.region_settings(region))
-    if not lacking:
-        return message
-    return Finding(
-        Result.WARNING,
-        f"{message}; its own policies do not give {' nor '.join(lacking)}",
-        "`fastlaunch iam print` has the role's policy; what a job cannot upload is lost",
-    )
-
-
-def _sagemaker_quota(job: CheckContext, instance: InstanceType, region: str, usage: str) -> str | Finding:
-    quota = training_quota(
-        instance,
-        usage,
-        region=region,
-        num_nodes=job.cloud.num_nodes,
-        aws=job.aws,
-        ask=job.ask,
-    )
-    if quota is None:
-        return Finding(
-            Result.NOT_CHECKED,
-            f"{region} has no quota of SageMaker's for ml.{instance.name} {usage}",
-            f"look for it under Service Quotas, Amazon SageMaker, in {region}; the type may not be there",
-        )
-    if quota.fits is False:
-        raise quota.refusal
-    return str(quota)
-
-
-def _money_checks(job: CheckContext, sites: "Sequence[Placement]") -> Iterator[Check]:
-    """Yield the checks of prices and costs. sites: where the job may run, none if that is not known."""
+def _money_checks(job: CheckContext, placements: "Sequence[Placement]") -> Iterator[Check]:
+    """Yield the checks of prices and costs. placements: where the job may run, none if that is not known."""
     yield run_check("price file", partial(_price_file, job))
     for region in job.cloud.regions:
         for instance in job.instances:
@@ -463,8 +472,8 @@ def _money_checks(job: CheckContext, sites: "Sequence[Placement]") -> Iterator[C
             yield run_check("price", call, region=region, instance=job.name_of(instance))
     if job.cloud.purchase == "spot" and job.checkpoint_every is not None:
         yield run_check("checkpoints", partial(_checkpoints, job))
-    if sites:
-        yield run_check("cost", partial(_cost, job, sites))
+    if placements:
+        yield run_check("cost", partial(_cost, job, placements))
 
 
 def _price_file(job: CheckContext) -> str | Finding:
@@ -475,7 +484,10 @@ def _price_file(job: CheckContext) -> str | Finding:
 
 def _price(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
     if job.cloud.reservation is not None:
-        return _block_price(job, instance, region, job.cloud.reservation)
+        if (fee_usd := job.cloud.block_fee_usd) is not None:
+            return f"${fee_usd:,.2f} paid up front"
+        usd_per_hour = block_usd_per_hour(instance, region, job.lookup.catalogue, job.lookup.today)
+        return f"${usd_per_hour:g}/h paid up front"
     rate = dearest_rate(
         instance,
         region,
@@ -487,21 +499,6 @@ def _price(job: CheckContext, instance: InstanceType, region: str) -> str | Find
     )
     message = f"at most ${rate.usd_per_hour:g}/h, as of {rate.as_of}"
     return _dated(job, message, rate.as_of)
-
-
-def _block_price(job: CheckContext, instance: InstanceType, region: str, reservation: str) -> str:
-    """Check that what the block cost is known. Raises UserError if it is not."""
-    fee = job.cloud.block_fee_usd
-    block = unknown_block(
-        reservation,
-        instance=instance,
-        region=region,
-        num_nodes=job.cloud.num_nodes,
-        fee_usd=fee,
-        catalogue=job.lookup.catalogue,
-        today=job.lookup.today,
-    )
-    return f"${fee:,.2f} paid up front" if fee is not None else f"${block.usd_per_hour:g}/h paid up front"
 
 
 def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Finding:
@@ -526,7 +523,7 @@ def _checkpoints(job: CheckContext) -> str:
     return f"every {job.checkpoint_every} steps"
 
 
-def _cost(job: CheckContext, sites: "Sequence[Placement]") -> str:
-    ceiling = cost_ceiling(sites, num_nodes=job.cloud.num_nodes, max_minutes=job.cloud.max_minutes)
+def _cost(job: CheckContext, placements: "Sequence[Placement]") -> str:
+    ceiling = cost_ceiling(placements, num_nodes=job.cloud.num_nodes, max_minutes=job.cloud.max_minutes)
     check_budget(ceiling, job.max_cost_usd)
     return str(ceiling)

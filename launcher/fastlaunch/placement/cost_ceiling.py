@@ -60,9 +60,9 @@ class CostCeiling:
         )
 
 
-def block_of(place: "Placement") -> CapacityBlock | None:
-    """Return the capacity block that the place is in, if it is in one."""
-    return place.block if isinstance(place, Ec2Placement) else None
+def block_of(placement: "Placement") -> CapacityBlock | None:
+    """Return the capacity block that the placement is in, if it is in one."""
+    return placement.block if isinstance(placement, Ec2Placement) else None
 
 
 def is_known(block: CapacityBlock) -> bool:
@@ -70,14 +70,15 @@ def is_known(block: CapacityBlock) -> bool:
     return not block.ends_at.startswith("<")
 
 
-def type_name(place: "Placement") -> str:
+def type_name(placement: "Placement") -> str:
     """Return the instance type there, as the service calls it."""
-    return f"ml.{place.instance.name}" if isinstance(place, SageMakerPlacement) else place.instance.name
+    name = placement.instance.name
+    return f"ml.{name}" if isinstance(placement, SageMakerPlacement) else name
 
 
-def cost_ceiling(sites: "Sequence[Placement]", *, num_nodes: int, max_minutes: int) -> CostCeiling:
-    """Return the ceiling over all sites where a job may run: the dearest one's."""
-    dearest = max(sites, key=lambda site: site.usd_per_hour)
+def cost_ceiling(placements: "Sequence[Placement]", *, num_nodes: int, max_minutes: int) -> CostCeiling:
+    """Return the ceiling over all placements of a job: the dearest one's."""
+    dearest = max(placements, key=lambda placement: placement.usd_per_hour)
     usd = max_cost_usd(num_nodes=num_nodes, max_minutes=max_minutes, usd_per_hour=dearest.usd_per_hour)
     block = block_of(dearest)
     return CostCeiling(
@@ -86,7 +87,7 @@ def cost_ceiling(sites: "Sequence[Placement]", *, num_nodes: int, max_minutes: i
         num_nodes=num_nodes,
         max_minutes=max_minutes,
         dearest=dearest,
-        instances=tuple(dict.fromkeys(map(type_name, sites))),
+        instances=tuple(dict.fromkeys(map(type_name, placements))),
     )
 
 

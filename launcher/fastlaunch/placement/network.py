@@ -1,14 +1,13 @@
 """Where a job's machines stand in the network: subnets, VPCs, security groups, placement groups."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from fastlaunch.aws.cache import CachedCalls
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import GroupRules
 from fastlaunch.aws.types import Subnet
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised
-from fastlaunch.placement.config_checks import making
+from fastlaunch.placement.check import Finding, Result
+from fastlaunch.placement.config_checks import setup_command
 
 #: What a machine talks to: the bucket and the layers of images, which lie in S3, and the registry.
 _NEEDED = ("s3", "ecr.api", "ecr.dkr")
@@ -22,9 +21,9 @@ _PRIVATE_HINT = (
 )
 
 
-def group_vpcs(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str, ...]) -> dict[str, str]:
+def group_vpcs(aws: Aws, region: str, groups: tuple[str, ...]) -> dict[str, str]:
     """Return VPCs by group. Raises BadConfiguration if a group is missing or there are several VPCs."""
-    vpcs = ask(aws.security_group_vpcs, region, groups) if groups else {}
+    vpcs = aws.security_group_vpcs(region, groups) if groups else {}
     if len(set(vpcs.values())) > 1:
         pairs = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
         raise BadConfiguration(
@@ -34,14 +33,14 @@ def group_vpcs(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str, ...])
     return vpcs
 
 
-def find_subnet(aws: Aws, ask: CachedCalls, region: str, name: str, all_of_region: Sequence[str]) -> Subnet:
+def find_subnet(aws: Aws, region: str, name: str, all_of_region: Sequence[str]) -> Subnet:
     """Return the subnet, asked for together with the region's others. Raises BadConfiguration without one."""
     together = tuple(sorted({*all_of_region, name}))
     try:
-        subnets = ask(aws.subnets, region, together)
+        subnets = aws.subnets(region, together)
     except BadConfiguration:
         # One that does not exist fails the question for all of them.
-        subnets = ask(aws.subnets, region, (name,))
+        subnets = aws.subnets(region, (name,))
     return next(subnet for subnet in subnets if subnet.id == name)
 
 
@@ -61,7 +60,7 @@ def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: d
             )
 
 
-def check_default_vpc(aws: Aws, ask: CachedCalls, region: str, group_vpcs: dict[str, str]) -> str | None:
+def check_default_vpc(aws: Aws, region: str, group_vpcs: dict[str, str]) -> str | None:
     """Return the default VPC, where a machine without a subnet starts; None if it may not be looked at.
 
     Raises BadConfiguration if there is none, or a security group is of another.
@@ -70,7 +69,7 @@ def check_default_vpc(aws: Aws, ask: CachedCalls, region: str, group_vpcs: dict[
         f"write `subnets: {{ZONE: ID}}` under `aws: {region}:` in the config file, or give --subnet"
     )
     try:
-        default = ask(aws.default_vpc, region)
+        default = aws.default_vpc(region)
     except NotAuthorised:
         return None
     if default is None:
@@ -84,7 +83,7 @@ def check_default_vpc(aws: Aws, ask: CachedCalls, region: str, group_vpcs: dict[
     return default
 
 
-def check_open_groups(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str, ...]) -> None:
+def check_open_groups(aws: Aws, region: str, groups: tuple[str, ...]) -> None:
     """Raise BadConfiguration if machines with these groups cannot reach each other by EFA.
 
     EFA goes by no address: a group has to name itself, or another that all machines have, for what comes in
@@ -94,9 +93,9 @@ def check_open_groups(aws: Aws, ask: CachedCalls, region: str, groups: tuple[str
         raise BadConfiguration(
             "no security group is named, and the VPC's default one lets nothing out by EFA",
             f"write one that names itself both ways into `aws.{region}.security_groups`; this makes one: "
-            f"{making(region)}",
+            f"{setup_command(region)}",
         )
-    rules = ask(aws.group_rules, region, groups)
+    rules = aws.group_rules(region, groups)
     lacking = [way for way in ("ingress", "egress") if not _is_open(rules, way)]
     if lacking:
         commands = " && ".join(_opening(region, groups[0], way) for way in lacking)
@@ -119,9 +118,9 @@ def _opening(region: str, group: str, way: str) -> str:
     )
 
 
-def check_placement_group(aws: Aws, ask: CachedCalls, region: str, name: str) -> None:
+def check_placement_group(aws: Aws, region: str, name: str) -> None:
     """Raise BadConfiguration if the placement group is missing or does not keep machines close."""
-    group = ask(aws.placement_group, region, name)
+    group = aws.placement_group(region, name)
     if group is None or group.state in ("deleting", "deleted"):
         raise BadConfiguration(
             f"{region} has no placement group {name}", placement_group_command(region, name)
@@ -138,85 +137,55 @@ def placement_group_command(region: str, name: str) -> str:
     return f"aws ec2 create-placement-group --region {region} --strategy cluster --group-name {name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkExit:
-    """The way out of a subnet."""
+def network_exit(region: str, subnet: Subnet, aws: Aws, *, several_interfaces: bool = False) -> str | Finding:
+    """Return the way out of the subnet, or a warning if none is seen.
 
-    #: Whether one is seen.
-    is_known: bool
-    #: The way, or what is in it.
-    message: str
-    #: What to do if none is seen.
-    hint: str | None = None
-    #: Whether there is surely none.
-    is_shut: bool = False
-
-
-def network_exit(
-    region: str, subnet: Subnet, aws: Aws, ask: CachedCalls, *, several_interfaces: bool = False
-) -> NetworkExit:
-    """Return the way out of the subnet, as far as AWS tells: a missing right only makes it less certain.
-
-    several_interfaces: of each machine, which then gets no public address whatever the subnet says.
+    A right that is missing only makes it less certain. several_interfaces: of each machine, which then gets
+    no public address whatever the subnet says. Raises BadConfiguration if these surely have no way out.
     """
-    target = _default_route(region, subnet, aws, ask)
+    target = _default_route(region, subnet, aws)
     public = subnet.maps_public_ip and not several_interfaces
     hint = (_PRIVATE_HINT if several_interfaces else _HINT).format(region=region)
     if target is None:
         if public:
-            return NetworkExit(is_known=True, message="its machines get a public address")
-        return NetworkExit(
-            is_known=False,
-            message="its machines get no public address, and its routes may not be looked at",
-            hint=hint,
-        )
+            return f"{subnet.id}: its machines get a public address"
+        message = f"{subnet.id}: its machines get no public address, and its routes may not be looked at"
+        return Finding(Result.WARNING, message, hint)
     if target.startswith("igw-") and public:
-        return NetworkExit(is_known=True, message=f"public address, and out by {target}")
+        return f"{subnet.id}: public address, and out by {target}"
     if target and not target.startswith("igw-"):
-        return NetworkExit(is_known=True, message=f"out by {target}")
+        return f"{subnet.id}: out by {target}"
     machines = "machines with several network interfaces" if several_interfaces else "its machines"
     problem = (
-        f"routes to {target}, but {machines} get no public address"
+        f"{subnet.id}: routes to {target}, but {machines} get no public address"
         if target
-        else "has no route to the internet"
+        else f"{subnet.id}: has no route to the internet"
     )
-    endpoints = _endpoints(region, subnet, aws, ask)
-    if endpoints is None:
-        return NetworkExit(
-            is_known=False,
-            message=f"{problem}, and the endpoints of its VPC may not be looked at",
-            hint=hint,
-        )
+    try:
+        endpoints = aws.endpoints(region, subnet.vpc)
+    except CloudRefused:
+        message = f"{problem}, and the endpoints of its VPC may not be looked at"
+        return Finding(Result.WARNING, message, hint)
     missing = [service for service in _NEEDED if service not in endpoints]
     if not missing:
-        return NetworkExit(is_known=True, message=f"to S3 and ECR by the endpoints of {subnet.vpc}")
+        return f"{subnet.id}: to S3 and ECR by the endpoints of {subnet.vpc}"
     if len(missing) < len(_NEEDED):
-        return NetworkExit(
-            is_known=False,
-            message=f"{problem}, and {subnet.vpc} has no endpoint for {' and '.join(missing)}",
-            hint=f"make endpoints for {' and '.join(f'com.amazonaws.{region}.{one}' for one in missing)}",
-            is_shut=True,
+        message = f"{problem}, and {subnet.vpc} has no endpoint for {' and '.join(missing)}"
+        names = (f"com.amazonaws.{region}.{service}" for service in missing)
+        hint = f"make endpoints for {' and '.join(names)}"
+    else:
+        message = (
+            f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes"
         )
-    return NetworkExit(
-        is_known=False,
-        message=f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes",
-        hint=hint,
-        is_shut=True,
-    )
+    if several_interfaces:
+        raise BadConfiguration(message, hint)
+    return Finding(Result.WARNING, message, hint)
 
 
-def _default_route(region: str, subnet: Subnet, aws: Aws, ask: CachedCalls) -> str | None:
+def _default_route(region: str, subnet: Subnet, aws: Aws) -> str | None:
     """Return where the subnet sends what leaves the VPC: empty for nowhere, None if AWS does not tell."""
     try:
-        routes = ask(aws.default_routes, region, subnet.vpc)
+        routes = aws.default_routes(region, subnet.vpc)
     except CloudRefused:
         return None
     return routes.get(subnet.id, routes.get(None, ""))
-
-
-def _endpoints(region: str, subnet: Subnet, aws: Aws, ask: CachedCalls) -> frozenset[str] | None:
-    """Return the services that the VPC has endpoints for; None if AWS does not tell."""
-    try:
-        return ask(aws.endpoints, region, subnet.vpc)
-    except CloudRefused:
-        return None

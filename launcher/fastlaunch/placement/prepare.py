@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws.cache import CachedCalls
+from fastlaunch.aws.cache import cached
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
@@ -17,8 +17,8 @@ from fastlaunch.images.code_bundle import Bundle, make_bundle, upload_bundle
 from fastlaunch.images.wheels import wheel_folder
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.placement.aws_lookup import AwsLookup, fitted
-from fastlaunch.placement.check import Check, CheckContext
-from fastlaunch.placement.checks import checks, usable
+from fastlaunch.placement.check import Check
+from fastlaunch.placement.checks import CheckContext, checks, usable
 from fastlaunch.placement.resolve import resolve
 
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ def prepare(
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
-    ask, today = CachedCalls(), now.date()
+    today = now.date()
+    lookup_aws = cached(aws)
     # First: without credentials nothing else can be known, and fetching wheels takes a while.
-    ask(aws.identity)
+    lookup_aws.identity()
     base = None if request.cloud.image else training_base(request.cloud.base_image, today=today)
     bundle = None
     if base is not None:
@@ -70,7 +71,7 @@ def prepare(
             base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
         )
     lookup = AwsLookup(
-        settings=settings, catalogue=catalogue, now=now, base=base, aws=aws, ask=ask, bundle=bundle
+        settings=settings, catalogue=catalogue, now=now, base=base, aws=lookup_aws, bundle=bundle
     )
     request, changes = fitted(request, lookup)
     resolution = resolve(request, lookup)
@@ -98,6 +99,6 @@ def upload_code(prepared: Prepared, aws: Aws) -> None:
     """Store the bundle in the bucket of every region where the job may run; nothing where it is there."""
     if prepared.bundle is None:
         return
-    places = dict.fromkeys((site.region, site.bucket, site.prefix) for site in prepared.placements)
-    for region, bucket, prefix in places:
+    buckets = dict.fromkeys((one.region, one.bucket, one.prefix) for one in prepared.placements)
+    for region, bucket, prefix in buckets:
         upload_bundle(aws, region, bucket, prefix, prepared.bundle)

@@ -6,160 +6,122 @@ SageMaker counts instances of each type under quotas of its own, which are looke
 
 from dataclasses import dataclass
 
-from fastlaunch.aws.cache import CachedCalls
 from fastlaunch.aws.client import Aws
-from fastlaunch.aws.quota_codes import QuotaCode, quota_code, quota_page
-from fastlaunch.aws.quotas import Quota
+from fastlaunch.aws.quota_codes import quota_code, quota_page
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import CloudRefused, QuotaExceeded
-
-#: Ends of the quotas' names; `ml.p5.48xlarge for training job usage`. Codes differ by type and are looked up.
-JOB, SPOT_JOB = ("training job", "spot training job")
+from fastlaunch.jobs.options import CloudOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaUse:
-    """A quota, in vCPUs, what counts against it now, and what a job needs of it.
+    """A quota, what counts against it now, and what a job needs of it."""
 
-    limit_vcpus: None if AWS tells none. is_default: nobody has changed it for this account. used_vcpus: of
-    all the account's instances in the region, None if they could not be counted.
-    """
-
-    quota: QuotaCode
+    # ec2, which counts vCPUs, or sagemaker, which counts instances.
+    service: str
     region: str
-    limit_vcpus: float | None
+    # As the Service Quotas console lists it.
+    name: str
+    code: str
+    # None if AWS tells none.
+    limit: float | None
+    # Nobody has changed it for this account.
     is_default: bool
-    used_vcpus: int | None
-    need_vcpus: int
+    # By all the account's instances in the region, or fastlaunch's training jobs; None if nobody may count.
+    used: int | None
+    needed: int
 
     @property
     def fits(self) -> bool | None:
         """Whether there is room; None if that cannot be told."""
-        if self.limit_vcpus is None:
+        if self.limit is None:
             return None
-        if self.need_vcpus + (self.used_vcpus or 0) > self.limit_vcpus:
+        if self._total > self.limit:
             return False
-        return None if self.used_vcpus is None else True
+        return None if self.used is None else True
 
     @property
     def page(self) -> str:
         """Address of the console's page on which more is asked for."""
-        return quota_page(self.region, self.quota.code)
+        return quota_page(self.region, self.code, service=self.service)
 
     @property
     def refusal(self) -> QuotaExceeded:
         """The error of a job that does not fit, with the page on which more is asked for."""
-        total = self.need_vcpus + (self.used_vcpus or 0)
+        unit = " vCPUs" if self.service == "ec2" else ""
         return QuotaExceeded(
-            f"not enough quota: {self}", f"ask for {total} vCPUs: {self.page}   (or choose another region)"
+            f"not enough quota: {self}",
+            f"ask for {self._total}{unit}: {self.page}   (or choose another region or instance type)",
         )
+
+    @property
+    def _total(self) -> int:
+        return self.needed + (self.used or 0)
 
     def __str__(self) -> str:
         """`needs 192 vCPUs, 96 of 384 are in use: Running On-Demand P instances (L-417A185B)`."""
-        limit = "an unknown number" if self.limit_vcpus is None else f"{self.limit_vcpus:g}"
-        used = "an unknown number" if self.used_vcpus is None else str(self.used_vcpus)
-        default = ", AWS's default" if self.is_default else ""
-        return (
-            f"needs {self.need_vcpus} vCPUs, {used} of {limit}{default} are in use: "
-            f"{self.quota.name} ({self.quota.code})"
-        )
+        limit = "an unknown number" if self.limit is None else f"{self.limit:g}"
+        limit += ", AWS's default" if self.is_default else ""
+        name = f"{self.name} ({self.code})"
+        if self.service == "ec2":
+            used = "an unknown number" if self.used is None else str(self.used)
+            return f"needs {self.needed} vCPUs, {used} of {limit} are in use: {name}"
+        used = f", {self.used} in use by fastlaunch" if self.used else ""
+        return f"needs {self.needed} instance{'s' if self.needed > 1 else ''} of {limit}{used}: {name}"
 
 
-def quota_use(
-    instance: InstanceType, *, region: str, purchase: str, num_nodes: int, aws: Aws, ask: CachedCalls
-) -> QuotaUse | None:
-    """Return the quota that `num_nodes` instances count against; None if no quota is known for them.
+def quota_use(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
+    """Return the quota that the job's instances count against; None if no quota is known for them.
 
     Raises CloudRefused's kinds where the quota may not be looked at.
     """
-    quota = quota_code(instance.name, purchase)
+    make = _training_quota if cloud.backend == "sagemaker" else _ec2_quota
+    return make(instance, region, cloud, aws)
+
+
+def _ec2_quota(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
+    quota = quota_code(instance.name, cloud.purchase)
     if quota is None:
         return None
-    limit = ask(aws.quota, region, "ec2", quota.code)
-    is_default = limit is None
-    if is_default:
-        limit = ask(aws.default_quota, region, "ec2", quota.code)
+    own = aws.quota(region, "ec2", quota.code)
+    limit = aws.default_quota(region, "ec2", quota.code) if own is None else own
+    try:
+        running = aws.running_vcpus(region)
+        used = sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
+    except CloudRefused:
+        used = None
     return QuotaUse(
-        quota=quota,
+        service="ec2",
         region=region,
-        limit_vcpus=limit,
-        is_default=is_default and limit is not None,
-        used_vcpus=_used_vcpus(quota, region, aws, ask),
-        need_vcpus=num_nodes * instance.vcpus,
+        name=quota.name,
+        code=quota.code,
+        limit=limit,
+        is_default=own is None and limit is not None,
+        used=used,
+        needed=cloud.num_nodes * instance.vcpus,
     )
 
 
-def _used_vcpus(quota: QuotaCode, region: str, aws: Aws, ask: CachedCalls) -> int | None:
-    try:
-        running = ask(aws.running_vcpus, region)
-    except CloudRefused:
-        return None
-    return sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingQuota:
-    """A quota, in instances, what a job needs of it, and what fastlaunch's own jobs use now.
-
-    num_used: None if that could not be counted. Jobs of others are not in it.
-    """
-
-    quota: Quota
-    region: str
-    num_used: int | None
-    num_needed: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room, as far as that can be told."""
-        return self.num_needed + (self.num_used or 0) <= self.quota.value
-
-    @property
-    def refusal(self) -> QuotaExceeded:
-        """The error of a job that does not fit, with the page on which more is asked for."""
-        total = self.num_needed + (self.num_used or 0)
-        page = quota_page(self.region, self.quota.code, service="sagemaker")
-        return QuotaExceeded(
-            f"not enough quota: {self}",
-            f"ask for {total}: {page}   (or choose another region or instance type)",
-        )
-
-    def __str__(self) -> str:
-        """`needs 2 instances of 8, 1 in use by fastlaunch: ml.p5.48xlarge for training job usage (L-1)`."""
-        what = "instance" if self.num_needed == 1 else "instances"
-        default = ", AWS's default" if self.quota.is_default else ""
-        used = f", {self.num_used} in use by fastlaunch" if self.num_used else ""
-        return (
-            f"needs {self.num_needed} {what} of {self.quota.value:g}{default}{used}: {self.quota.name} "
-            f"({self.quota.code})"
-        )
-
-
-def training_quota(
-    instance: InstanceType, usage: str, *, region: str, num_nodes: int, aws: Aws, ask: CachedCalls
-) -> TrainingQuota | None:
-    """Return the quota that a job's instances count against; None if the region has none of that name.
-
-    usage: JOB or SPOT_JOB. Raises CloudRefused's kinds where quotas may not be looked at.
-    """
-    quota = ask(aws.quotas_by_name, region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
+def _training_quota(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
+    is_spot = cloud.purchase == "spot"
+    # Codes differ by type, so the name is what there is to look for.
+    usage = "spot training job" if is_spot else "training job"
+    quota = aws.quotas_by_name(region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
     if quota is None:
         return None
-    return TrainingQuota(
-        quota=quota,
-        region=region,
-        num_used=_used(instance, usage, region, aws, ask),
-        num_needed=num_nodes,
-    )
-
-
-def _used(instance: InstanceType, usage: str, region: str, aws: Aws, ask: CachedCalls) -> int | None:
     try:
-        jobs = ask(aws.live_training_jobs, region)
+        jobs = aws.live_training_jobs(region)
+        alike = [job for job in jobs if job.ec2_type == instance.name and job.is_spot == is_spot]
+        used = sum(job.num_instances for job in alike)
     except CloudRefused:
-        return None
-    return sum(
-        job.num_instances
-        for job in jobs
-        if job.ec2_type == instance.name and job.is_spot == (usage == SPOT_JOB)
+        used = None
+    return QuotaUse(
+        service="sagemaker",
+        region=region,
+        name=quota.name,
+        code=quota.code,
+        limit=quota.value,
+        is_default=quota.is_default,
+        used=used,
+        needed=cloud.num_nodes,
     )

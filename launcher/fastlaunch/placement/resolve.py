@@ -8,6 +8,7 @@ import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.types import MachineImage
@@ -25,7 +26,12 @@ from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, rate_at
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.placement.capacity_block import block_price, unknown_block
+from fastlaunch.placement.capacity_block import (
+    MIN_BLOCK_HOURS,
+    UNKNOWN_END,
+    block_price,
+    block_usd_per_hour,
+)
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -85,22 +91,39 @@ class Lookup(ABC):
     def candidates(self, request: CloudRequest) -> "tuple[Candidate, ...]":
         """Return where the request may run on EC2, in the order in which it is tried."""
 
-    @abstractmethod
     def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
-        """Return the request's capacity block; None without one."""
+        """Return the request's capacity block; None without one.
+
+        Raises UserError where neither its fee nor its price is known.
+        """
+        cloud = request.cloud
+        if cloud.reservation is None:
+            return None
+        ends_at, hours, num_instances = self.block_size(request, candidate)
+        fee_usd = cloud.block_fee_usd
+        if fee_usd is None:
+            usd_per_hour = block_usd_per_hour(
+                candidate.instance, candidate.region, self.catalogue, self.today
+            )
+            fee_usd = usd_per_hour * hours * num_instances
+        return CapacityBlock(
+            reservation=cloud.reservation,
+            ends_at=ends_at,
+            fee_usd=fee_usd,
+            hours=hours,
+            num_instances=num_instances,
+        )
 
     @abstractmethod
-    def bucket(self, region: str) -> str: ...
+    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
+        """Return when the request's capacity block ends (ISO 8601), its hours, and its instances."""
 
     @abstractmethod
-    def instance_profile(self, region: str) -> str: ...
+    def setting(self, region: str, name: str) -> str:
+        """Return `bucket`, `instance_profile` or `role` of the region."""
 
-    @abstractmethod
-    def role(self, region: str) -> str:
-        """Return the ARN of SageMaker's execution role."""
-
-    @abstractmethod
-    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]: ...
+    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
+        return self.region_settings(candidate.region).security_groups
 
     @abstractmethod
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
@@ -127,35 +150,29 @@ class OfflineLookup(Lookup):
 
     def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
         known = candidates(request.instances, request.cloud.regions, self.settings)
-        return unresolved(known, num_nodes=request.cloud.num_nodes, reservation=request.cloud.reservation)
-
-    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
-        if request.cloud.reservation is None:
-            return None
-        return unknown_block(
-            request.cloud.reservation,
-            instance=candidate.instance,
-            region=candidate.region,
-            num_nodes=request.cloud.num_nodes,
-            fee_usd=request.cloud.block_fee_usd,
-            catalogue=self.catalogue,
-            today=self.today,
+        in_block = request.cloud.reservation is not None
+        if in_block and len(known) > 1:
+            # Only one subnet can be in the block's zone, and only AWS can say which.
+            return (replace(known[0], zone=None, subnet=UNKNOWN_SUBNET),)
+        return tuple(
+            replace(candidate, subnet=UNKNOWN_SUBNET)
+            if candidate.subnet is None
+            and (in_block or has_several_interfaces(candidate.instance, request.cloud.num_nodes))
+            else candidate
+            for candidate in known
         )
 
-    def bucket(self, region: str) -> str:
-        return self.region_settings(region).bucket or "<bucket>"
+    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
+        # The shortest there is, and so the dearest an hour.
+        return UNKNOWN_END, MIN_BLOCK_HOURS, request.cloud.num_nodes
 
-    def instance_profile(self, region: str) -> str:
-        return self.region_settings(region).instance_profile or "<instance-profile>"
-
-    def role(self, region: str) -> str:
-        return self.region_settings(region).role or "<role>"
+    def setting(self, region: str, name: str) -> str:
+        return getattr(self.region_settings(region), name) or f"<{name.replace('_', '-')}>"
 
     def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
-        if groups := self.region_settings(candidate.region).security_groups:
-            return groups
         # Nodes with EFA need a group of their own, which the VPC's default one is not.
-        return (UNKNOWN_GROUP,) if has_several_interfaces(candidate.instance, request.cloud.num_nodes) else ()
+        needs_own = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
+        return super().security_groups(request, candidate) or ((UNKNOWN_GROUP,) if needs_own else ())
 
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
         pass
@@ -227,31 +244,12 @@ def candidates(
     subnets, in a zone of its choice. Without settings a region is one candidate.
     """
     result = []
-    for instance in instances:
-        for region in regions:
-            subnets = settings.aws.get(region, RegionSettings()).subnets if settings else {}
-            places: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
-            for zone, subnet in places:
-                result.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
+    for instance, region in product(instances, regions):
+        subnets = settings.aws.get(region, RegionSettings()).subnets if settings else {}
+        zones: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
+        for zone, subnet in zones:
+            result.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
     return tuple(result)
-
-
-def unresolved(
-    known: Sequence[Candidate], *, num_nodes: int, reservation: str | None
-) -> tuple[Candidate, ...]:
-    """Return the candidates as far as they are known without AWS.
-
-    Only one subnet can be in a capacity block's zone, and only AWS can say which. Machines with several
-    network interfaces need a subnet by name.
-    """
-    if reservation is not None and len(known) > 1:
-        return (replace(known[0], zone=None, subnet=UNKNOWN_SUBNET),)
-    return tuple(
-        replace(candidate, subnet=UNKNOWN_SUBNET)
-        if candidate.subnet is None and (reservation or has_several_interfaces(candidate.instance, num_nodes))
-        else candidate
-        for candidate in known
-    )
 
 
 def has_several_interfaces(instance: InstanceType, num_nodes: int) -> bool:
@@ -263,23 +261,27 @@ def has_several_interfaces(instance: InstanceType, num_nodes: int) -> bool:
 
 
 def plan_at(
-    jobs: dict[str, JobSpec], site: "Placement", *, attempt: int, max_minutes: int, root: str | None = None
+    jobs: dict[str, JobSpec],
+    placement: "Placement",
+    *,
+    attempt: int,
+    max_minutes: int,
+    root: str | None = None,
 ) -> "Plan":
-    """Return the request that carries out the jobs, by run id, at the site; of its own backend."""
-    if isinstance(site, SageMakerPlacement):
-        return plan_sagemaker(jobs, attempt=attempt, site=site, max_minutes=max_minutes, root=root)
-    assert isinstance(site, Ec2Placement)
-    return plan_ec2(jobs, attempt=attempt, site=site, max_minutes=max_minutes)
+    """Return the request that carries out the jobs, by run id, at the placement; of its own backend."""
+    if isinstance(placement, SageMakerPlacement):
+        return plan_sagemaker(jobs, attempt=attempt, placement=placement, max_minutes=max_minutes, root=root)
+    return plan_ec2(jobs, attempt=attempt, placement=placement, max_minutes=max_minutes)
 
 
-def check_plan(site: "Placement", jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
+def check_plan(placement: "Placement", jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
     """Raise UserError if AWS would refuse the request for these jobs on any attempt."""
     # Ids as long as real ones.
     by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}
-    plan = plan_at(by_id, site, attempt=99, max_minutes=max_minutes)
+    plan = plan_at(by_id, placement, attempt=99, max_minutes=max_minutes)
     if problems := request_problems(plan):
         raise UserError(
-            f"{SERVICES[plan.backend]} would refuse the request at {site.name}: {'; '.join(problems)}",
+            f"{SERVICES[plan.backend]} would refuse the request at {placement.name}: {'; '.join(problems)}",
             "change the option that this is about",
         )
 
@@ -292,7 +294,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         price = block_price(block, instance, region, lookup.today)
     else:
         price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
-    bucket, profile = lookup.bucket(region), lookup.instance_profile(region)
+    bucket, profile = lookup.setting(region, "bucket"), lookup.setting(region, "instance_profile")
     lookup.check(request, candidate)
     machine = lookup.machine_image(region)
     # A block's instances stand together by themselves.
@@ -322,7 +324,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
 def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> SageMakerPlacement:
     instance, region = candidate.instance, candidate.region
     price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
-    bucket, role = lookup.bucket(region), lookup.role(region)
+    bucket, role = lookup.setting(region, "bucket"), lookup.setting(region, "role")
     lookup.check(request, candidate)
     return SageMakerPlacement(
         instance=instance,

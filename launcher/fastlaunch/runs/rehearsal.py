@@ -72,7 +72,9 @@ class RehearsalBackend(LocalBackend):
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         """Return the command line that carries out the request SageMaker would get, but for the machine."""
         here = super().plan(jobs, attempt=attempt)
-        planned = plan_sagemaker(jobs, attempt=attempt, site=self._placement, max_minutes=self._max_minutes)
+        planned = plan_sagemaker(
+            jobs, attempt=attempt, placement=self._placement, max_minutes=self._max_minutes
+        )
         nodes = next(iter(jobs.values())).num_nodes
         resources = {"InstanceType": self._machine, "InstanceCount": nodes}
         job = json.dumps({**planned.request, "ResourceConfig": resources})

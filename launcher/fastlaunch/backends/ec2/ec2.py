@@ -6,7 +6,7 @@ Handles also have `instance_ids` and `instance_id`, which is node 0's; `num_node
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any, ClassVar, Self
 
 from fastlaunch.aws.types import Instance
@@ -14,7 +14,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.placements import Ec2Placement, Placement
-from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
+from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.core.conventions import ATTEMPT_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import Plan
@@ -40,6 +40,8 @@ class Ec2Backend(CloudBackend):
     name: ClassVar[str] = "ec2"
     boot_limit: ClassVar[timedelta | None] = BOOT_LIMIT
 
+    billed = staticmethod(billed_on_ec2)
+
     # What its plans are made for; see `at`.
     placement: Ec2Placement | None = None
 
@@ -52,7 +54,7 @@ class Ec2Backend(CloudBackend):
         from fastlaunch.backends.ec2.plan import plan_ec2
 
         assert self.placement is not None
-        return plan_ec2(jobs, attempt=attempt, site=self.placement, max_minutes=self.max_minutes)
+        return plan_ec2(jobs, attempt=attempt, placement=self.placement, max_minutes=self.max_minutes)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         """Store the plan's objects, send its request; return the handle. Raises CloudRefused's kinds.
@@ -126,18 +128,6 @@ class Ec2Backend(CloudBackend):
                     f"look: aws ec2 describe-instances --region {region} --instance-ids {' '.join(to_end)}",
                 )
             self.sleep(_KILL_INTERVAL_S)
-
-    def billed(
-        self,
-        *,
-        launched_at: datetime,
-        max_minutes: int,
-        aws_status: AttemptStatus,
-        status: Mapping[str, Any] | None,
-    ) -> Billed:
-        return billed_on_ec2(
-            launched_at=launched_at, max_minutes=max_minutes, aws_status=aws_status, status=status
-        )
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
         return f"{_named(_ids(handle))} in {handle['region']}"

@@ -32,31 +32,33 @@ def plan_ec2(
     jobs: Mapping[str, JobSpec],
     *,
     attempt: int,
-    site: Ec2Placement,
+    placement: Ec2Placement,
     max_minutes: int,
     render: Callable[[Bootstrap], str] = render_user_data,
     agent: str | None = None,
 ) -> Plan:
-    """The request that carries out `jobs`, by run id, on `site`, as its attempt number `attempt`, from 1.
+    """Return the request that carries out `jobs`, by run id, as attempt number `attempt`, from 1.
 
     All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
-    take; a capacity block may end sooner, which only the node can tell. render: what makes user data of the
-    node's bootstrap; it stays raw, boto3 encodes it. agent: SHA-256 of another node agent than this one's.
-    Raises UserError for what EC2 would refuse or start in
-    vain: several nodes that cannot reach each other or the bucket, a block that is not this site's.
+    take; a capacity block may end sooner, which only the node can tell. render: makes the user data, which
+    boto3 encodes. agent: SHA-256 of another node agent than this one's. Raises UserError for what EC2 would
+    refuse or start in vain: nodes that cannot reach each other or the bucket, another placement's block.
     """
     first, job = next(iter(jobs.items()))
     assert len({(one.instance, one.num_nodes, one.terms.purchase) for one in jobs.values()}) == 1
-    _check_place(job, site)
-    block = _block(job, site)
+    _check_place(job, placement)
+    block = _block(job, placement)
     token = f"{first}-a{attempt}"
-    output = output_uri(site, first, attempt)
-    program = _program(jobs, token=token, attempt=attempt, site=site, output=output, max_minutes=max_minutes)
-    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
-    run_list = run_list_object(program, output, _names(site, jobs))
+    output = f"{placement.runs_uri}/{first}/attempt-{attempt}"
+    unknown = placement.unknown_names(jobs)
+    program = _program(
+        jobs, token=token, attempt=attempt, placement=placement, output=output, max_minutes=max_minutes
+    )
+    stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
+    run_list = run_list_object(program, output, unknown)
     bootstrap = Bootstrap(
         token=token,
-        region=site.region,
+        region=placement.region,
         max_minutes=max_minutes,
         output=output,
         agent=stored.uri,
@@ -72,15 +74,15 @@ def plan_ec2(
         OUTPUT_TAG: output,
     }
     request: dict[str, Any] = {
-        "ImageId": site.ami,
-        "InstanceType": site.instance.name,
+        "ImageId": placement.ami,
+        "InstanceType": placement.instance.name,
         "MinCount": job.num_nodes,
         "MaxCount": job.num_nodes,
         "ClientToken": token,
-        **_network(job, site),
-        "IamInstanceProfile": _profile(site.instance_profile),
+        **_network(job, placement),
+        "IamInstanceProfile": _profile(placement.instance_profile),
         "InstanceInitiatedShutdownBehavior": "terminate",
-        **_market(job, site),
+        **_market(job, placement),
         # Hop limit 1: the container, a network hop away, gets no credentials. Several nodes' containers are
         # on the host's network, and reach the role at the same limit.
         "MetadataOptions": {
@@ -91,10 +93,10 @@ def plan_ec2(
         },
         "BlockDeviceMappings": [
             {
-                "DeviceName": site.root_device,
+                "DeviceName": placement.root_device,
                 "Ebs": {
                     "VolumeType": "gp3",
-                    "VolumeSize": site.root_gib,
+                    "VolumeSize": placement.root_gib,
                     "Throughput": _ROOT_MIB_PER_S,
                     "Encrypted": True,
                     "DeleteOnTermination": True,
@@ -111,29 +113,19 @@ def plan_ec2(
         backend="ec2",
         operation="RunInstances",
         request=request,
-        placeholders=placeholders_in(request, run_list, _names(site, jobs)),
-        max_cost_usd=_max_cost_usd(job, site, max_minutes),
-        usd_per_hour=site.usd_per_hour,
-        price_as_of=site.price_as_of,
-        region=site.region,
+        placeholders=placeholders_in(request, run_list, unknown),
+        max_cost_usd=_max_cost_usd(job, placement, max_minutes),
+        usd_per_hour=placement.usd_per_hour,
+        price_as_of=placement.price_as_of,
+        region=placement.region,
         sunk_usd=block.fee_usd if block else None,
         objects=(stored, run_list),
     )
 
 
 def has_nvswitch(instance: InstanceType) -> bool:
-    """Whether its GPUs are joined by NVSwitch, and wait for a fabric manager."""
+    """Return whether its GPUs are joined by NVSwitch, and wait for a fabric manager."""
     return instance.accelerator in _NVSWITCH_GPUS and instance.num_accelerators == 8
-
-
-def runs_uri(site: Ec2Placement) -> str:
-    """`s3://bucket/prefix/runs`: what all runs of the site's region write lies under it."""
-    return "s3://" + "/".join(filter(None, (site.bucket, site.prefix, "runs")))
-
-
-def output_uri(site: Ec2Placement, first_run_id: str, attempt: int) -> str:
-    """Where an attempt writes, by the first of its runs."""
-    return f"{runs_uri(site)}/{first_run_id}/attempt-{attempt}"
 
 
 def _program(
@@ -141,17 +133,17 @@ def _program(
     *,
     token: str,
     attempt: int,
-    site: Ec2Placement,
+    placement: Ec2Placement,
     output: str,
     max_minutes: int,
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
-    block = _block(job, site)
-    host, digest = site.image.partition("/")[0], site.image.rpartition("@")[2]
+    block = _block(job, placement)
+    host, digest = placement.image.partition("/")[0], placement.image.rpartition("@")[2]
     registry = _ECR_HOST.fullmatch(host)
     environment = {
         "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_INSTANCE": site.instance.name,
+        "FASTLAUNCH_INSTANCE": placement.instance.name,
         "FASTLAUNCH_IMAGE_DIGEST": digest,
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
@@ -159,22 +151,22 @@ def _program(
     if job.num_nodes > 1:
         environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
-    if site.code and site.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = site.code.commit
+    if placement.code and placement.code.commit:
+        environment["FASTLAUNCH_COMMIT"] = placement.code.commit
     return NodeProgram(
         token=token,
         attempt=attempt,
-        region=site.region,
+        region=placement.region,
         output=output,
-        runs_uri=runs_uri(site),
-        code_uri=f"s3://{site.bucket}/{site.code.key}" if site.code else None,
-        code_sha256=site.code.sha256 if site.code else None,
-        image=site.image,
-        image_region=registry[1] if registry else site.region,
+        runs_uri=placement.runs_uri,
+        code_uri=f"s3://{placement.bucket}/{placement.code.key}" if placement.code else None,
+        code_sha256=placement.code.sha256 if placement.code else None,
+        image=placement.image,
+        image_region=registry[1] if registry else placement.region,
         max_minutes=max_minutes,
-        num_gpus=site.instance.num_accelerators,
-        has_instance_store=site.instance.local_nvme_gb > 0,
-        has_nvswitch=has_nvswitch(site.instance),
+        num_gpus=placement.instance.num_accelerators,
+        has_instance_store=placement.instance.local_nvme_gb > 0,
+        has_nvswitch=has_nvswitch(placement.instance),
         is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,
         needs_efa=job.num_nodes > 1 and not job.allow_tcp,
@@ -189,76 +181,76 @@ def _program(
 
 
 def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
-    """What a run's container is told of its number of ranks, where that is not the usual one."""
+    """Return the variable with a run's number of ranks, where that is not the usual one."""
     if job.num_gpus == usual.num_gpus:
         return {}
     return {"FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes)}
 
 
-def _block(job: JobSpec, site: Ec2Placement) -> CapacityBlock | None:
-    """The capacity block that the job runs in, if it does."""
-    return site.block if job.terms.purchase == "capacity-block" else None
+def _block(job: JobSpec, placement: Ec2Placement) -> CapacityBlock | None:
+    """Return the capacity block that the job runs in, if it does."""
+    return placement.block if job.terms.purchase == "capacity-block" else None
 
 
-def _max_cost_usd(job: JobSpec, site: Ec2Placement, max_minutes: int) -> float:
-    """The most that the attempt costs; of a capacity block, no more than was paid for all of it."""
-    usd = max_cost_usd(num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=site.usd_per_hour)
-    block = _block(job, site)
+def _max_cost_usd(job: JobSpec, placement: Ec2Placement, max_minutes: int) -> float:
+    """Return the most that the attempt costs; of a capacity block, no more than was paid for all of it."""
+    usd = max_cost_usd(num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=placement.usd_per_hour)
+    block = _block(job, placement)
     return min(usd, block.fee_usd) if block else usd
 
 
-def _check_place(job: JobSpec, site: Ec2Placement) -> None:
-    """Nothing, if the site can carry the job's nodes; else UserError."""
+def _check_place(job: JobSpec, placement: Ec2Placement) -> None:
+    """Raise UserError if the placement cannot carry the job's nodes."""
     if job.terms.purchase == "capacity-block":
-        if site.block is None:
+        if placement.block is None:
             raise UserError(
-                f"no capacity block is named at {site.name}",
+                f"no capacity block is named at {placement.name}",
                 "give the one that was bought: --reservation cr-...",
             )
-        if job.num_nodes > site.block.num_instances:
+        if job.num_nodes > placement.block.num_instances:
             raise UserError(
-                f"{site.block.reservation} holds {site.block.num_instances} {site.instance.name}, "
-                f"and {job.num_nodes} are asked for",
-                f"give --num-nodes {site.block.num_instances}, or another --reservation",
+                f"{placement.block.reservation} holds {placement.block.num_instances} instances, "
+                f"and the job has {job.num_nodes} nodes",
+                f"give --num-nodes {placement.block.num_instances}, or another --reservation",
             )
     if job.num_nodes == 1:
         return
-    if not has_efa(site.instance) and not job.allow_tcp:
+    if not has_efa(placement.instance) and not job.allow_tcp:
         raise UserError(
-            f"{site.instance.name} has no EFA for {job.num_nodes} nodes to train over",
+            f"{placement.instance.name} has no EFA for {job.num_nodes} nodes to train over",
             "choose an instance type that has, or accept slower steps with --allow-tcp",
         )
     # Of the default subnets every one relies on public addresses, which several interfaces do not get, and
     # the default group lets nodes that speak EFA not reach each other.
-    if has_efa(site.instance) and not (site.subnet and site.security_groups):
-        lacks = "subnet" if not site.subnet else "security group"
+    if has_efa(placement.instance) and not (placement.subnet and placement.security_groups):
+        lacks = "subnet" if not placement.subnet else "security group"
         raise UserError(
-            f"nodes with EFA have no public address, and {site.name} has no {lacks} of its own for them",
+            f"nodes with EFA have no public address, and {placement.name} has no {lacks} of its own for them",
             "set `subnets` (private, with NAT or endpoints) and `security_groups` (all traffic to and from "
             "itself) in the config file: see `fastlaunch iam print --cloudformation`",
         )
 
 
-def _network(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
-    """Where the nodes are. One alone needs no EFA, and a subnet may give its interface a public address."""
+def _network(job: JobSpec, placement: Ec2Placement) -> dict[str, Any]:
+    """Return where the nodes are. One alone needs no EFA, and its subnet may give it a public address."""
     network: dict[str, Any] = {}
-    placement = {}
+    place = {}
     if job.num_nodes > 1:
         network["NetworkInterfaces"] = interfaces_of(
-            site.instance, subnet=site.subnet, groups=site.security_groups
+            placement.instance, subnet=placement.subnet, groups=placement.security_groups
         )
         # A capacity block places its instances itself.
-        if site.placement_group and job.terms.purchase != "capacity-block":
-            placement["GroupName"] = site.placement_group
+        if placement.placement_group and job.terms.purchase != "capacity-block":
+            place["GroupName"] = placement.placement_group
     else:
-        if site.subnet:
-            network["SubnetId"] = site.subnet
-        if site.security_groups:
-            network["SecurityGroupIds"] = list(site.security_groups)
-    if site.zone and not site.subnet:
-        placement["AvailabilityZone"] = site.zone
-    if placement:
-        network["Placement"] = placement
+        if placement.subnet:
+            network["SubnetId"] = placement.subnet
+        if placement.security_groups:
+            network["SecurityGroupIds"] = list(placement.security_groups)
+    if placement.zone and not placement.subnet:
+        place["AvailabilityZone"] = placement.zone
+    if place:
+        network["Placement"] = place
     return network
 
 
@@ -266,10 +258,10 @@ def _profile(name: str) -> dict[str, str]:
     return {"Arn": name} if name.startswith("arn:") else {"Name": name}
 
 
-def _market(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
+def _market(job: JobSpec, placement: Ec2Placement) -> dict[str, Any]:
     if job.terms.purchase == "capacity-block":
-        assert site.block is not None
-        target = {"CapacityReservationId": site.block.reservation}
+        assert placement.block is not None
+        target = {"CapacityReservationId": placement.block.reservation}
         return {
             "InstanceMarketOptions": {"MarketType": "capacity-block"},
             "CapacityReservationSpecification": {"CapacityReservationTarget": target},
@@ -278,42 +270,33 @@ def _market(job: JobSpec, site: Ec2Placement) -> dict[str, Any]:
         return {}
     # One-time: a persistent request would start another machine by itself.
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-    if site.max_price_usd is not None:
-        options["MaxPrice"] = _decimal(site.max_price_usd)
+    if placement.max_price_usd is not None:
+        options["MaxPrice"] = _decimal(placement.max_price_usd)
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
 
 
 def _decimal(usd: float) -> str:
-    """`25.5`, in the plain digits that EC2 reads, never rounded up."""
+    """Return `25.5`, in the plain digits that EC2 reads, never rounded up."""
     return f"{int(usd * 1e6 + 1e-6) / 1e6:.6f}".rstrip("0").rstrip(".")
 
 
-def _names(site: Ec2Placement, jobs: Mapping[str, JobSpec]) -> set[str]:
-    """Names of what is not known yet, without the brackets."""
-    known = list(jobs) if site.block is None else [*jobs, site.block.reservation, site.block.ends_at]
-    return {*site.placeholders, *(text[1:-1] for text in known if text.startswith("<"))}
-
-
 def has_efa(instance: InstanceType) -> bool:
-    """Whether nodes of this type can speak EFA to each other."""
+    """Return whether nodes of this type can speak EFA to each other."""
     return instance.num_efa_interfaces > 0
-
-
-def first_efa_card(instance: InstanceType) -> int:
-    """The lowest card with EFA: 1 where cards outnumber EFA interfaces, as p6-b300's card 0 has none."""
-    return 0 if instance.num_efa_interfaces >= instance.num_network_cards else 1
 
 
 def interfaces_of(
     instance: InstanceType, *, subnet: str | None, groups: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What `NetworkInterfaces` of RunInstances takes: one plain interface, and one for every card with EFA.
+    """Return RunInstances' `NetworkInterfaces`: one plain interface, and one for every card with EFA.
 
     subnet, groups: of all of them; left to EC2 where they are None or empty. With more than one interface
     EC2 gives no public address, and must not be asked for one.
     """
-    efa = [(card, 1 if card == 0 else 0) for card in _efa_cards(instance)]
-    places = [("interface", 0, 0), *(("efa-only", card, device) for card, device in efa)]
+    # Where cards outnumber EFA interfaces, as on p6-b300, card 0 has none.
+    first = 0 if instance.num_efa_interfaces >= instance.num_network_cards else 1
+    cards = range(first, first + min(instance.num_efa_interfaces, instance.num_network_cards))
+    places = [("interface", 0, 0), *(("efa-only", card, 1 if card == 0 else 0) for card in cards)]
     where: dict[str, Any] = {}
     if subnet:
         where["SubnetId"] = subnet
@@ -329,8 +312,3 @@ def interfaces_of(
         }
         for kind, card, device in places
     ]
-
-
-def _efa_cards(instance: InstanceType) -> range:
-    first = first_efa_card(instance)
-    return range(first, first + min(instance.num_efa_interfaces, instance.num_network_cards))

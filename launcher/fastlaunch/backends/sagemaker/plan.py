@@ -1,12 +1,11 @@
 """An attempt on SageMaker as one CreateTrainingJob request: one job that does its runs one after another.
 
 Pure. All hosts of a job, and all attempts at the same runs, share one folder of checkpoints in S3; what one
-attempt writes lies under its token there. Limits that a request may break stand in `sagemaker_rules`.
+attempt writes lies under its token there.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any
 
 from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
@@ -45,12 +44,12 @@ def plan_sagemaker(
     jobs: Mapping[str, JobSpec],
     *,
     attempt: int,
-    site: SageMakerPlacement,
+    placement: SageMakerPlacement,
     max_minutes: int,
     root: str | None = None,
     agent: str | None = None,
 ) -> Plan:
-    """The request that carries out `jobs`, by run id, on `site`, as its attempt number `attempt`, from 1.
+    """Return the request that carries out `jobs`, by run id, as attempt number `attempt`, from 1.
 
     All jobs share number of nodes, GPUs and purchase option. max_minutes: what this attempt may run, from
     when its machines are there. root: id of the run under which earlier attempts at these runs wrote, by
@@ -58,15 +57,14 @@ def plan_sagemaker(
     cannot be asked of SageMaker.
     """
     first, job = next(iter(jobs.items()))
-    kinds = {(each.num_nodes, each.num_gpus, each.terms.purchase, each.allow_tcp) for each in jobs.values()}
-    assert len(kinds) == 1
-    _check(job, site)
+    assert len({(one.num_nodes, one.num_gpus, one.terms.purchase, one.allow_tcp) for one in jobs.values()}) == 1
+    _check(job, placement)
     token = f"{first}-a{attempt}"
-    checkpoints = f"{runs_uri(site)}/{root or first}"
+    checkpoints = f"{placement.runs_uri}/{root or first}"
     output = f"{checkpoints}/{token}"
-    names = _names(site, [*jobs, *([root] if root else [])])
-    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
-    run_list = run_list_object(_node_program(jobs, token, attempt), output, names)
+    unknown = placement.unknown_names([*jobs, *([root] if root else [])])
+    stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
+    run_list = run_list_object(_node_program(jobs, token, attempt), output, unknown)
     tags = {
         RUN_TAG: first,
         ATTEMPT_TAG: str(attempt),
@@ -76,26 +74,26 @@ def plan_sagemaker(
     request: dict[str, Any] = {
         "TrainingJobName": token,
         "AlgorithmSpecification": {
-            "TrainingImage": site.image,
+            "TrainingImage": placement.image,
             "TrainingInputMode": "File",
-            **_program(site),
+            **_program(placement),
             "MetricDefinitions": [
                 {"Name": name, "Regex": f"fastlaunch: .* {name}={_NUMBER}"} for name in _METRICS
             ],
         },
         "Environment": {
-            **_environment(job, site, token, attempt),
+            **_environment(job, placement, token, attempt),
             "FASTLAUNCH_AGENT_SHA256": stored.sha256,
             "FASTLAUNCH_RUNS_SHA256": run_list.sha256,
         },
-        "RoleArn": site.role,
-        "InputDataConfig": _channels(site, agent=stored, runs=run_list),
+        "RoleArn": placement.role,
+        "InputDataConfig": _channels(placement, agent=stored, runs=run_list),
         # SageMaker puts what the container leaves in /opt/ml/model and output here, in the end; not among
         # the checkpoints, all of which the next attempt has to fetch.
-        "OutputDataConfig": {"S3OutputPath": f"{runs_uri(site)}/sagemaker-output"},
+        "OutputDataConfig": {"S3OutputPath": f"{placement.runs_uri}/sagemaker-output"},
         "CheckpointConfig": {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
-        "ResourceConfig": _resources(job, site),
-        "StoppingCondition": _stopping(job, site, max_minutes),
+        "ResourceConfig": _resources(job, placement),
+        "StoppingCondition": _stopping(job, placement, max_minutes),
         # The container uploads nothing itself, but a workload of the user's may fetch its data.
         "EnableNetworkIsolation": False,
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
@@ -105,29 +103,24 @@ def plan_sagemaker(
         backend="sagemaker",
         operation="CreateTrainingJob",
         request=request,
-        placeholders=placeholders_in(request, run_list, names),
+        placeholders=placeholders_in(request, run_list, unknown),
         max_cost_usd=max_cost_usd(
-            num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=site.usd_per_hour
+            num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=placement.usd_per_hour
         ),
-        usd_per_hour=site.usd_per_hour,
-        price_as_of=site.price_as_of,
-        region=site.region,
+        usd_per_hour=placement.usd_per_hour,
+        price_as_of=placement.price_as_of,
+        region=placement.region,
         objects=(stored, run_list),
     )
 
 
-def runs_uri(site: SageMakerPlacement) -> str:
-    """`s3://bucket/prefix/runs`: what all runs of the site's region write lies under it."""
-    return "s3://" + "/".join(filter(None, (site.bucket, site.prefix, "runs")))
-
-
 def is_accelerated(ml_type: str) -> bool:
-    """Whether SageMaker calls the type (`ml.p5.48xlarge`) accelerated, so that it can wait for capacity."""
+    """Return whether SageMaker lets the type (`ml.p5.48xlarge`) wait for capacity, as accelerated ones."""
     return re.match(r"ml\.(p|g|trn)[0-9]", ml_type) is not None
 
 
-def _check(job: JobSpec, site: SageMakerPlacement) -> None:
-    """Nothing, or UserError for what SageMaker does not do, or does not do together."""
+def _check(job: JobSpec, placement: SageMakerPlacement) -> None:
+    """Raise UserError for what SageMaker does not do, or does not do together."""
     is_spot = job.terms.purchase == "spot"
     refused = (
         (
@@ -136,7 +129,7 @@ def _check(job: JobSpec, site: SageMakerPlacement) -> None:
             "give --training-plan ARN, which is SageMaker's own, or --backend ec2",
         ),
         (
-            is_spot and bool(site.training_plan),
+            is_spot and bool(placement.training_plan),
             "a training plan has machines of its own, which are not spot",
             "leave --purchase spot or --training-plan out",
         ),
@@ -146,8 +139,8 @@ def _check(job: JobSpec, site: SageMakerPlacement) -> None:
             "leave --max-price out",
         ),
         (
-            job.num_nodes > 1 and not site.instance.num_efa_interfaces and not job.allow_tcp,
-            f"{site.instance.name} has no EFA, which several nodes need",
+            job.num_nodes > 1 and not placement.instance.num_efa_interfaces and not job.allow_tcp,
+            f"{placement.instance.name} has no EFA, which several nodes need",
             "choose a larger instance type, or give --allow-tcp",
         ),
     )
@@ -156,9 +149,9 @@ def _check(job: JobSpec, site: SageMakerPlacement) -> None:
             raise UserError(message, hint)
 
 
-def _program(site: SageMakerPlacement) -> dict[str, list[str]]:
-    """What is run instead of the image's own entrypoint, which would be AWS's toolkit."""
-    script = [_RUN] if site.code is None else ["-c", _UNPACK, "fastlaunch", site.code.sha256]
+def _program(placement: SageMakerPlacement) -> dict[str, list[str]]:
+    """Return what is run instead of the image's own entrypoint, which would be AWS's toolkit."""
+    script = [_RUN] if placement.code is None else ["-c", _UNPACK, "fastlaunch", placement.code.sha256]
     return {"ContainerEntrypoint": ["/bin/bash"], "ContainerArguments": script}
 
 
@@ -167,27 +160,27 @@ def _node_program(jobs: Mapping[str, JobSpec], token: str, attempt: int) -> Node
     return NodeProgram(token=token, attempt=attempt, runs=runs)
 
 
-def _environment(job: JobSpec, site: SageMakerPlacement, token: str, attempt: int) -> dict[str, str]:
+def _environment(job: JobSpec, placement: SageMakerPlacement, token: str, attempt: int) -> dict[str, str]:
     environment = {
         "FASTLAUNCH_TOKEN": token,
         "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
+        "FASTLAUNCH_IMAGE_DIGEST": placement.image.rpartition("@")[2],
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
         "FASTLAUNCH_PRINT_METRICS": "1",
     }
-    if site.code and site.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = site.code.commit
+    if placement.code and placement.code.commit:
+        environment["FASTLAUNCH_COMMIT"] = placement.code.commit
     if job.num_nodes > 1:
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
     return environment
 
 
-def _channels(site: SageMakerPlacement, **objects: PlanObject) -> list[dict[str, Any]]:
-    """What SageMaker brings to /opt/ml/input/data/<name>: `objects`, and the code if no image holds it."""
+def _channels(placement: SageMakerPlacement, **objects: PlanObject) -> list[dict[str, Any]]:
+    """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, and the code unless built in."""
     uris = {name: one.uri for name, one in objects.items()}
-    if site.code:
-        uris["code"] = f"s3://{site.bucket}/{site.code.key}"
+    if placement.code:
+        uris["code"] = f"s3://{placement.bucket}/{placement.code.key}"
     return [
         {
             "ChannelName": name,
@@ -203,30 +196,22 @@ def _channels(site: SageMakerPlacement, **objects: PlanObject) -> list[dict[str,
     ]
 
 
-def _resources(job: JobSpec, site: SageMakerPlacement) -> dict[str, Any]:
+def _resources(job: JobSpec, placement: SageMakerPlacement) -> dict[str, Any]:
     # Types with local NVMe have that, and no volume of this size.
     resources: dict[str, Any] = {
-        "InstanceType": f"ml.{site.instance.name}",
+        "InstanceType": f"ml.{placement.instance.name}",
         "InstanceCount": job.num_nodes,
-        "VolumeSizeInGB": site.volume_gib,
+        "VolumeSizeInGB": placement.volume_gib,
     }
-    if site.training_plan:
-        resources["TrainingPlanArn"] = site.training_plan
+    if placement.training_plan:
+        resources["TrainingPlanArn"] = placement.training_plan
     return resources
 
 
-def _stopping(job: JobSpec, site: SageMakerPlacement, max_minutes: int) -> dict[str, int]:
+def _stopping(job: JobSpec, placement: SageMakerPlacement, max_minutes: int) -> dict[str, int]:
     run_s = max_minutes * 60
     if job.terms.purchase == "spot":
         return {"MaxRuntimeInSeconds": run_s, "MaxWaitTimeInSeconds": run_s + SPOT_WAIT_S}
-    if is_accelerated(f"ml.{site.instance.name}"):
+    if is_accelerated(f"ml.{placement.instance.name}"):
         return {"MaxRuntimeInSeconds": run_s, "MaxPendingTimeInSeconds": MAX_PENDING_S}
     return {"MaxRuntimeInSeconds": run_s}
-
-
-def _names(site: SageMakerPlacement, run_ids: Sequence[str]) -> set[str]:
-    """Names of what is not known yet, without the brackets: of the site's, and ids of runs."""
-    given = [getattr(site, entry.name) for entry in fields(site)]
-    given += [site.code.key, site.code.sha256] if site.code else []
-    names = {name for text in given if isinstance(text, str) for name in re.findall(r"<([a-z0-9-]+)>", text)}
-    return names | {run_id[1:-1] for run_id in run_ids if run_id.startswith("<")}

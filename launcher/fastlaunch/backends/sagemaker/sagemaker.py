@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.placements import Placement, SageMakerPlacement
-from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
+from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
 from fastlaunch.core.conventions import OUTPUT_TAG
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
@@ -35,6 +35,8 @@ class SageMakerBackend(CloudBackend):
     #: Waiting for machines is not billed, and a container that does not start fails its job.
     boot_limit: ClassVar[timedelta | None] = None
 
+    billed = staticmethod(billed_on_sagemaker)
+
     # What its plans are made for; see `at`.
     placement: SageMakerPlacement | None = None
     root: str | None = None
@@ -48,7 +50,7 @@ class SageMakerBackend(CloudBackend):
 
         assert self.placement is not None
         return plan_sagemaker(
-            jobs, attempt=attempt, site=self.placement, max_minutes=self.max_minutes, root=self.root
+            jobs, attempt=attempt, placement=self.placement, max_minutes=self.max_minutes, root=self.root
         )
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
@@ -119,18 +121,6 @@ class SageMakerBackend(CloudBackend):
                     f"--region {region} --training-job-name {name}",
                 )
             self.sleep(_KILL_INTERVAL_S)
-
-    def billed(
-        self,
-        *,
-        launched_at: datetime,
-        max_minutes: int,
-        aws_status: AttemptStatus,
-        status: Mapping[str, Any] | None,
-    ) -> Billed:
-        return billed_on_sagemaker(
-            launched_at=launched_at, max_minutes=max_minutes, aws_status=aws_status, status=status
-        )
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
         return f"training job {handle['job_name']} in {handle['region']}"
