@@ -241,12 +241,6 @@ class MotoServer:
         zones = {id: one.availability_zone for by_id in found.values() for id, one in by_id.items()}
         return zones.get(subnet)
 
-    def user_data(self, instance_id: str) -> str:
-        """The instance's user data as the program that it would run."""
-        from base64 import b64decode
-
-        return b64decode(str(self.instance(instance_id).user_data)).decode()
-
     # What tests ask
 
     def sent(self, action: str | None = None) -> list[SentRequest]:

@@ -160,20 +160,6 @@ def test_a_lost_answer_is_asked_for_again(faulty_proxy: FaultyProxy, aws_server:
     assert len({each.request.body for each in faulty_proxy.log}) == 1
 
 
-# Nobody there
-
-
-def test_nobody_answers(aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        slept_s: list[float] = []
-        with pytest.raises(Unreachable) as error:
-            Aws(attempts=8, sleep=slept_s.append).run_instances(REGION, request())
-    assert error.value.code == "EndpointConnectionError"
-    assert slept_s == [1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0]
-
-
 def test_somebody_listens_and_says_nothing(aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -12,7 +12,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.placements import Placement
 from fastlaunch.backends.s3_sync import SyncResult
-from fastlaunch.core.errors import CloudRefused
+from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec
 
@@ -22,6 +22,9 @@ SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 CLOUD_BACKENDS = tuple(SERVICES)
 #: How long AWS may take to show what it started. Later, a machine or job that it does not show is gone.
 FORGOTTEN_AFTER = timedelta(minutes=15)
+#: Until an order to end shows.
+KILL_WAIT_S = 180.0
+KILL_INTERVAL_S = 5.0
 
 
 class Backend(Protocol):
@@ -111,6 +114,8 @@ class CloudBackend(ABC):
     name: ClassVar[str]
     # A machine that is up should have been heard of after so long; None where AWS itself sees to it.
     boot_limit: ClassVar[timedelta | None]
+    # Shows machines or jobs, whose names follow it.
+    _look_command: ClassVar[str]
 
     aws: Aws
     home: Path
@@ -152,9 +157,30 @@ class CloudBackend(ABC):
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Have the attempt end in good order, and bring what it saves meanwhile."""
 
-    @abstractmethod
     def kill(self, handle: Mapping[str, Any]) -> None:
         """End the attempt at once, and see that it ends. Raises a kind of CloudRefused if it does not."""
+        deadline = self.now() + timedelta(seconds=KILL_WAIT_S)
+        while True:
+            try:
+                # Repeated for what AWS does not show yet: the order may miss it.
+                left = self._order_end(handle)
+                if not left:
+                    return
+            except (Throttled, Unreachable):
+                if self.now() >= deadline:
+                    raise
+            else:
+                if self.now() >= deadline:
+                    command = self._look_command.format(region=handle["region"])
+                    raise CloudRefused(
+                        f"{', '.join(left)} in {handle['region']} was told to end, and is not seen to",
+                        f"look: {command} {' '.join(left)}",
+                    )
+            self.sleep(KILL_INTERVAL_S)
+
+    @abstractmethod
+    def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
+        """Order the end of what the attempt still has; return the names of what is not seen to end."""
 
     @staticmethod
     @abstractmethod

@@ -14,7 +14,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.placements import Ec2Placement, Placement
-from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
+from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
 from fastlaunch.core.conventions import ATTEMPT_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import Plan
@@ -28,9 +28,6 @@ STOP_WAIT_S = 240.0
 LOOK_INTERVAL_S = 10.0
 #: For asking the node, where the bucket does not answer.
 _ASK_WAIT_S = 60.0
-#: Until TerminateInstances shows.
-_KILL_WAIT_S = 180.0
-_KILL_INTERVAL_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -40,6 +37,7 @@ class Ec2Backend(CloudBackend):
     name: ClassVar[str] = "ec2"
     boot_limit: ClassVar[timedelta | None] = BOOT_LIMIT
 
+    _look_command: ClassVar[str] = "aws ec2 describe-instances --region {region} --instance-ids"
     billed = staticmethod(billed_on_ec2)
 
     # What its plans are made for; see `at`.
@@ -102,32 +100,6 @@ class Ec2Backend(CloudBackend):
         self.kill(handle)
         with suppress(UserError):
             self.sync(handle)
-
-    def kill(self, handle: Mapping[str, Any]) -> None:
-        """Terminate every machine of the token at once, also those that the handle does not list.
-
-        Raises a kind of CloudRefused if they are not seen to terminate.
-        """
-        region = handle["region"]
-        deadline = self.now() + timedelta(seconds=_KILL_WAIT_S)
-        while True:
-            to_end = _ids(handle)
-            try:
-                to_end = self._not_ended(handle)
-                if not to_end:
-                    return
-                # Repeated for a machine that EC2 does not show yet: the order may miss it.
-                self.aws.terminate(region, to_end)
-            except (Throttled, Unreachable):
-                if self.now() >= deadline:
-                    raise
-            if self.now() >= deadline:
-                raise CloudRefused(
-                    f"{_named(to_end)} in {region} {'was' if len(to_end) == 1 else 'were'} told to "
-                    "terminate, and not seen to",
-                    f"look: aws ec2 describe-instances --region {region} --instance-ids {' '.join(to_end)}",
-                )
-            self.sleep(_KILL_INTERVAL_S)
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
         return f"{_named(_ids(handle))} in {handle['region']}"
@@ -193,13 +165,16 @@ class Ec2Backend(CloudBackend):
 
     # How machines end
 
-    def _not_ended(self, handle: Mapping[str, Any]) -> list[str]:
-        """Return the ids of the token's machines that are not ending, or that EC2 does not show yet."""
+    def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
+        """Terminate every machine of the token, also one that the handle does not list or EC2 not yet show."""
         shown = self._by_id([handle])
         for instance in self._by_token_or_tag([handle]).get(handle["token"], ()):
             shown[instance.id] = instance
         unseen = [] if self._is_old(handle) else [id for id in _ids(handle) if id not in shown]
-        return [instance.id for instance in shown.values() if instance.is_live] + unseen
+        left = [instance.id for instance in shown.values() if instance.is_live] + unseen
+        if left:
+            self.aws.terminate(handle["region"], left)
+        return left
 
     def _end_too_few(self, handle: Mapping[str, Any]) -> None:
         """Raise NoCapacity once the machines are ended, Unreachable where that is not known."""
@@ -227,7 +202,7 @@ class Ec2Backend(CloudBackend):
                 # What the node could save is worth some patience.
                 if self.now() >= deadline:
                     raise
-            self.sleep(_KILL_INTERVAL_S)
+            self.sleep(KILL_INTERVAL_S)
 
     def _wait_for_end(self, handle: Mapping[str, Any]) -> None:
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)

@@ -14,7 +14,7 @@ from fastlaunch.backends.placements import Placement, SageMakerPlacement
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
 from fastlaunch.core.conventions import OUTPUT_TAG
-from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
@@ -22,9 +22,6 @@ from fastlaunch.jobs.spec import JobSpec
 #: its checkpoints.
 STOP_WAIT_S = 600.0
 LOOK_INTERVAL_S = 10.0
-#: Until StopTrainingJob shows.
-_KILL_WAIT_S = 180.0
-_KILL_INTERVAL_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -35,6 +32,7 @@ class SageMakerBackend(CloudBackend):
     #: Waiting for machines is not billed, and a container that does not start fails its job.
     boot_limit: ClassVar[timedelta | None] = None
 
+    _look_command: ClassVar[str] = "aws sagemaker describe-training-job --region {region} --training-job-name"
     billed = staticmethod(billed_on_sagemaker)
 
     # What its plans are made for; see `at`.
@@ -97,31 +95,6 @@ class SageMakerBackend(CloudBackend):
             self.sleep(LOOK_INTERVAL_S)
         self._try_to_sync(handle)
 
-    def kill(self, handle: Mapping[str, Any]) -> None:
-        """Have SageMaker stop the job, and see that it is stopping: there is nothing harsher.
-
-        Its containers get SIGTERM, and are killed 120 s later. Raises a kind of CloudRefused if the job is
-        not seen to stop.
-        """
-        region, name = handle["region"], handle["job_name"]
-        deadline = self.now() + timedelta(seconds=_KILL_WAIT_S)
-        while True:
-            try:
-                # Repeated for a job that SageMaker does not show yet: the order may miss it.
-                self.aws.stop_training_job(region, name)
-                if self._is_stopping(handle):
-                    return
-            except (Throttled, Unreachable):
-                if self.now() >= deadline:
-                    raise
-            if self.now() >= deadline:
-                raise CloudRefused(
-                    f"training job {name} in {region} was told to stop, and is not seen to",
-                    "look at it: aws sagemaker describe-training-job "
-                    f"--region {region} --training-job-name {name}",
-                )
-            self.sleep(_KILL_INTERVAL_S)
-
     def resource_name(self, handle: Mapping[str, Any]) -> str:
         return f"training job {handle['job_name']} in {handle['region']}"
 
@@ -132,11 +105,13 @@ class SageMakerBackend(CloudBackend):
     def _console_text(self, handle: Mapping[str, Any]) -> str:
         return self.aws.training_log(handle["region"], handle["job_name"])
 
-    def _is_stopping(self, handle: Mapping[str, Any]) -> bool:
-        job = self.aws.training_job(handle["region"], handle["job_name"])
-        if job is None:
-            return self._is_old(handle)
-        return job.has_ended or job.status == "Stopping"
+    def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
+        """Have SageMaker stop the job: its containers get SIGTERM, and are killed 120 s later."""
+        region, name = handle["region"], handle["job_name"]
+        self.aws.stop_training_job(region, name)
+        job = self.aws.training_job(region, name)
+        has_ended = self._is_old(handle) if job is None else job.has_ended or job.status == "Stopping"
+        return [] if has_ended else [name]
 
     def _try_to_sync(self, handle: Mapping[str, Any]) -> None:
         # A bucket that refuses, or a full disk, is no reason not to wait for the job's end.
