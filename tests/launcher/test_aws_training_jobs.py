@@ -7,7 +7,7 @@ import pytest
 from sagemaker_builders import training_plan_of
 from stubbed_aws import StubbedAws
 
-from fastlaunch.aws.sagemaker import LOG_LINES
+from fastlaunch.aws.sagemaker import LOG_LINES, TrainingJob
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -110,16 +110,11 @@ def test_what_a_refusal_says(
     assert hint in (error.value.hint or "")
 
 
-def test_a_job_as_sagemaker_tells_of_it(stubbed_aws: StubbedAws) -> None:
-    resources = {
-        "InstanceType": "ml.p5en.48xlarge",
-        "InstanceCount": 2,
-        "VolumeSizeInGB": 200,
-    }
-    told = described(
+def test_a_job_as_sagemaker_describes_it(stubbed_aws: StubbedAws) -> None:
+    answer = described(
         TrainingJobStatus="Failed",
         SecondaryStatus="Failed",
-        ResourceConfig=resources,
+        ResourceConfig={"InstanceType": "ml.p5en.48xlarge", "InstanceCount": 2, "VolumeSizeInGB": 200},
         FailureReason="AlgorithmError: , exit code: 1",
         TrainingStartTime=THEN,
         TrainingEndTime=THEN,
@@ -127,18 +122,28 @@ def test_a_job_as_sagemaker_tells_of_it(stubbed_aws: StubbedAws) -> None:
         TrainingTimeInSeconds=300,
         EnableManagedSpotTraining=True,
         SecondaryStatusTransitions=[
-            {"Status": "Training", "StartTime": THEN, "StatusMessage": "Training image download completed."},
-            {"Status": "Failed", "StartTime": THEN, "StatusMessage": "Training job failed"},
+            {"Status": status, "StartTime": THEN, "StatusMessage": f"{status} came"}
+            for status in ("Training", "Failed")
         ],
     )
-    stubbed_aws.stub("sagemaker").add_response("describe_training_job", told, {"TrainingJobName": NAME})
-    job = stubbed_aws.aws.training_job(REGION, NAME)
-    assert job is not None and job.has_ended
-    assert (job.name, job.arn, job.region) == (NAME, ARN, REGION)
-    assert (job.instance_type, job.num_instances, job.is_spot) == ("ml.p5en.48xlarge", 2, True)
-    assert (job.billable_s, job.training_s) == (100, 300)
-    assert job.failure_reason == "AlgorithmError: , exit code: 1" and not job.keeps_pool
-    assert job.status_message == "Training job failed"
+    stubbed_aws.stub("sagemaker").add_response("describe_training_job", answer, {"TrainingJobName": NAME})
+    assert stubbed_aws.aws.training_job(REGION, NAME) == TrainingJob(
+        name=NAME,
+        arn=ARN,
+        region=REGION,
+        status="Failed",
+        secondary_status="Failed",
+        created_at=THEN,
+        started_at=THEN,
+        ended_at=THEN,
+        instance_type="ml.p5en.48xlarge",
+        num_instances=2,
+        is_spot=True,
+        billable_s=100,
+        training_s=300,
+        failure_reason="AlgorithmError: , exit code: 1",
+        status_message="Failed came",
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,6 @@ def test_no_fact_is_asked_for_twice() -> None:
         ({"may_pass": False}, "instance profile", NotAuthorised, "may not pass"),
         ({"bucket_exists": False}, "bucket", BadConfiguration, "no bucket acme"),
         ({"put_object": denied("s3:PutObject")}, "bucket", NotAuthorised, "s3:PutObject"),
-        ({"security_group_vpcs": {"sg-1": "vpc-9"}}, "subnet", BadConfiguration, "vpc-9"),
-        ({"subnets": subnets(missing="subnet-a")}, "subnet", BadConfiguration, "subnet-a"),
         ({"zones_offering": zones("xyz")}, "offered", NoCapacity, "us-east-1a has no p5.48xlarge"),
         ({"quota": 100.0}, "quota", QuotaExceeded, "needs 192 vCPUs, 0 of 100"),
         ({"machine_image": Throttled("too fast")}, "machine image", Throttled, "too fast"),

@@ -166,7 +166,7 @@ class Ec2Backend(CloudBackend):
     # How machines end
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
-        """Terminate every machine of the token, also one that the handle does not list or EC2 not yet show."""
+        """Terminate every machine of the token, also if the handle does not list it or EC2 not show it."""
         shown = self._by_id([handle])
         for instance in self._by_token_or_tag([handle]).get(handle["token"], ()):
             shown[instance.id] = instance
