@@ -135,6 +135,16 @@ def _spot_prices(server: "MotoServer", request: SentRequest) -> "Answer":
     return xml("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{''.join(items)}</spotPriceHistorySet>")
 
 
+def _create_placement_group(server: "MotoServer", request: SentRequest) -> "Answer":
+    name = request.parameters["GroupName"]
+    key = (request.region, name)
+    if key in server.placement_groups:
+        message = f"The placement group '{name}' already exists."
+        return error(request, "InvalidPlacementGroup.Duplicate", message, 400)
+    server.placement_groups[key] = request.parameters.get("Strategy", "cluster")
+    return xml("CreatePlacementGroup", "<return>true</return>")
+
+
 def _describe_placement_groups(server: "MotoServer", request: SentRequest) -> "Answer":
     asked = [value for key, value in request.parameters.items() if key.startswith("GroupName.")]
     found = {
@@ -150,6 +160,11 @@ def _describe_placement_groups(server: "MotoServer", request: SentRequest) -> "A
         if not asked or name in asked
     ]
     return xml("DescribePlacementGroups", f"<placementGroupSet>{''.join(items)}</placementGroupSet>")
+
+
+def _delete_placement_group(server: "MotoServer", request: SentRequest) -> "Answer":
+    server.placement_groups.pop((request.region, request.parameters["GroupName"]), None)
+    return xml("DeletePlacementGroup", "<return>true</return>")
 
 
 # IAM, Service Quotas, ECR
@@ -227,7 +242,9 @@ def _as_json(data: Mapping[str, Any]) -> "Answer":
 _ANSWERS = {
     ("ec2", "GetConsoleOutput"): _console_output,
     ("ec2", "DescribeSpotPriceHistory"): _spot_prices,
+    ("ec2", "CreatePlacementGroup"): _create_placement_group,
     ("ec2", "DescribePlacementGroups"): _describe_placement_groups,
+    ("ec2", "DeletePlacementGroup"): _delete_placement_group,
     ("ec2", "DescribeCapacityReservations"): moto_nodes.describe_reservations,
     ("iam", "SimulatePrincipalPolicy"): _simulate,
     ("servicequotas", "GetServiceQuota"): _quota,

@@ -69,6 +69,7 @@ class MotoServer:
     Keyed by what a test wants to be so, and empty after `reset`: console (text by instance id), quotas and
     default_quotas (by region and code), spot_prices (USD by region, type, zone), images (digest by region,
     account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
+    shutting_down_describes: how often an instance is seen so before it has ended, 1 or 0.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
     training_jobs: SageMaker's, see `moto_training_jobs`. blocks: capacity blocks by id, and in_blocks: the
     block of an instance, by its id; see `moto_nodes`.
@@ -101,6 +102,7 @@ class MotoServer:
         self.placement_groups: dict[tuple[str, str], str] = {}
         self.blocks: dict[str, moto_nodes.Block] = {}
         self.in_blocks: dict[str, str] = {}
+        self.shutting_down_describes = 1
         self.when_launched: list[Callable[[str, str], None]] = []
         self.when_terminated: list[Callable[[str, str], None]] = []
 
@@ -360,8 +362,9 @@ class MotoServer:
                     instance_id
                 ]
                 continue
-            self.set_instance(instance_id, state="shutting-down")
-            self._passing.add(instance_id)
+            if self.shutting_down_describes:
+                self.set_instance(instance_id, state="shutting-down")
+                self._passing.add(instance_id)
             for call in self.when_terminated:
                 call(request.region, instance_id)
         return status, headers, body

@@ -44,6 +44,17 @@ class SentRequest:
 
         return b64decode(self.parameters["UserData"]).decode()
 
+    def tags(self, resource: str = "instance") -> dict[str, str]:
+        """The tags that RunInstances gives to what it makes."""
+        found = {}
+        for name, kind in self.parameters.items():
+            if re.fullmatch(r"TagSpecification\.\d+\.ResourceType", name) and kind == resource:
+                prefix = name.removesuffix("ResourceType")
+                for key, value in self.parameters.items():
+                    if re.fullmatch(re.escape(prefix) + r"Tag\.\d+\.Key", key):
+                        found[value] = self.parameters[key.removesuffix("Key") + "Value"]
+        return found
+
 
 def read_request(environ: dict[str, Any]) -> SentRequest:
     """The request of a WSGI `environ`, whose body can still be read afterwards."""

@@ -65,6 +65,8 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
         "ec2-g5.xlarge-2-nodes-on-demand": of("g5.xlarge", 2),
         "ec2-p4d.24xlarge-2-nodes-spot": of("p4d.24xlarge", 2, purchase="spot"),
         "ec2-p5en.48xlarge-4-nodes-capacity-block": of("p5en.48xlarge", 4, purchase=block),
+        "ec2-p5.48xlarge-2-nodes-on-demand": of("p5.48xlarge", 2),
+        "ec2-p5en.48xlarge-2-nodes-spot": of("p5en.48xlarge", 2, purchase="spot"),
         "ec2-p6-b300.48xlarge-2-nodes-on-demand": of("p6-b300.48xlarge", 2),
         "ec2-4-runs": plan(job(), job(recipe=FP8), job(recipe=FP8), job(), max_minutes=90),
         # Runs of an experiment differ in more than their recipe, also in how many GPUs they use.

@@ -100,7 +100,7 @@ def test_every_plan_goes_out_as_a_dry_run_that_starts_nothing(
     plans = dict(efa_plans())
     assert len(told) == len(plans) > 3
     sent = aws_server.sent("RunInstances")
-    assert len(sent) == sum("DryRunOperation" in line for line in told) > 1
+    assert len(sent) == sum("DryRunOperation" in line for line in told) > 3
     assert all(one.parameters["DryRun"] == "true" for one in sent)
     assert aws_server.instances() == []
 
