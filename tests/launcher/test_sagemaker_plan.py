@@ -42,7 +42,7 @@ def golden_plans() -> dict[str, Plan]:
     plan, site = training_plan_of, training_site
     own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine@sha256:" + "f" * 64
     return {
-        "sagemaker-g5.xlarge-on-demand": plan(of("g5.xlarge"), at=site("g5.xlarge")),
+        "sagemaker-p5.48xlarge-on-demand": plan(of("p5.48xlarge"), at=site()),
         "sagemaker-p5.48xlarge-spot": plan(of("p5.48xlarge", **SPOT), at=site()),
         "sagemaker-2-p5.48xlarge-on-demand": plan(of("p5.48xlarge", 2), at=site()),
         "sagemaker-2-g5.xlarge-tcp": plan(of("g5.xlarge", 2, allow_tcp=True), at=site("g5.xlarge")),
