@@ -57,7 +57,8 @@ def plan_sagemaker(
     cannot be asked of SageMaker.
     """
     first, job = next(iter(jobs.items()))
-    assert len({(one.num_nodes, one.num_gpus, one.terms.purchase, one.allow_tcp) for one in jobs.values()}) == 1
+    kinds = {(each.num_nodes, each.num_gpus, each.terms.purchase, each.allow_tcp) for each in jobs.values()}
+    assert len(kinds) == 1
     _check(job, placement)
     token = f"{first}-a{attempt}"
     checkpoints = f"{placement.runs_uri}/{root or first}"
