@@ -17,12 +17,8 @@ def main(scale: float, agent: str, arguments: list[str]) -> int:
         def uptime_s(self) -> float:
             return round(booted_s + (super().uptime_s() - booted_s) * scale, 2)
 
-        def sleep(self, seconds: float) -> bool:
-            time.sleep(seconds / scale)
-            return False
-
-        def wait(self, event: threading.Event, seconds: float) -> bool:
-            return event.wait(seconds / scale)
+        def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
+            return super().wait(seconds / scale, event)
 
     booted_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     clock: Any = ScaledClock()

@@ -49,13 +49,9 @@ def test_files_are_taken_in_whole(shelf: Shelf) -> None:
     assert len(left) == 2, "nothing is left of what was written aside"
 
 
-def test_what_is_not_there_cannot_be_taken_in(shelf: Shelf) -> None:
-    with pytest.raises(FileNotFoundError):
-        shelf.move(shelf.work / "gone", "gone")
-    assert visible(shelf.root) == {}
+def test_what_was_kept_free_is_given_back(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "ml/checkpoints", tmp_path / "ml", tmp_path / "tmp")
 
-
-def test_what_was_kept_free_is_given_back(shelf: Shelf) -> None:
     def used() -> int:
         return sum(path.stat().st_size for path in shelf.work.rglob("*") if path.is_file())
 
@@ -151,16 +147,13 @@ def test_a_record_says_why_where_there_is_no_traceback(tmp_path: Path) -> None:
     ("log", "expected"),
     [
         ("error: no such workload\n  give another\n\n", "error: no such workload"),
-        ("run_train.sh: error: FASTLAUNCH_NPROC is 'x'\n", "run_train.sh: error: FASTLAUNCH_NPROC is"),
-        ("failed\n  exitcode  : -9\n  traceback : Signal 9 (SIGKILL) received by PID 7\n=====\n", "Signal 9"),
+        ("run_train.sh: error: FASTLAUNCH_NPROC is 'x'\n", "run_train.sh: error: FASTLAUNCH_NPROC is 'x'"),
         ("======\n", ""),
-        ("", ""),
     ],
 )
 def test_else_the_log_does(log: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
-    told = cause_of(tmp_path, tmp_path / "log.txt", 1)
-    assert told.startswith(expected) and bool(told) == bool(expected)
+    assert cause_of(tmp_path, tmp_path / "log.txt", 1) == expected
 
 
 #: What torchrun prints after its ranks, of torch 2.13 and of torch 2.1.

@@ -1,7 +1,4 @@
-"""The runs of a machine, one after another, and its last word: the same on every platform.
-
-What differs, a `Machine` does: starting and stopping training, keeping nodes in step, sending words.
-"""
+"""The runs of a machine, one after another, and its last word: the same on every platform."""
 
 from __future__ import annotations
 
@@ -11,20 +8,21 @@ import shutil
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastlaunch_train.node.commands import Commands
+from fastlaunch_train.node.commands import Clock, Commands, Log, Stop
 from fastlaunch_train.node.protocol import (
     CONFIGURATION,
     CONTAINER_CODES,
     FABRIC_CODE,
     FAILED,
     INTERRUPTED,
+    NodeProgram,
     NodeRun,
     Outcome,
     RunEnd,
+    outcome_of,
 )
 from fastlaunch_train.node.training import Training
 
@@ -44,27 +42,42 @@ class Ending:
 
 
 class Machine(ABC):
-    """The platform that an agent runs on."""
+    """A node that does the program's runs. What differs between EC2 and SageMaker, they override.
 
-    @abstractmethod
-    def say(self, text: str) -> None:
-        """Tell it in the log."""
+    stop: set from outside, or by the machine itself.
+    """
 
-    @abstractmethod
+    def __init__(self, program: NodeProgram, *, stop: Stop, clock: Clock, log: Log) -> None:
+        self.program = program
+        self.stop = stop
+        self.clock = clock
+        #: Tells it in the log.
+        self.say = log
+        #: What became of each run so far.
+        self.ends = [RunEnd(run.run_id) for run in program.runs]
+        #: Ids of runs that need not be done.
+        self.skipped: list[str] = []
+
     def uptime_s(self) -> float:
         """Return seconds since boot."""
+        return self.clock.uptime_s()
+
+    def fail(self, problem: str) -> None:
+        """Say that nothing more can be done here."""
+        if self.stop.fail(problem):
+            self.say(f"failed: configuration {problem}")
 
     @abstractmethod
     def prepare(self) -> bool:
         """Get ready for the first run; return whether it can be begun."""
 
-    @abstractmethod
     def goes_on(self) -> bool:
         """Return whether the next run is to be begun."""
+        return not self.stop.event.is_set()
 
-    @abstractmethod
     def settled(self, run: NodeRun) -> RunEnd | None:
         """Return how the run has ended already; None if it is to be done."""
+        return None
 
     @abstractmethod
     def start(self, number: int, run: NodeRun) -> Training | None:
@@ -75,103 +88,90 @@ class Machine(ABC):
         """Return how the run under way has to end; None while it may go on."""
 
     @abstractmethod
-    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool, started_s: float) -> RunEnd:
-        """Return what became of a run whose training has ended.
+    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
+        """Find out what became of a run whose training has ended, and note it by `note_end`.
 
         is_killed: it was ended without having been asked to.
         """
 
-    @abstractmethod
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 alone has to
         """Do what has to be done together once all runs are."""
 
-    @abstractmethod
-    def outcome(self, ends: Sequence[RunEnd]) -> Outcome:
-        """Return what the ends of all runs come to."""
+    def note_end(self, number: int, state: str, code: int, cause: str = "") -> RunEnd:
+        """Note how run `number` has ended, and say so."""
+        end = replace(self.ends[number - 1], state=state, exit_code=code, ended_s=self.uptime_s())
+        self.ends[number - 1] = end
+        self.say(f"run {end.run_id}: {state}, exit code {code}" + (f": {cause}" if cause else ""))
+        return end
 
     @abstractmethod
-    def finish(self, outcome: Outcome, ends: Sequence[RunEnd]) -> int:
+    def finish(self, outcome: Outcome) -> int:
         """Upload what is left, say the last word; return the exit code."""
-
-
-class Agent:
-    """Does runs on a machine."""
-
-    def __init__(self, runs: Sequence[NodeRun], machine: Machine) -> None:
-        self._runs = runs
-        self._machine = machine
-        self._ends = [RunEnd(run.run_id) for run in runs]
 
     def work(self) -> int:
         """Do the runs; return the exit code."""
-        machine = self._machine
         try:
-            if machine.prepare():
-                for number, run in enumerate(self._runs, 1):
-                    if not machine.goes_on():
+            if self.prepare():
+                for number, run in enumerate(self.program.runs, 1):
+                    if not self.goes_on():
                         break
                     self._do(number, run)
-                if machine.goes_on():
-                    machine.leave()
-            outcome = machine.outcome(self._ends)
+                if self.goes_on():
+                    self.leave()
+            stop = self.stop
+            outcome = outcome_of(self.ends, skipped=self.skipped, stop=stop.reason, problem=stop.problem)
         except Exception as error:
             # What was recorded is uploaded all the same.
-            machine.say(traceback.format_exc())
-            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            outcome = (
-                Outcome(CONFIGURATION, "disk full")
-                if is_full
-                else Outcome(
-                    FAILED, f"the node's program ended unexpectedly: {type(error).__name__}: {error}"
-                )
-            )
-        return machine.finish(outcome, self._ends)
+            self.say(traceback.format_exc())
+            reason = f"the node's program ended unexpectedly: {type(error).__name__}: {error}"
+            outcome = Outcome(FAILED, reason)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                outcome = Outcome(CONFIGURATION, "disk full")
+        return self.finish(outcome)
 
     def _do(self, number: int, run: NodeRun) -> None:
-        machine = self._machine
-        before = machine.settled(run)
+        before = self.settled(run)
         if before is not None:
-            machine.say(f"run {run.run_id}: {before.state} before")
-            self._ends[number - 1] = before
+            self.say(f"run {run.run_id}: {before.state} before")
+            self.ends[number - 1] = before
             return
-        training = machine.start(number, run)
+        training = self.start(number, run)
         if training is None:
             return
-        started_s = machine.uptime_s()
-        self._ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=started_s)
+        self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
         try:
             code, is_killed = self._attend(training, number)
         finally:
             training.close()
-        self._ends[number - 1] = machine.conclude(number, run, code, is_killed=is_killed, started_s=started_s)
+        self.conclude(number, run, code, is_killed=is_killed)
 
     def _attend(self, training: Training, number: int) -> tuple[int, bool]:
         """Return the training's exit code, and whether it was ended without having been asked to."""
         is_asked = is_killed = False
         end = math.inf
         while (code := training.exit_code()) is None:
-            ending = self._machine.ending(number)
-            asks = ending is not None and ending.grace_s is not None and not is_asked
-            if ending is not None and (asks or end == math.inf):
+            ending = self.ending(number)
+            grace_s = None if ending is None or is_asked else ending.grace_s
+            if ending is not None and (grace_s is not None or end == math.inf):
                 end = min(end, time.monotonic() + ending.kill_after_s)
-            if ending is not None and ending.grace_s is not None and asks:
+            if grace_s is not None:
                 is_asked = True
-                self._machine.say("asked to stop")
-                training.ask(ending.grace_s)
+                self.say("asked to stop")
+                training.ask(grace_s)
             if time.monotonic() >= end:
                 is_killed = not is_asked
-                self._machine.say("the training has not ended by itself: killed")
+                self.say("the training has not ended by itself: killed")
                 training.kill()
             time.sleep(_LOOK_S)
         return code, is_killed
 
 
-def problem_after(code: int, *, work: Path, num_gpus: int, has_fabric: bool) -> str | None:
+def problem_after(code: int, *, work: Path, num_gpus: int) -> str | None:
     """Return why no other run would fare better than one that ended with `code`; None if one might.
 
-    num_gpus: that there were. has_fabric: whether training over a network could say that it is not as asked.
+    num_gpus: that there were.
     """
-    if code == FABRIC_CODE and has_fabric:
+    if code == FABRIC_CODE:
         return "fabric"
     if code in CONTAINER_CODES:
         return f"container: exit code {code}"
@@ -186,5 +186,5 @@ def count_gpus() -> int:
     """Return how many GPUs the driver shows; 0 where there is none."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    told = Commands().run("nvidia-smi", "-L", limit_s=60, is_quiet=True).stdout
-    return sum(line.startswith("GPU") for line in told.splitlines())
+    gpus = Commands().run("nvidia-smi", "-L", limit_s=60, is_quiet=True).stdout
+    return sum(line.startswith("GPU") for line in gpus.splitlines())

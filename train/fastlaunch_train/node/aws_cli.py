@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from fastlaunch_train.node.commands import Commands, Done
+from fastlaunch_train.node.uploads import Store
 
 #: Of a call that moves next to nothing, and of one that moves segments.
 _SHORT_S, _LONG_S = 20.0, 120.0
@@ -49,34 +50,22 @@ class AwsCli:
         return [str(key).rpartition("/")[2] for key in keys or ()] if done.is_ok else None
 
 
-class StagedStore:
-    """A store of `uploads` below `uri`: segments wait in the folder `stage`, in memory, until they arrive."""
+class StagedStore(Store):
+    """A store below `uri`: segments wait in the folder `stage`, in memory, until they arrive."""
 
     def __init__(self, cli: AwsCli, uri: str, stage: Path) -> None:
+        # Beside the folder, not in it: half a segment is never sent.
+        super().__init__(stage, stage.with_name(f"{stage.name}.part"))
         self._cli = cli
         self._uri = uri
-        self._stage = stage
-        stage.mkdir(parents=True, exist_ok=True)
-
-    def put(self, name: str, data: bytes) -> None:
-        target = self._stage / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, not in it: half a segment is never sent.
-        part = self._stage.with_name(f"{self._stage.name}.part")
-        try:
-            part.write_bytes(data)
-            part.replace(target)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
 
     def flush(self) -> bool:
-        if not any(path.is_file() for path in self._stage.rglob("*")):
+        if not any(path.is_file() for path in self.root.rglob("*")):
             return True
-        if not self._cli.copy(self._stage, self._uri, "--recursive", limit_s=_LONG_S):
+        if not self._cli.copy(self.root, self._uri, "--recursive", limit_s=_LONG_S):
             return False
-        shutil.rmtree(self._stage)
-        self._stage.mkdir()
+        shutil.rmtree(self.root)
+        self.root.mkdir()
         return True
 
     def end_of(self, name: str) -> int:

@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Between SIGTERM and SIGKILL, for a program whose limit is over.
@@ -27,14 +30,41 @@ class Clock:
         """Return seconds since the machine booted."""
         return round(time.clock_gettime(time.CLOCK_BOOTTIME), 2)
 
-    def sleep(self, seconds: float) -> bool:
-        """Wait; return False, as `wait` does where nothing came."""
-        time.sleep(seconds)
-        return False
+    def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
+        """Wait so many seconds, or until the event is set; return whether it is."""
+        return (event or threading.Event()).wait(seconds)
 
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait for the event, no longer than so many seconds; return whether it is set."""
-        return event.wait(seconds)
+    def attempts(
+        self, number: int, pause_s: float, step: Callable[[], T], *, cut: threading.Event | None = None
+    ) -> T | None:
+        """Call `step` until it returns something true, so often at most; return that, or None.
+
+        cut: ends this once it is set.
+        """
+        for at in range(number):
+            if at and self.wait(pause_s, cut):
+                return None
+            if result := step():
+                return result
+        return None
+
+    def every(
+        self, seconds: float, look: Callable[[], bool], *, name: str, say: Callable[[str], None]
+    ) -> threading.Thread:
+        """Call `look` in a thread of its own, again and again, until it returns True; whatever it raises."""
+
+        def loop() -> None:
+            while True:
+                try:
+                    if look():
+                        return
+                except Exception:
+                    say(f"{name}: {traceback.format_exc()}")
+                self.wait(seconds)
+
+        thread = threading.Thread(target=loop, name=name, daemon=True)
+        thread.start()
+        return thread
 
 
 class Log:
@@ -95,7 +125,7 @@ def stop_on_signals(stop: Stop, reason: str, clock: Clock) -> None:
     def look() -> bool:
         return bool(heard) and (stop.ask(reason) or True)
 
-    every(0.2, look, name="signals", clock=clock, say=lambda text: None)
+    clock.every(0.2, look, name="signals", say=print)
 
 
 @dataclass(frozen=True)
@@ -121,18 +151,15 @@ class Commands:
 
     cut: threading.Event | None = None
     is_nice: bool = False
-    environment: Mapping[str, str] | None = None
 
-    def run(self, *command: str, limit_s: float, stdin: str | None = None, is_quiet: bool = False) -> Done:
+    def run(self, *command: str, limit_s: float, stdin: str = "", is_quiet: bool = False) -> Done:
         """Run a program to its end, `limit_s` at most. is_quiet: what it has to say is nobody's."""
-        argv = ["nice", "-n", "10", *command] if self.is_nice else list(command)
         try:
             process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                ["nice", "-n", "10", *command] if self.is_nice else command,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if is_quiet else None,
-                env=None if self.environment is None else {**os.environ, **self.environment},
                 # A group of its own, so that ending it reaches what it started.
                 start_new_session=True,
             )
@@ -140,7 +167,7 @@ class Commands:
             sys.stderr.write(f"{command[0]}: {error}\n")
             return Done(127)
         end = time.monotonic() + limit_s
-        given: bytes | None = None if stdin is None else stdin.encode()
+        given: bytes | None = stdin.encode()
         while True:
             try:
                 out, _ = process.communicate(given, timeout=_LOOK_S)
@@ -164,42 +191,3 @@ def end_group(process: subprocess.Popen[bytes], wait_s: float) -> None:
         if stream is not None:
             with suppress(OSError):
                 stream.close()
-
-
-def every(
-    seconds: float, look: Callable[[], bool], *, name: str, clock: Clock, say: Callable[[str], None]
-) -> threading.Thread:
-    """Call `look` in a thread of its own, again and again, until it returns True; whatever it raises."""
-
-    def loop() -> None:
-        while True:
-            try:
-                if look():
-                    return
-            except Exception:
-                say(f"{name}: {traceback.format_exc()}")
-            clock.sleep(seconds)
-
-    thread = threading.Thread(target=loop, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
-def attempts(
-    number: int,
-    pause_s: float,
-    command: Callable[[], object],
-    *,
-    clock: Clock,
-    cut: threading.Event | None = None,
-) -> bool:
-    """Call `command` until it returns something true, so often at most; return whether it did.
-
-    cut: ends this once it is set.
-    """
-    for at in range(number):
-        if at and (clock.wait(cut, pause_s) if cut else clock.sleep(pause_s)):
-            return False
-        if command():
-            return True
-    return False

@@ -5,6 +5,7 @@ It never ends without turning the machine off. State that must survive a full di
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,19 +18,10 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fastlaunch_train.node.agent import Agent, Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, count_gpus, problem_after
 from fastlaunch_train.node.aws_cli import AwsCli, StagedStore
-from fastlaunch_train.node.commands import (
-    SIGNALS,
-    Clock,
-    Commands,
-    Log,
-    Stop,
-    attempts,
-    every,
-    stop_on_signals,
-)
-from fastlaunch_train.node.peers import PORT, AbortWatch, Peers
+from fastlaunch_train.node.commands import SIGNALS, Clock, Commands, Log, Stop, stop_on_signals
+from fastlaunch_train.node.peers import PORT, Peers
 from fastlaunch_train.node.protocol import (
     BLOCK,
     CHECKPOINT,
@@ -43,8 +35,6 @@ from fastlaunch_train.node.protocol import (
     NodeProgram,
     NodeRun,
     Outcome,
-    RunEnd,
-    outcome_of,
     program_from_json,
     skip_name,
     status,
@@ -77,25 +67,12 @@ class Ec2(Machine):
     """
 
     def __init__(
-        self,
-        program: NodeProgram,
-        *,
-        rank: int,
-        address: str,
-        boot_s: float,
-        clock: Clock,
-        state: Path = STATE,
-        work: Path = WORK,
+        self, program: NodeProgram, *, rank: int, address: str, boot_s: float, stop: Stop, clock: Clock
     ) -> None:
-        self._program = program
+        super().__init__(program, stop=stop, clock=clock, log=Log(clock.uptime_s))
         self._rank = rank
         self._boot_s = boot_s
-        self._clock = clock
-        self._state = state
-        self._work = work
-        self.stop = Stop()
-        self._log = Log(clock.uptime_s)
-        booted = json.loads((state / "boot.json").read_text())
+        booted = json.loads((STATE / "boot.json").read_text())
         self._identity = Identity(
             token=program.token,
             node=rank,
@@ -104,38 +81,31 @@ class Ec2(Machine):
             zone=booted["zone"],
         )
         #: Ended as soon as the agent is to stop, and for what is done in any case.
-        self._work_cli = AwsCli(program.region, cut=self.stop.event)
+        self._work_cli = AwsCli(program.region, cut=stop.event)
         self._cli = AwsCli(program.region)
         self._upload_cli = AwsCli(program.region, is_nice=True)
-        self._commands = Commands(cut=self.stop.event)
+        self._commands = Commands(cut=stop.event)
         self._uploads = Uploads(
-            StagedStore(self._upload_cli, program.output, state / "stage"),
+            StagedStore(self._upload_cli, program.output, STATE / "stage"),
             f"node-{rank}",
-            work=work,
-            log=state / LOG,
+            work=WORK,
+            log=STATE / LOG,
             every_s=_UPLOAD_EVERY_S,
             say=self.say,
             clock=clock,
         )
-        self._watch = AbortWatch(self._cli, program.output, self.stop, self.say)
-        self._peers: Peers | None = None
-        if program.num_nodes > 1:
-            self._peers = Peers(
-                self._watch,
-                self._cli,
-                program.output,
-                rank=rank,
-                address=address,
-                num_nodes=program.num_nodes,
-                state=state,
-                stop=self.stop,
-                clock=clock,
-                say=self.say,
-                fail=self.fail,
-            )
+        self._peers = Peers(
+            program,
+            self._cli,
+            rank=rank,
+            address=address,
+            state=STATE,
+            stop=stop,
+            clock=clock,
+            say=self.say,
+            fail=self.fail,
+        )
         self._pulled_s: float | None = None
-        self._skipped: list[str] = []
-        self._ended: set[str] = set()
         #: Checkpoints that lie in S3.
         self._sent: set[str] = set()
         self._has_all_ended = threading.Event()
@@ -144,37 +114,28 @@ class Ec2(Machine):
         #: What EC2 says of taking the machine.
         self._notice = ""
 
-    def say(self, text: str) -> None:
-        self._log(text)
-
-    def uptime_s(self) -> float:
-        return self._clock.uptime_s()
-
     def ask(self, reason: str) -> None:
         """Ask all nodes to stop."""
-        if self._peers:
-            self._peers.alarm(reason)
+        self._peers.alarm(reason)
         if self.stop.ask(reason):
             self._asked_s = self.uptime_s()
             self.say(f"stopping: {reason}")
 
     def fail(self, problem: str) -> None:
         """Say that nothing more can be done here, nor on the other nodes."""
-        if self.stop.fail(problem):
-            self.say(f"failed: configuration {problem}")
-        if self._peers:
-            self._peers.alarm(f"failed configuration {problem}")
+        super().fail(problem)
+        self._peers.alarm(f"failed configuration {problem}")
 
     # Getting ready
 
     def prepare(self) -> bool:
-        program = self._program
+        program = self.program
         self._uploads.start()
         self._begin_to_watch()
         if program.has_instance_store and not self._use_instance_store():
             self.say("no instance store: the root volume has to do")
         for folder in ("code/user", "out", "log"):
-            (self._work / folder).mkdir(parents=True, exist_ok=True)
+            (WORK / folder).mkdir(parents=True, exist_ok=True)
         if program.needs_efa and not list(Path("/dev/infiniband").glob("uverbs*")):
             self.fail("fabric")
         if self.stop.event.is_set():
@@ -191,20 +152,18 @@ class Ec2(Machine):
             if is_needed and not self._try(number, pause_s, step, problem):
                 return False
         self._pulled_s = self.uptime_s()
-        return self._peers is None or self._try(20, 15, self._peers.find_master, "rank 0")
+        return self._try(20, 15, self._peers.find_master, "rank 0")
 
     def _begin_to_watch(self) -> None:
         """Begin to listen to all that may end this, and to send checkpoints."""
-        program = self._program
-        left_s = (
-            program.max_minutes * 60 - stop_lead_s(program.max_minutes) - (self.uptime_s() - self._boot_s)
-        )
-        self._after(left_s, WATCHDOG)
+        program = self.program
+        up_s = self.uptime_s() - self._boot_s
+        self._after(program.max_minutes * 60 - stop_lead_s(program.max_minutes) - up_s, WATCHDOG)
         if program.block_ends_at:
             self._heed_block(program.block_ends_at)
-        if self._peers:
-            self._peers.begin()
-        self._every(5 if self._peers else 10, "abort", lambda: bool(self._watch.look() and self.stop.reason))
+        self._peers.begin()
+        pause_s = 10 if self._peers.is_alone else 5
+        self._every(pause_s, "abort", lambda: bool(self._peers.look() and self.stop.reason))
         if program.is_spot:
             self._every(5, SPOT, self._look_for_notice)
         self._sender = self._every(5, "checkpoints", self._send_checkpoints)
@@ -217,26 +176,26 @@ class Ec2(Machine):
             return
         self._after(left_s, BLOCK)
         minutes = left_s // 60 + 15
-        if minutes < self._program.max_minutes:
+        if minutes < self.program.max_minutes:
             Commands().run("shutdown", "-P", f"+{minutes}", limit_s=60)
 
     def _after(self, seconds: float, reason: str) -> None:
         def wait() -> None:
-            self._clock.sleep(max(0.0, seconds))
+            self.clock.wait(max(0.0, seconds))
             self.ask(reason)
 
         threading.Thread(target=wait, name=reason, daemon=True).start()
 
     def _every(self, seconds: float, name: str, look: Callable[[], bool]) -> threading.Thread:
-        return every(seconds, look, name=name, clock=self._clock, say=self.say)
+        return self.clock.every(seconds, look, name=name, say=self.say)
 
     def _try(self, number: int, pause_s: float, step: Callable[[], bool], problem: str) -> bool:
         """Try a step so often; return whether it was done, and the agent goes on."""
         cut = self.stop.event
-        is_done = attempts(number, pause_s, step, clock=self._clock, cut=cut)
+        is_done = self.clock.attempts(number, pause_s, step, cut=cut)
         if not is_done and not cut.is_set():
             self.fail(problem)
-        return is_done and not cut.is_set()
+        return bool(is_done) and not cut.is_set()
 
     def _look_for_notice(self) -> bool:
         notice = metadata("spot/instance-action")
@@ -249,12 +208,11 @@ class Ec2(Machine):
 
     def _use_instance_store(self) -> bool:
         """Put docker's images and what runs write on the instance's own disks, if they come up."""
-        cut = self.stop.event
-        if not attempts(36, 5, lambda: os.path.ismount(INSTANCE_STORE), clock=self._clock, cut=cut):
+        if not self.clock.attempts(36, 5, lambda: os.path.ismount(INSTANCE_STORE), cut=self.stop.event):
             return False
         self._systemctl("stop", "docker.socket", "docker.service", "containerd.service", limit_s=300)
         for name in ("docker", "containerd", "fastlaunch"):
-            source, target = INSTANCE_STORE / name, self._work.parent / name
+            source, target = INSTANCE_STORE / name, WORK.parent / name
             source.mkdir(exist_ok=True)
             target.mkdir(parents=True, exist_ok=True)
             if not self._commands.run("mount", "--bind", str(source), str(target), limit_s=60).is_ok:
@@ -271,98 +229,89 @@ class Ec2(Machine):
         return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
 
     def _fetch_code(self) -> bool:
-        program, file = self._program, self._work / "code.tar.gz"
+        program, file = self.program, WORK / "code.tar.gz"
         if not self._work_cli.copy(program.code_uri, file, limit_s=_DOCKER_S):
             return False
-        check = self._commands.run(
-            "sha256sum", "-c", "--quiet", limit_s=60, stdin=f"{program.code_sha256}  {file}\n"
-        )
-        unpack = ("tar", "-xzf", str(file), "-C", str(self._work / "code"), "--no-same-owner")
-        return check.is_ok and self._commands.run(*unpack, limit_s=300).is_ok
+        if hashlib.sha256(file.read_bytes()).hexdigest() != program.code_sha256:
+            return False
+        unpack = ("tar", "-xzf", str(file), "-C", str(WORK / "code"), "--no-same-owner")
+        return self._commands.run(*unpack, limit_s=300).is_ok
 
     def _pull(self) -> bool:
-        host = self._program.image.partition("/")[0]
+        host = self.program.image.partition("/")[0]
         # A private registry of ECR wants a login; any other host is taken to be open.
         if ".dkr.ecr." in host or ".dkr.ecr-fips." in host:
-            region = self._program.image_region
+            region = self.program.image_region
             password = self._work_cli.call("ecr", "get-login-password", region=region, limit_s=60)
             login = ("docker", "login", "--username", "AWS", "--password-stdin", host)
             if not (password.is_ok and self._commands.run(*login, limit_s=60, stdin=password.stdout).is_ok):
                 return False
-        return self._commands.run("docker", "pull", "-q", self._program.image, limit_s=_LARGE_S).is_ok
+        return self._commands.run("docker", "pull", "-q", self.program.image, limit_s=_LARGE_S).is_ok
 
     # Runs
 
-    def goes_on(self) -> bool:
-        return not self.stop.event.is_set()
-
-    def settled(self, run: NodeRun) -> RunEnd | None:
-        return None
-
     def start(self, number: int, run: NodeRun) -> Training | None:
         for folder in ("out", "log"):
-            (self._work / folder / run.run_id).mkdir(parents=True, exist_ok=True)
+            (WORK / folder / run.run_id).mkdir(parents=True, exist_ok=True)
         is_skipped = self._rank == 0 and self._is_settled(run.run_id)
-        if self._program.attempt > 1 and not is_skipped:
+        if self.program.attempt > 1 and not is_skipped:
             what = f"checkpoint of {run.run_id}"
             if not self._try(5, 10, lambda: self._resume(run.run_id), what):
                 return None
-        if self._peers:
-            # Rank 0 decides for all.
-            is_skipped = self._peers.meet(str(number), is_skipped=is_skipped) is True
+        is_skipped = self._peers.meet(str(number), is_skipped=is_skipped) is True
         if not self.goes_on():
             return None
         if is_skipped:
             self.say(f"run {run.run_id}: skipped")
-            self._skipped.append(run.run_id)
+            self.skipped.append(run.run_id)
             return None
         self.say(f"run {run.run_id}")
         command = ["/fastlaunch/run_train.sh", *run.arguments, "--output", "/out"]
         return ContainerTraining(
             self._options(number, run),
-            self._program.image,
-            [*command, *["--resume"][: self._program.attempt - 1]],
-            log=self._work / "log" / run.run_id / LOG,
+            self.program.image,
+            [*command, *["--resume"][: self.program.attempt - 1]],
+            log=WORK / "log" / run.run_id / LOG,
         )
 
     def _is_settled(self, run_id: str) -> bool:
-        """Return whether the launcher has settled the run meanwhile; not where that cannot be told."""
+        """Return whether the launcher has settled the run meanwhile; False if S3 does not answer."""
         name = skip_name(run_id)
-        return run_id in (self._work_cli.names(f"{self._program.output}/{name}") or ())
+        return run_id in (self._work_cli.names(f"{self.program.output}/{name}") or ())
 
     def _resume(self, run_id: str) -> bool:
         """Bring the newest checkpoint of an earlier attempt; True also if there is none."""
-        uri = f"{self._program.runs_uri}/{run_id}/checkpoints"
+        uri = f"{self.program.runs_uri}/{run_id}/checkpoints"
         names = self._work_cli.names(f"{uri}/")
         if names is None:
             return False
-        found = checkpoints_among(names)
-        if not found:
+        there = checkpoints_among(names)
+        if not there:
             return True
-        folder = self._work / "out" / run_id / "checkpoints"
+        folder = WORK / "out" / run_id / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._work_cli.copy(f"{uri}/{found[-1]}", folder / ".part", limit_s=_LARGE_S):
+        if not self._work_cli.copy(f"{uri}/{there[-1]}", folder / ".part", limit_s=_LARGE_S):
             return False
-        (folder / ".part").replace(folder / found[-1])
-        self._sent.add(f"{run_id}/checkpoints/{found[-1]}")
-        self.say(f"going on from {found[-1]}")
+        (folder / ".part").replace(folder / there[-1])
+        self._sent.add(f"{run_id}/checkpoints/{there[-1]}")
+        self.say(f"going on from {there[-1]}")
         return True
 
     def _options(self, number: int, run: NodeRun) -> list[str]:
         """Return the options of `docker run`."""
-        program, options = self._program, ["--log-driver", "none", "--entrypoint", "/bin/bash"]
+        program, options = self.program, ["--log-driver", "none", "--entrypoint", "/bin/bash"]
         options += ["--gpus", "all"] if program.num_gpus else []
         options += ["--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
         options += ["--stop-timeout", "100", "-w", "/fastlaunch/user"]
-        options += ["-v", f"{self._work}/code:/fastlaunch:ro"] if program.code_uri else []
-        options += ["-v", f"{self._work}/out/{run.run_id}:/out"]
+        options += ["-v", f"{WORK}/code:/fastlaunch:ro"] if program.code_uri else []
+        options += ["-v", f"{WORK}/out/{run.run_id}:/out"]
         environment = {
             "FASTLAUNCH_RUN_ID": run.run_id,
             "FASTLAUNCH_TOKEN": program.token,
             **program.environment,
             **run.environment,
         }
-        if self._peers:
+        if not self._peers.is_alone:
             options += ["--network", "host"]
             devices = sorted(Path("/dev/infiniband").glob("*"))
             options += [word for path in devices if path.is_char_device() for word in ("--device", str(path))]
@@ -378,54 +327,44 @@ class Ec2(Machine):
         if self.stop.reason:
             grace_s = _GRACE_S
             if self.stop.reason == WATCHDOG:
-                grace_s = min(grace_s, stop_lead_s(self._program.max_minutes) // 2)
-            if self._watch.is_hasty:
+                grace_s = min(grace_s, stop_lead_s(self.program.max_minutes) // 2)
+            if self._peers.is_hasty:
                 grace_s = _HASTY_GRACE_S
-        elif number in self._watch.failed_runs:
+        elif number in self._peers.failed_runs:
             grace_s = _HASTY_GRACE_S
         else:
             return None
         return Ending(kill_after_s=grace_s + _MARGIN_S, grace_s=grace_s)
 
-    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool, started_s: float) -> RunEnd:
-        if code and self._peers:
+    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
+        if code and not self._peers.is_alone:
             # It may be a peer's failure that ended it.
-            attempts(3, 1, self._watch.look, clock=self._clock)
-        is_ended = bool(self.stop.reason) or number in self._watch.failed_runs
+            self.clock.attempts(3, 1, self._peers.look)
+        is_ended = bool(self.stop.reason) or number in self._peers.failed_runs
         state = COMPLETED if code == 0 else INTERRUPTED if is_ended else FAILED
-        end = RunEnd(run.run_id, state, code, started_s, self.uptime_s())
-        self._ended.add(run.run_id)
-        self.say(f"run {run.run_id}: {state}, exit code {code}")
+        self.note_end(number, state, code)
         if state == FAILED:
-            if self._peers:
-                self._peers.tell_failed(number)
-            problem = problem_after(
-                code, work=self._work, num_gpus=self._program.num_gpus, has_fabric=self._peers is not None
-            )
+            self._peers.tell_failed(number)
+            problem = problem_after(code, work=WORK, num_gpus=self.program.num_gpus)
             if problem is None and not self._has_docker() and self.goes_on():
                 problem = "docker"
             if problem:
                 self.fail(problem)
-        return end
 
     def leave(self) -> None:
-        if self._peers and self._peers.meet("end") is not None:
-            self._peers.is_done = True
-
-    def outcome(self, ends: Sequence[RunEnd]) -> Outcome:
-        stop = self.stop
-        return outcome_of(ends, skipped=self._skipped, stop=stop.reason, problem=stop.problem)
+        self._peers.part()
 
     def _send_checkpoints(self) -> bool:
         """Send what is not in S3 yet, one at a time; return whether nothing more will come."""
         has_all_ended = self._has_all_ended.is_set()
+        ended = {end.run_id for end in self.ends if end.ended_s is not None}
         is_waiting = False
-        for folder in sorted((self._work / "out").glob("*/checkpoints")):
+        for folder in sorted((WORK / "out").glob("*/checkpoints")):
             for file in checkpoints(folder)[-1:]:
                 run_id = folder.parent.name
                 key = f"{run_id}/checkpoints/{file.name}"
                 if key in self._sent:
-                    if run_id in self._ended:
+                    if run_id in ended:
                         shutil.rmtree(folder, ignore_errors=True)
                 elif not self._send_checkpoint(file, key):
                     is_waiting = True
@@ -433,11 +372,11 @@ class Ec2(Machine):
 
     def _send_checkpoint(self, file: Path, key: str) -> bool:
         # A link keeps what training removes meanwhile.
-        link = self._work / "sending"
+        link = WORK / "sending"
         try:
             link.unlink(missing_ok=True)
             os.link(file, link)
-            if not self._upload_cli.copy(link, f"{self._program.runs_uri}/{key}", limit_s=_LARGE_S):
+            if not self._upload_cli.copy(link, f"{self.program.runs_uri}/{key}", limit_s=_LARGE_S):
                 return False
         except FileNotFoundError:
             return False
@@ -449,11 +388,10 @@ class Ec2(Machine):
 
     # The end
 
-    def finish(self, outcome: Outcome, ends: Sequence[RunEnd]) -> int:
+    def finish(self, outcome: Outcome) -> int:
         self._has_all_ended.set()
         self.say(f"{outcome.name} {outcome.reason or ''}")
-        if self._peers and not self._peers.is_done:
-            self._peers.alarm(f"failed {outcome.name}")
+        self._peers.alarm(f"failed {outcome.name}")
         is_taken = self.stop.reason == SPOT
         wait_s = 900.0
         if is_taken:
@@ -462,34 +400,32 @@ class Ec2(Machine):
         elif self.stop.reason == BLOCK:
             wait_s = 600
         elif self.stop.reason == WATCHDOG:
-            wait_s = stop_lead_s(self._program.max_minutes) // 4
-        if attempts(15, 10, self._uploads.last, clock=self._clock):
-            for _ in range(int(wait_s)):
-                if self._sender is None or not self._sender.is_alive():
-                    break
-                self._clock.sleep(1)
-        self._say_last(outcome, ends)
+            wait_s = stop_lead_s(self.program.max_minutes) // 4
+        sender = self._sender
+        if self.clock.attempts(15, 10, self._uploads.last) and sender:
+            self.clock.attempts(int(wait_s), 1, lambda: not sender.is_alive())
+        self._say_last(outcome, billed_until=_time_of(self._notice) if is_taken else None)
         if is_taken:
             # Interrupted in its first hour it is free, turned off by itself it is not.
             self.say("waiting for EC2")
-            self._clock.sleep(900)
+            self.clock.wait(900)
         return 0
 
-    def _say_last(self, outcome: Outcome, ends: Sequence[RunEnd]) -> None:
-        word = status(
+    def _say_last(self, outcome: Outcome, *, billed_until: str | None) -> None:
+        last = status(
             self._identity,
             outcome,
-            ends,
+            self.ends,
             uptime_s=self.uptime_s(),
             boot_s=self._boot_s,
             pull_s=self._pulled_s,
-            billed_until=_time_of(self._notice) if self.stop.reason == SPOT else None,
+            billed_until=billed_until,
         )
-        path = self._state / "status.json"
-        path.write_text(json.dumps(word) + "\n")
-        attempts(5, 10, self._uploads.last, clock=self._clock)
-        uri = f"{self._program.output}/{status_name(self._rank)}"
-        attempts(5, 10, lambda: self._cli.copy(path, uri), clock=self._clock)
+        path = STATE / "status.json"
+        path.write_text(json.dumps(last) + "\n")
+        self.clock.attempts(5, 10, self._uploads.last)
+        uri = f"{self.program.output}/{status_name(self._rank)}"
+        self.clock.attempts(5, 10, lambda: self._cli.copy(path, uri))
 
 
 def main(arguments: Sequence[str], clock: Clock) -> int:
@@ -500,10 +436,11 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
     """
     try:
         file, rank, address, boot_s = arguments
+        stop = Stop()
+        stop_on_signals(stop, "shutdown", clock)
         program = program_from_json(Path(file).read_text())
-        machine = Ec2(program, rank=int(rank), address=address, boot_s=float(boot_s), clock=clock)
-        stop_on_signals(machine.stop, "shutdown", clock)
-        return Agent(program.runs, machine).work()
+        machine = Ec2(program, rank=int(rank), address=address, boot_s=float(boot_s), stop=stop, clock=clock)
+        return machine.work()
     except BaseException:
         traceback.print_exc()
         return 1
@@ -524,8 +461,8 @@ def power_off(clock: Clock) -> None:
         commands.run("shutdown", "-P", "now", limit_s=60).is_ok
         or commands.run("systemctl", "poweroff", "--force", limit_s=60).is_ok
     ):
-        clock.sleep(5)
-    clock.sleep(240)
+        clock.wait(5)
+    clock.wait(240)
     commands.run("systemctl", "poweroff", "-ff", limit_s=60)
 
 

@@ -3,7 +3,7 @@
 A training process whose peer has died may wait for it for many minutes, in a collective or in the rendezvous
 of the next run. SageMaker lets the hosts of a job reach each other, so each has one connection to the first,
 which passes on what any of them says. Whoever is silent for `SILENCE_S`, or whose connection breaks, is gone.
-The words are JSON, one a line; an empty object says only that its host is there.
+Messages are JSON, one a line; an empty object says only that its host is there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 #: Beside torchrun's 29500, on the first host.
 PORT = 29490
@@ -22,6 +22,7 @@ SILENCE_S = 10.0
 _ALIVE_EVERY_S = 2.0
 #: Hosts pull an image of many gigabytes before they start.
 JOIN_LIMIT_S = 900.0
+_LOOK_S = 0.5
 _MAX_LINE_BYTES = 2**16
 
 
@@ -49,52 +50,53 @@ class Hosts:
         self._join_limit_s = join_limit_s
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
+        self._are_all_there = threading.Event()
+        #: By number of the run and rank of the host.
         self._words: dict[tuple[int, int], Mapping[str, Any]] = {}
-        self._lost: str | None = None
         self._left: set[int] = set()
-        self._closed = False
-        self._server: socket.socket | None = None
-
-    @property
-    def lost(self) -> str | None:
-        """Which host is gone, in words; None while all are there."""
-        return self._lost
+        self._is_closed = False
+        #: Which host is gone, in words; None while all are there.
+        self.lost: str | None = None
 
     def join(self, is_stopped: Callable[[], bool]) -> bool:
         """Wait until all hosts are there; whether they are. False if asked to stop, or if `lost` says why."""
         if len(self._names) == 1:
             return True
+        if self._rank == 0:
+            _in_background(self._accept, socket.create_server(("", self._port), backlog=len(self._names)))
+        else:
+            _in_background(self._reach_first)
+        _in_background(self._keep_alive)
         end = time.monotonic() + self._join_limit_s
-        try:
-            while not (self._accept() if self._rank == 0 else self._reach_first()):
-                if is_stopped():
-                    return False
-                if time.monotonic() > end:
-                    self._lost = f"{self._missing()} did not come in {self._join_limit_s:g} s"
-                    return False
-        finally:
-            if self._server is not None:
-                self._server.close()
-        for rank, connection in self._connections.items():
-            connection.settimeout(self._silence_s)
-            threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
-        threading.Thread(target=self._keep_alive, daemon=True).start()
+        while not self._are_all_there.wait(_LOOK_S):
+            if self.lost or is_stopped():
+                return False
+            if time.monotonic() > end:
+                there = {*self._connections, self._rank}
+                missing = [name for rank, name in enumerate(self._names) if rank not in there]
+                self.lost = f"{', '.join(missing)} did not come in {self._join_limit_s:g} s"
+                return False
         return True
 
     def say(self, run: int, word: Mapping[str, Any]) -> None:
         """Tell all hosts what became of this job's run number `run` here."""
         with self._lock:
             self._words[run, self._rank] = word
-        self._send({"run": run, "host": self._rank, **word})
+        self._send({"run": run, "host": self._rank, "word": word})
 
     def words(self, run: int) -> dict[int, Mapping[str, Any]]:
-        """What the hosts, this one included, have said of a run, by rank."""
+        """Return what the hosts, this one included, have said of a run, by rank."""
         with self._lock:
             return {host: word for (of, host), word in self._words.items() if of == run}
 
+    def has_any_said(self, key: str) -> bool:
+        """Return whether any host has said `key` of any run."""
+        with self._lock:
+            return any(word[key] for word in self._words.values())
+
     def close(self, *, is_done: bool) -> None:
         """Go. is_done: all has been said; else this host is gone to the others, who may wait for its word."""
-        self._closed = True
+        self._is_closed = True
         if is_done:
             self._send({"leaves": True})
         for connection in self._connections.values():
@@ -105,108 +107,88 @@ class Hosts:
 
     # Meeting
 
-    def _accept(self) -> bool:
-        """Hear a host that comes; whether all have come."""
-        if self._server is None:
-            self._server = socket.create_server(("", self._port), backlog=len(self._names))
-            self._server.settimeout(0.5)
-        with suppress(socket.timeout):
-            connection, _ = self._server.accept()
-            self._greet(connection)
-        if len(self._connections) < len(self._names) - 1:
-            return False
-        # Nobody begins before all are there.
-        self._send({"all": True})
-        return True
-
-    def _missing(self) -> str:
-        there = (*self._connections, self._rank) if self._rank == 0 else (self._rank,)
-        return ", ".join(name for at, name in enumerate(self._names) if at not in there)
+    def _accept(self, server: socket.socket) -> None:
+        """Hear hosts that come, until all have."""
+        server.settimeout(_LOOK_S)
+        with server:
+            while not (self._are_all_there.is_set() or self._is_closed):
+                with suppress(socket.timeout):
+                    connection, _ = server.accept()
+                    _in_background(self._greet, connection)
 
     def _greet(self, connection: socket.socket) -> None:
-        connection.settimeout(5)
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            greeting = json.loads(_line(connection))
-            if greeting["token"] == self._token and 0 < greeting["host"] < len(self._names):
-                self._connections[greeting["host"]] = connection
+        connection.settimeout(self._silence_s)
+        with connection, connection.makefile("rb") as lines:
+            try:
+                greeting = json.loads(lines.readline(_MAX_LINE_BYTES))
+                rank = greeting["host"]
+                if greeting["token"] != self._token or not 0 < rank < len(self._names):
+                    return
+            except (OSError, ValueError, KeyError, TypeError):
                 return
-        connection.close()
+            self._connections[rank] = connection
+            if len(self._connections) == len(self._names) - 1:
+                # Nobody begins before all are there.
+                self._send({"all": True})
+                self._are_all_there.set()
+            self._listen(rank, lines)
 
-    def _reach_first(self) -> bool:
-        """Reach the first host, or hear it; whether it has said that all are there."""
-        try:
-            if 0 not in self._connections:
+    def _reach_first(self) -> None:
+        while not self._is_closed:
+            try:
                 connection = socket.create_connection((self._names[0], self._port), timeout=5)
                 connection.sendall(_as_line({"token": self._token, "host": self._rank}))
-                connection.settimeout(0.5)
+            except OSError:
+                time.sleep(_LOOK_S)
+                continue
+            connection.settimeout(self._silence_s)
+            with connection, connection.makefile("rb") as lines:
                 self._connections[0] = connection
-            return bool(_line(self._connections[0]))
-        except socket.timeout:
-            return False
-        except OSError:
-            self._connections.pop(0, None)
-            time.sleep(0.5)
-            return False
+                self._listen(0, lines)
+            return
 
     # Talking
 
-    def _listen(self, rank: int, connection: socket.socket) -> None:
-        waiting = b""
-        while not self._closed:
-            try:
-                data = connection.recv(65536)
-            except OSError:
-                data = b""
-            if not data:
-                self._lose(rank)
-                return
-            *lines, waiting = (waiting + data).split(b"\n")
+    def _listen(self, rank: int, lines: BinaryIO) -> None:
+        """Hear a host until it is gone."""
+        with suppress(OSError, ValueError):
             for line in lines:
                 self._hear(rank, json.loads(line))
+        if self._is_closed or self.lost or rank in self._left:
+            return
+        self.lost = f"{self._names[rank]} is gone"
+        if self._rank == 0:
+            self._send({"lost": self.lost}, but=rank)
 
-    def _hear(self, rank: int, said: dict[str, Any]) -> None:
-        if "lost" in said:
-            self._lost = self._lost or said["lost"]
-        if "leaves" in said:
+    def _hear(self, rank: int, message: Mapping[str, Any]) -> None:
+        if "all" in message:
+            self._are_all_there.set()
+        if "lost" in message:
+            self.lost = self.lost or message["lost"]
+        if "leaves" in message:
             self._left.add(rank)
-        if "run" not in said:
-            return
-        word = dict(said)
-        with self._lock:
-            self._words[word.pop("run"), word.pop("host")] = word
-        if self._rank == 0:
-            self._send(said, but=rank)
-
-    def _lose(self, rank: int) -> None:
-        if self._closed or self._lost or rank in self._left:
-            return
-        self._lost = f"{self._names[rank]} is gone"
-        if self._rank == 0:
-            self._send({"lost": self._lost}, but=rank)
+        if "run" in message:
+            with self._lock:
+                self._words[message["run"], message["host"]] = message["word"]
+            if self._rank == 0:
+                self._send(message, but=rank)
 
     def _keep_alive(self) -> None:
-        while not self._closed:
+        while not self._is_closed:
             time.sleep(_ALIVE_EVERY_S)
             self._send({})
 
-    def _send(self, said: Mapping[str, Any], but: int | None = None) -> None:
+    def _send(self, message: Mapping[str, Any], but: int | None = None) -> None:
         for rank, connection in list(self._connections.items()):
             if rank != but:
                 # One that is gone is noticed by who listens to it.
                 with suppress(OSError), self._lock:
-                    connection.sendall(_as_line(said))
+                    connection.sendall(_as_line(message))
 
 
-def _as_line(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said).encode() + b"\n"
+def _as_line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
-def _line(connection: socket.socket) -> bytes:
-    """The next line, byte by byte, so that nothing after it is taken. Raises OSError."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > _MAX_LINE_BYTES:
-            raise ConnectionError("no line")
-        line += byte
-    return line
+def _in_background(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, daemon=True).start()

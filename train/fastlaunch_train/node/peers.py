@@ -4,7 +4,7 @@
   ready/<number of the run>/<its address> and waits until there are as many as nodes, so that no node is in
   another run than its peers, or turns off while one still trains.
 - A run that fails on one node is failed for all: the object abort-<number> ends its containers, and all go on
-  with the next one. The object abort ends the attempt.
+  with the next one. The object abort ends the attempt; the launcher leaves it, too.
 - A machine that vanished says nothing. Each node listens to the next one, in a ring, from when all have left
   ready/0/<their address>; one that has not within twelve minutes and more will not come.
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastlaunch_train.node.aws_cli import AwsCli
-from fastlaunch_train.node.commands import Clock, Stop, attempts, every
+from fastlaunch_train.node.commands import Clock, Stop
 from fastlaunch_train.node.protocol import (
     ABORT,
     BLOCK,
@@ -27,6 +27,7 @@ from fastlaunch_train.node.protocol import (
     SPOT,
     STOP,
     WATCHDOG,
+    NodeProgram,
     ready_name,
     run_abort_name,
 )
@@ -38,90 +39,79 @@ _ANY_PORT = 9
 _HERE, _SKIP = "here", "skip"
 
 
-class AbortWatch:
-    """Sees what the launcher, or another node, asks for by objects below `output`."""
-
-    def __init__(self, cli: AwsCli, output: str, stop: Stop, say: Callable[[str], None]) -> None:
-        self._cli = cli
-        self._output = output
-        self._stop = stop
-        self._say = say
-        #: Numbers of the runs that have failed on some node.
-        self.failed_runs: set[int] = set()
-        #: There is nothing left to save together: a peer can no longer train.
-        self.is_hasty = False
-        #: This node has asked all others to stop: what stands there may be its own word.
-        self.is_own = False
-
-    def look(self) -> bool:
-        """Note what is asked for; return whether that could be seen."""
-        names = self._cli.names(f"{self._output}/{ABORT}")
-        if names is None:
-            return False
-        for name in names:
-            number = name[len(ABORT) + 1 :]
-            if number.isdigit():
-                self.failed_runs.add(int(number))
-        if ABORT not in names or self.is_own:
-            return True
-        why = self._cli.read(f"{self._output}/{ABORT}")
-        if why is None:
-            return False
-        if not self.is_own:
-            self._say(f"told: {why.strip()}")
-            self.is_hasty = self.is_hasty or why.startswith("failed")
-            self._stop.ask(reason_of(why))
-        return True
-
-
-def reason_of(abort: str) -> str:
-    """Return why a node stops that finds this in the object abort, which a node or the launcher has left."""
-    return PEER if abort.split()[:1] in ([SPOT], [WATCHDOG], [BLOCK], ["failed"]) else STOP
-
-
 class Peers:
-    """The other nodes. address: this one's. state: a folder for what is about to be sent."""
+    """What the attempt's other nodes, if there are any, and the launcher ask for.
+
+    address: this node's. state: a folder for what is about to be sent. fail: called with why nothing more can
+    be done here.
+    """
 
     def __init__(
         self,
-        watch: AbortWatch,
+        program: NodeProgram,
         cli: AwsCli,
-        output: str,
         *,
         rank: int,
         address: str,
-        num_nodes: int,
         state: Path,
         stop: Stop,
         clock: Clock,
         say: Callable[[str], None],
         fail: Callable[[str], None],
     ) -> None:
-        self.watch = watch
+        self._num_nodes = program.num_nodes
+        self._output = program.output
         self._cli = cli
-        self._output = output
         self._rank = rank
         self._address = address
-        self._num_nodes = num_nodes
         self._state = state
         self._stop = stop
         self._clock = clock
         self._say = say
         self._fail = fail
         self._lock = threading.Lock()
-        self.master = ""
+        #: This node has asked all others to stop: what stands in the object abort may be its own word.
+        self._has_alarmed = False
         #: All nodes have done their last run.
-        self.is_done = False
+        self._is_done = False
+        self.is_alone = program.num_nodes == 1
+        self.master = ""
+        #: Numbers of the runs that have failed on some node.
+        self.failed_runs: set[int] = set()
+        #: There is nothing left to save together: a peer can no longer train.
+        self.is_hasty = False
 
     def begin(self) -> None:
         """Say where this node is, if it is rank 0, and begin to listen to another one."""
+        if self.is_alone:
+            return
         if self._rank == 0:
-            where = json.dumps({"address": self._address, "port": PORT}) + "\n"
-            attempts(5, 5, lambda: self._put(RANK_0, where), clock=self._clock)
+            where = json.dumps({"address": self._address, "port": PORT})
+            self._clock.attempts(5, 5, lambda: self._put(RANK_0, where))
         threading.Thread(target=self._listen, name="peer", daemon=True).start()
 
+    def look(self) -> bool:
+        """Note what is asked for; return whether that could be seen."""
+        names = self._cli.names(f"{self._output}/{ABORT}")
+        if names is None:
+            return False
+        numbers = (name[len(ABORT) + 1 :] for name in names)
+        self.failed_runs.update(int(number) for number in numbers if number.isdigit())
+        if ABORT not in names or self._has_alarmed:
+            return True
+        why = self._cli.read(f"{self._output}/{ABORT}")
+        if why is None:
+            return False
+        if not self._has_alarmed:
+            self._say(f"asked to stop: {why.strip()}")
+            self.is_hasty = self.is_hasty or why.startswith("failed")
+            self._stop.ask(reason_of(why))
+        return True
+
     def find_master(self) -> bool:
-        """Look where rank 0 is; return whether that is known."""
+        """Look where rank 0 is; return whether that is known, or this node is alone."""
+        if self.is_alone:
+            return True
         try:
             self.master = str(json.loads(self._cli.read(f"{self._output}/{RANK_0}") or "")["address"])
         except (ValueError, KeyError, TypeError):
@@ -131,16 +121,13 @@ class Peers:
     def alarm(self, why: str) -> None:
         """Ask all others to stop, before this node does; nothing if anybody has asked for it."""
         with self._lock:
-            if self._stop.reason or self.watch.is_own:
+            if self.is_alone or self._is_done or self._stop.reason or self._has_alarmed:
                 return
-            self.watch.is_own = True
-        text = f"{why} ({socket.gethostname()})\n"
+            self._has_alarmed = True
+        text = f"{why} ({socket.gethostname()})"
         if not self._put(ABORT, text, limit_s=10):
             again = threading.Thread(
-                target=attempts,
-                args=(9, 9, lambda: self._put(ABORT, text)),
-                kwargs={"clock": self._clock},
-                daemon=True,
+                target=lambda: self._clock.attempts(9, 9, lambda: self._put(ABORT, text)), daemon=True
             )
             again.start()
 
@@ -149,73 +136,72 @@ class Peers:
 
         Returns whether the run is to be skipped, which rank 0 decides for all.
         """
-        word = (_SKIP if is_skipped else _HERE) + "\n"
-        is_there = attempts(5, 5, lambda: self._put(ready_name(step, self._address), word), clock=self._clock)
+        if self.is_alone:
+            return is_skipped
+        word = _SKIP if is_skipped else _HERE
+        is_there = self._clock.attempts(5, 5, lambda: self._put(ready_name(step, self._address), word))
         cut = self._stop.event
-        if is_there and attempts(600, 2, lambda: self._are_all_at(step), clock=self._clock, cut=cut):
-            if self._rank == 0 or step == "end":
-                return is_skipped
+        if is_there and self._clock.attempts(600, 2, lambda: self._all_at(step), cut=cut):
             uri = f"{self._output}/{ready_name(step, self.master)}"
-            for _ in range(5):
-                said = self._cli.read(uri)
-                if said is not None:
-                    return said.strip() == _SKIP
-                self._clock.sleep(5)
+            first = word if self._rank == 0 else self._clock.attempts(5, 5, lambda: self._cli.read(uri))
+            if first:
+                return first.strip() == _SKIP
         if not self._stop.event.is_set():
             self._fail("peers")
         return None
 
+    def part(self) -> None:
+        """Wait until all nodes have done their last run."""
+        self._is_done = self.meet("end") is not None
+
     def tell_failed(self, number: int) -> None:
         """Tell all others that run `number` has failed here."""
-        attempts(5, 2, lambda: self._put(run_abort_name(number), _HERE + "\n"), clock=self._clock)
+        if not self.is_alone:
+            self._clock.attempts(5, 2, lambda: self._put(run_abort_name(number), _HERE))
 
-    def _are_all_at(self, step: str) -> bool:
-        return len(self._cli.names(f"{self._output}/{ready_name(step)}") or ()) == self._num_nodes
+    def _all_at(self, step: str) -> list[str] | None:
+        """Return the addresses of all nodes once all have come to `step`; None before."""
+        names = self._cli.names(f"{self._output}/{ready_name(step)}") or []
+        return names if len(names) == self._num_nodes else None
 
     def _put(self, name: str, text: str, limit_s: float = 20) -> bool:
         path = self._state / name.replace("/", "-")
-        path.write_text(text)
+        path.write_text(text + "\n")
         return self._cli.copy(path, f"{self._output}/{name}", limit_s=limit_s)
 
-    # Listening
-
     def _listen(self) -> None:
-        while not self._put(ready_name("0", self._address), _HERE + "\n"):
-            if self._clock.wait(self._stop.event, 5):
+        cut = self._stop.event
+        while not self._put(ready_name("0", self._address), _HERE):
+            if self._clock.wait(5, cut):
                 return
-        found: list[str] = []
-
-        def ring() -> bool:
-            names = self._cli.names(f"{self._output}/{ready_name('0')}") or []
-            found[:] = names
-            return len(names) == self._num_nodes
-
-        if not attempts(36, 20, ring, clock=self._clock, cut=self._stop.event):
-            if not self._stop.event.is_set():
+        addresses = self._clock.attempts(36, 20, lambda: self._all_at("0"), cut=cut)
+        if not addresses:
+            if not cut.is_set():
                 self._fail("peers")
             return
-        peer = next_in_ring(found, self._address)
-        num_silent: list[int] = []
-
-        def listen() -> bool:
-            if self._stop.reason:
-                return True
+        peer = next_in_ring(addresses, self._address)
+        # None until it has answered once.
+        num_silent: int | None = None
+        while num_silent != 3:
+            if self._stop.reason or self._is_done:
+                return
             if answers(peer):
-                num_silent[:] = [0]
-            elif num_silent:
-                num_silent[0] += 1
-            return num_silent == [3]
-
-        every(2, listen, name="peer", clock=self._clock, say=self._say).join()
-        if self._stop.reason or self.is_done:
-            return
-        self.watch.is_hasty = True
+                num_silent = 0
+            elif num_silent is not None:
+                num_silent += 1
+            self._clock.wait(2)
+        self.is_hasty = True
         self._say(f"{peer} does not answer")
         self.alarm(f"failed {peer} does not answer")
         self._stop.ask(PEER)
 
 
-def next_in_ring(addresses: list[str], own: str) -> str:
+def reason_of(abort: str) -> str:
+    """Return why a node stops that finds this in the object abort, which a node or the launcher has left."""
+    return PEER if abort.split()[:1] in ([SPOT], [WATCHDOG], [BLOCK], ["failed"]) else STOP
+
+
+def next_in_ring(addresses: Sequence[str], own: str) -> str:
     """Return the address after `own`; the first one after the last."""
     ordered = sorted(addresses)
     return ordered[(ordered.index(own) + 1) % len(ordered)]

@@ -13,7 +13,9 @@ later if it has not ended by itself. If a host is gone, or finds that it can run
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -24,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fastlaunch_train.node.agent import Agent, Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, count_gpus, problem_after
 from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
 from fastlaunch_train.node.hosts import Hosts
 from fastlaunch_train.node.protocol import (
@@ -38,7 +40,6 @@ from fastlaunch_train.node.protocol import (
     RECORD,
     SEGMENT,
     STOP,
-    BadRunList,
     Identity,
     NodeProgram,
     NodeRun,
@@ -46,7 +47,6 @@ from fastlaunch_train.node.protocol import (
     RunEnd,
     boot_name,
     now,
-    outcome_of,
     program_from_json,
     status,
     status_name,
@@ -54,7 +54,7 @@ from fastlaunch_train.node.protocol import (
 from fastlaunch_train.node.shelf import Shelf
 from fastlaunch_train.node.training import ProcessTraining, Training, adopt_orphans
 from fastlaunch_train.node.uploads import Uploads, checkpoints
-from fastlaunch_train.node.verdicts import Verdict, Word, cause_of, verdict
+from fastlaunch_train.node.verdicts import Word, cause_of, verdict
 
 #: Time to tell why by itself, for a training whose peer has failed.
 PEER_GRACE_S = 8.0
@@ -107,19 +107,16 @@ class SageMaker(Machine):
         entrypoint: Path,
         opt_ml: Path,
         scratch: Path,
-        environment: Mapping[str, str],
         stop: Stop,
         clock: Clock,
     ) -> None:
-        self._program = program
-        self._request = request
-        self._entrypoint = entrypoint
-        self._environment = environment
-        self._failure = opt_ml / "output" / "failure"
         self._shelf = Shelf(request.checkpoints, opt_ml, scratch)
         self._work = self._shelf.work
-        self._log = Log(now, self._work / LOG)
-        self._stop = stop
+        super().__init__(program, stop=stop, clock=clock, log=Log(now, self._work / LOG))
+        self._request = request
+        self._rank = request.rank
+        self._entrypoint = entrypoint
+        self._failure = opt_ml / "output" / "failure"
         self._identity = Identity(
             token=program.token,
             node=request.rank,
@@ -146,48 +143,36 @@ class SageMaker(Machine):
         self._began_at = now()
         self._attempt = program.attempt
 
-    def say(self, text: str) -> None:
-        self._log(text)
-
     def uptime_s(self) -> float:
         """Return seconds since the first container of this job booted here, those between two included."""
         started = datetime.strptime(self._began_at, _TIME).replace(tzinfo=timezone.utc)
         return round((datetime.now(timezone.utc) - started).total_seconds(), 2)
 
     def prepare(self) -> bool:
-        root, request, name = (
-            self._shelf.root,
-            self._request,
-            f"{self._program.token}/{boot_name(self._rank)}",
-        )
+        root, token, hosts = self._shelf.root, self.program.token, self._request.hosts
+        name = f"{token}/{boot_name(self._rank)}"
         before = _read(root / name)
         if before is not None:
             self._began_at = str(before["began_at"])
         # Each container of a job says it anew, so that the last word of one before it is known to be old.
         booted = {"lifecycle": None, "booted_at": now(), "began_at": self._began_at}
         self._shelf.put_json(name, {**self._identity.to_json(), **booted})
-        (root / self._program.token / status_name(self._rank)).unlink(missing_ok=True)
+        (root / token / status_name(self._rank)).unlink(missing_ok=True)
         self.say(
-            f"job {self._program.token}, {request.hosts[self._rank]} of {len(request.hosts)} host(s), "
-            f"{request.instance or 'unknown instance'}, {len(self._program.runs)} run(s)"
+            f"job {token}, {hosts[self._rank]} of {len(hosts)} host(s), "
+            f"{self._request.instance or 'unknown instance'}, {len(self.program.runs)} run(s)"
             + (f", goes on since {self._began_at}" if before else "")
         )
-        for run in self._program.runs:
+        for run in self.program.runs:
             # In S3 every checkpoint stays, and all of them were brought here.
             remove_older(root, run.run_id, 1)
         self._uploads.start()
-        return self._hosts.join(lambda: self._stop.reason is not None)
-
-    @property
-    def _rank(self) -> int:
-        return self._request.rank
+        return self._hosts.join(lambda: self.stop.reason is not None)
 
     # Runs
 
     def goes_on(self) -> bool:
-        # A host that has said of a run that it does no more has said it of the last.
-        has_peer_ended = any(word.ends for number in self._numbers() for word in self._heard(number).values())
-        return not (self._stop.event.is_set() or self._hosts.lost or has_peer_ended)
+        return super().goes_on() and not (self._hosts.lost or self._hosts.has_any_said("ends"))
 
     def settled(self, run: NodeRun) -> RunEnd | None:
         """Return how the run ended in a container of this job before this one.
@@ -195,7 +180,7 @@ class SageMaker(Machine):
         All hosts have to say that it has: what they find is the same, so that they decide the same.
         """
         nodes = range(len(self._request.hosts))
-        folder = self._shelf.root / self._program.token
+        folder = self._shelf.root / self.program.token
         said = [_read(folder / f"node-{node}" / run.run_id / "ended.json") for node in nodes]
         own = said[self._rank]
         return RunEnd(**own) if own is not None and None not in said else None
@@ -203,7 +188,7 @@ class SageMaker(Machine):
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
         root, output, log = self._shelf.root, self._output(run), self._work / "log" / run.run_id
-        self._attempt = max(self._program.attempt, 1 + last_attempt(root, run.run_id))
+        self._attempt = max(self.program.attempt, 1 + last_attempt(root, run.run_id))
         output.mkdir(parents=True)
         log.mkdir(parents=True)
         left = checkpoints(root / run.run_id / "checkpoints")[-1:]
@@ -215,8 +200,8 @@ class SageMaker(Machine):
             [*command, *["--resume"][: len(left)]],
             log=log / LOG,
             environment={
-                **self._environment,
-                **self._program.environment,
+                **os.environ,
+                **self.program.environment,
                 **run.environment,
                 "FASTLAUNCH_RUN_ID": run.run_id,
                 "FASTLAUNCH_ATTEMPT": str(self._attempt),
@@ -228,7 +213,7 @@ class SageMaker(Machine):
 
     def ending(self, number: int) -> Ending | None:
         grace_s = self._request.stop_grace_s
-        if self._stop.reason:
+        if self.stop.reason:
             return Ending(kill_after_s=grace_s + _STOP_MARGIN_S, grace_s=grace_s)
         if self._hosts.lost:
             return Ending(kill_after_s=PEER_GRACE_S)
@@ -238,36 +223,33 @@ class SageMaker(Machine):
             return Ending(kill_after_s=grace_s + _STOP_MARGIN_S)
         return Ending(kill_after_s=PEER_GRACE_S) if any(word.code for word in heard) else None
 
-    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool, started_s: float) -> RunEnd:
+    def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
         cause = self._cause(run, code) if code else ""
         word = Word(
             code=code,
             cause=cause,
-            is_stopped=self._stop.reason is not None,
+            is_stopped=self.stop.reason is not None,
             is_made_to=is_killed,
-            ends=self._stop.event.is_set(),
+            ends=self.stop.event.is_set(),
         )
         self._hosts.say(number, asdict(word))
-        said = self._await_words(number)
-        told = verdict(self._rank, said, is_one_lost=len(said) < len(self._request.hosts))
-        end = RunEnd(run.run_id, told.state, code, started_s, self.uptime_s())
-        self.say(f"run {run.run_id}: {told.state}, exit code {code}{': ' if cause else ''}{cause}")
+        words = self._await_words(number)
+        found = verdict(self._rank, words, is_one_lost=len(words) < len(self._request.hosts))
+        end = self.note_end(number, found.state, code, cause)
         self._uploads.now()
-        self._note(end, told, said)
+        if found.blamed is not None:
+            blamed, host = words[found.blamed], self._request.hosts[found.blamed]
+            why = blamed.cause or "no cause known"
+            self._causes.append(f"{why} (run {run.run_id} on {host}, exit code {blamed.code})")
+        if found.is_final:
+            # For a container after this one.
+            with suppress(OSError):
+                self._shelf.put_json(f"{self._folder}/{run.run_id}/ended.json", asdict(end))
+            remove_older(self._shelf.root, run.run_id, 1)
         shutil.rmtree(self._output(run) / "checkpoints", ignore_errors=True)
-        return end
-
-    def leave(self) -> None:
-        pass
-
-    def outcome(self, ends: Sequence[RunEnd]) -> Outcome:
-        return outcome_of(ends, stop=self._stop.reason, problem=self._stop.problem)
 
     def _output(self, run: NodeRun) -> Path:
         return self._work / "out" / run.run_id
-
-    def _numbers(self) -> range:
-        return range(1, len(self._program.runs) + 1)
 
     def _heard(self, number: int) -> dict[int, Word]:
         """Return what the hosts have said of a run, this one included."""
@@ -275,34 +257,23 @@ class SageMaker(Machine):
 
     def _await_words(self, number: int) -> dict[int, Word]:
         """Return what all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
-        end: float | None = None
-        while len(said := self._heard(number)) < len(self._request.hosts) and not self._hosts.lost:
-            if self._stop.reason and end is None:
-                end = time.monotonic() + _LAST_WORDS_S
-            if end is not None and time.monotonic() >= end:
+        end = math.inf
+        while len(words := self._heard(number)) < len(self._request.hosts) and not self._hosts.lost:
+            if self.stop.reason:
+                end = min(end, time.monotonic() + _LAST_WORDS_S)
+            if time.monotonic() >= end:
                 break
             time.sleep(_LOOK_S)
-        return said
+        return words
 
     def _cause(self, run: NodeRun, code: int) -> str:
         """Return why the run failed; note what would keep every other run from being done, too."""
-        if self._stop.reason:
+        if self.stop.reason:
             return ""
-        problem = problem_after(code, work=self._work, num_gpus=self._num_gpus, has_fabric=True)
-        if problem and self._stop.fail(problem):
-            self.say(f"failed: configuration {problem}")
+        problem = problem_after(code, work=self._work, num_gpus=self._num_gpus)
+        if problem:
+            self.fail(problem)
         return cause_of(self._output(run), self._work / "log" / run.run_id / LOG, self._attempt)
-
-    def _note(self, end: RunEnd, told: Verdict, said: Mapping[int, Word]) -> None:
-        """Note why it failed and, for a container after this one, that it has ended; make room."""
-        if told.blamed is not None:
-            word, host = said[told.blamed], self._request.hosts[told.blamed]
-            cause = word.cause or "no cause known"
-            self._causes.append(f"{cause} (run {end.run_id} on {host}, exit code {word.code})")
-        if told.is_final:
-            with suppress(OSError):
-                self._shelf.put_json(f"{self._folder}/{end.run_id}/ended.json", asdict(end))
-            remove_older(self._shelf.root, end.run_id, 1)
 
     def _take_checkpoints(self) -> None:
         for folder in sorted((self._work / "out").glob("*/checkpoints")):
@@ -321,27 +292,22 @@ class SageMaker(Machine):
 
     # The end
 
-    def finish(self, outcome: Outcome, ends: Sequence[RunEnd]) -> int:
+    def finish(self, outcome: Outcome) -> int:
         self._uploads.stop(60)
-        is_stopped_elsewhere = any(
-            word.is_stopped for number in self._numbers() for word in self._heard(number).values()
-        )
-        if outcome.reason == PEER and is_stopped_elsewhere and self._stop.event.wait(_SIGNAL_LIMIT_S):
+        is_stopped_elsewhere = self._hosts.has_any_said("is_stopped")
+        if outcome.reason == PEER and is_stopped_elsewhere and self.stop.event.wait(_SIGNAL_LIMIT_S):
             outcome = Outcome(INTERRUPTED, STOP)
         self.say(f"{outcome.name} {outcome.reason or ''}".rstrip())
         self._shelf.release_reserve()
-        for _ in range(5):
-            if self._uploads.last():
-                break
-            time.sleep(1)
-        word = status(self._identity, outcome, ends, uptime_s=self.uptime_s())
+        self.clock.attempts(5, 1, self._uploads.last)
+        last = status(self._identity, outcome, self.ends, uptime_s=self.uptime_s())
         with suppress(OSError):
-            self._shelf.put_json(f"{self._program.token}/{status_name(self._rank)}", word)
+            self._shelf.put_json(f"{self.program.token}/{status_name(self._rank)}", last)
         if outcome.name != COMPLETED and outcome.reason != STOP:
             lost = [self._hosts.lost] if self._hosts.lost else []
             with suppress(OSError):
                 write_failure(self._failure, "\n".join([*self._causes, *lost, outcome.reason or ""]) + "\n")
-        self._hosts.close(is_done=all(end.state != NOT_STARTED for end in ends))
+        self._hosts.close(is_done=all(end.state != NOT_STARTED for end in self.ends))
         return _EXIT_CODES[outcome.name] if outcome.reason != PEER else 1
 
 
@@ -366,40 +332,37 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
             entrypoint=entrypoint,
             opt_ml=opt_ml,
             scratch=root / "tmp",
-            environment=os.environ,
             stop=stop,
             clock=clock,
         )
-    except (BadRunList, OSError) as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         write_failure(opt_ml / "output" / "failure", f"the job cannot be begun: {error}\n")
         return _EXIT_CODES[CONFIGURATION]
-    return Agent(program.runs, machine).work()
+    return machine.work()
 
 
 def read_request(opt_ml: Path, environment: Mapping[str, str]) -> Request:
-    """Return the request, by SageMaker's files below `opt_ml` and the environment. Raises BadRunList."""
+    """Return the request, by SageMaker's files below `opt_ml` and the environment. Raises ValueError."""
     file = opt_ml / "input" / "config" / "resourceconfig.json"
     try:
         resources = json.loads(file.read_bytes())
         hosts = sorted(resources["hosts"])
         rank = hosts.index(resources["current_host"])
-        told = str(resources.get("current_instance_type") or "")
+        instance = str(resources.get("current_instance_type") or "")
     except FileNotFoundError:
-        raise BadRunList(f"{file.name} is missing") from None
+        raise ValueError(f"{file.name} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise BadRunList(f"{file.name} does not say which of which hosts this is") from None
+        raise ValueError(f"{file.name} does not say which of which hosts this is") from None
     folder = environment.get("FASTLAUNCH_CHECKPOINT_FOLDER")
     return Request(
         # As run_train.sh orders them.
         hosts=tuple(hosts),
         rank=rank,
-        instance=environment.get(
-            "FASTLAUNCH_INSTANCE", told[len("ml.") :] if told.startswith("ml.") else told
-        ),
+        instance=environment.get("FASTLAUNCH_INSTANCE", re.sub(r"^ml\.", "", instance)),
         checkpoints=Path(folder) if folder else opt_ml / "checkpoints",
-        stop_grace_s=_number(environment, "FASTLAUNCH_STOP_GRACE_S", _DEFAULT_STOP_GRACE_S),
-        ship_every_s=_number(environment, "FASTLAUNCH_SHIP_EVERY_S", _DEFAULT_SHIP_EVERY_S),
+        stop_grace_s=float(environment.get("FASTLAUNCH_STOP_GRACE_S") or _DEFAULT_STOP_GRACE_S),
+        ship_every_s=float(environment.get("FASTLAUNCH_SHIP_EVERY_S") or _DEFAULT_SHIP_EVERY_S),
     )
 
 
@@ -429,17 +392,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
-
-
-def _number(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name) or str(default)
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise BadRunList(f"{name} is {text!r}, not a number above 0")
-    return value
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -10,24 +10,23 @@ import errno
 import json
 import os
 import shutil
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fastlaunch_train.node.protocol import SEGMENT
+from fastlaunch_train.node.uploads import Store
 
 #: Kept free, for what is to be said at the end of a disk that is full.
 RESERVE_BYTES = 32 * 2**20
 _HIDDEN = ".fastlaunch"
 
 
-class Shelf:
-    """A store of `uploads`. root: the folder that is copied. work: for all else, empty at first."""
+class Shelf(Store):
+    """root: the folder that is copied. work: for all else, empty at first."""
 
     def __init__(self, root: Path, opt_ml: Path, scratch: Path) -> None:
-        self.root = root
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(root / _HIDDEN, ignore_errors=True)
         beside = opt_ml / "fastlaunch"
@@ -35,22 +34,11 @@ class Shelf:
         is_beside = _can_rename(beside, root)
         self.work = beside if is_beside else scratch / "fastlaunch"
         _empty(self.work)
-        self._staging = (self.work if is_beside else root / _HIDDEN) / "staged"
-        self._staging.mkdir(parents=True)
+        super().__init__(root, (self.work if is_beside else root / _HIDDEN) / "staged")
         # Not among what is copied; the folders of a container are on one volume, however they are mounted.
         self._reserve = self.work / "reserve"
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, whole. Raises OSError where the disk refuses; then nothing has changed."""
-        staged = self._staging / f"part-{threading.get_ident()}"
-        try:
-            staged.write_bytes(data)
-            self._place(staged, name)
-        except OSError:
-            staged.unlink(missing_ok=True)
-            raise
 
     def put_json(self, name: str, data: Mapping[str, Any]) -> None:
         """`put` of one JSON object."""
@@ -78,23 +66,18 @@ class Shelf:
         file.unlink(missing_ok=True)
 
     def flush(self) -> bool:
-        """Return True: SageMaker copies what is there."""
+        # SageMaker copies what is there.
         return True
 
     def end_of(self, name: str) -> int:
-        """Return the byte after the last segment of a file that lies here in segments; 0 if there is none."""
         path = self.root / name
-        found = [(SEGMENT.fullmatch(one.name), one) for one in path.parent.glob(f"{path.name}.*")]
-        return max((int(match["offset"]) + one.stat().st_size for match, one in found if match), default=0)
+        segments = [(SEGMENT.fullmatch(path.name), path) for path in path.parent.glob(f"{path.name}.*")]
+        ends = (int(match["offset"]) + path.stat().st_size for match, path in segments if match)
+        return max(ends, default=0)
 
     def release_reserve(self) -> None:
         """Give back what was kept free."""
         self._reserve.unlink(missing_ok=True)
-
-    def _place(self, file: Path, name: str) -> None:
-        target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(target)
 
 
 def _can_rename(source: Path, target: Path) -> bool:

@@ -144,13 +144,13 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill every process that this one started, or that those started."""
+    """Kill every process that this one started, or that those started: once orphaned, they are adopted."""
     for _ in range(100):
-        found = list(_descendants(os.getpid(), _children()))
-        for pid in found:
+        children = list(_children())
+        for pid in children:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not children:
             return
         time.sleep(0.05)
 
@@ -159,20 +159,12 @@ def _as_shell(code: int | None) -> int | None:
     return 128 - code if code is not None and code < 0 else code
 
 
-def _descendants(pid: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    for child in children.get(pid, ()):
-        yield child
-        yield from _descendants(child, children)
-
-
-def _children() -> dict[int, list[int]]:
-    """Return the ids of the processes that have not ended, by their parent's."""
-    found: dict[int, list[int]] = {}
+def _children() -> Iterator[int]:
+    """Yield the ids of this process's children that have not ended."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
+            with suppress(OSError, ValueError):
                 # The name, in brackets, may hold anything.
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state not in "ZX":
-                    found.setdefault(int(parent), []).append(int(entry.name))
-    return found
+                if int(parent) == os.getpid() and state not in "ZX":
+                    yield int(entry.name)

@@ -7,9 +7,9 @@ work folder. A segment is named after the byte at which it starts, and never cha
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.protocol import CHECKPOINT, LOG, OUTPUT, segment_name
@@ -19,13 +19,37 @@ _MAX_BYTES = 64 * 2**20
 _MAX_LAST_ROUNDS = 20
 
 
-class Store(Protocol):
-    """Where segments go. `put` takes one in, whole, or raises OSError; `flush` sends what it has taken."""
+class Store(ABC):
+    """Where segments go. staging: a folder on the same file system, for what is not whole yet."""
 
-    def put(self, name: str, data: bytes) -> None: ...
-    def flush(self) -> bool: ...
+    def __init__(self, root: Path, staging: Path) -> None:
+        self.root = root
+        self._staging = staging
+        for folder in (root, staging):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, whole. Raises OSError where the disk refuses; then nothing has changed."""
+        part = self._staging / f"part-{threading.get_ident()}"
+        try:
+            part.write_bytes(data)
+            self._place(part, name)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    @abstractmethod
+    def flush(self) -> bool:
+        """Send what was put there; return whether all of it arrived."""
+
+    @abstractmethod
     def end_of(self, name: str) -> int:
         """Return the byte after the last segment that lies there of a file; 0 if there is none."""
+
+    def _place(self, file: Path, name: str) -> None:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
 
 
 class Segments:
@@ -116,7 +140,7 @@ class Uploads:
         return True
 
     def _go_on(self) -> None:
-        while not self._clock.wait(self._over, self._every_s):
+        while not self._clock.wait(self._every_s, self._over):
             self.now()
 
     def _round(self) -> tuple[bool, int]:
@@ -124,7 +148,7 @@ class Uploads:
         with self._lock:
             # Until the last round's are there nothing is added: memory is all that holds them.
             if not self._store.flush():
-                return self._told("the store does not take it"), 0
+                return self._report("the store does not take it"), 0
             problem, num_cut = "", 0
             for file, name in self._files():
                 try:
@@ -140,7 +164,7 @@ class Uploads:
                 problem = problem or error.strerror or str(error)
             if not self._store.flush():
                 problem = problem or "the store does not take it"
-            return self._told(problem), num_cut
+            return self._report(problem), num_cut
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         yield self._log, LOG
@@ -150,7 +174,7 @@ class Uploads:
             if OUTPUT.fullmatch(path.name):
                 yield path, f"{path.parent.name}/{path.name}"
 
-    def _told(self, problem: str) -> bool:
+    def _report(self, problem: str) -> bool:
         """Say what is new about the problem; return whether there is none."""
         if problem and problem != self._problem:
             self._say(f"not sent, will try again: {problem}")

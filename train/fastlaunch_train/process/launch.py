@@ -1,6 +1,6 @@
 """What the process that starts a training tells it through environment variables. No torch."""
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,39 +26,20 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
 
     An empty variable counts as unset. Raises RecipeError for a value that means nothing.
     """
-    attempt = environment.get("FASTLAUNCH_ATTEMPT") or "1"
-    grace = environment.get("FASTLAUNCH_STOP_GRACE_S") or str(DEFAULT_STOP_GRACE_S)
+    # More digits would make a file name that no disk takes.
+    attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
+    seconds, default = r"[1-9][0-9]{0,4}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
+    grace = _value(environment, "FASTLAUNCH_STOP_GRACE_S", default, seconds, "a number of seconds from 1")
     return LaunchSettings(
-        attempt=_attempt(attempt),
-        stop_grace_s=_seconds(grace),
-        fabric=_word("FASTLAUNCH_FABRIC", environment, ("any", "efa")),
-        print_metrics=_word("FASTLAUNCH_PRINT_METRICS", environment, ("0", "1")) == "1",
+        attempt=int(attempt),
+        stop_grace_s=float(grace),
+        fabric=_value(environment, "FASTLAUNCH_FABRIC", "any", "any|efa", "any or efa"),
+        print_metrics=_value(environment, "FASTLAUNCH_PRINT_METRICS", "0", "0|1", "0 or 1") == "1",
     )
 
 
-def _word(name: str, environment: Mapping[str, str], words: tuple[str, ...]) -> str:
-    """Return what the variable says; the first of `words` if it is unset."""
-    text = environment.get(name) or words[0]
-    if text not in words:
-        raise RecipeError(f"{name} is {text!r}, not {' or '.join(words)}", "unset it, or take one of these")
+def _value(environment: Mapping[str, str], name: str, default: str, pattern: str, form: str) -> str:
+    text = environment.get(name) or default
+    if not re.fullmatch(pattern, text):
+        raise RecipeError(f"{name} is {text!r}, not {form}", f"unset it for {default}, or give {form}")
     return text
-
-
-def _attempt(text: str) -> int:
-    # More digits than this are a mistake, and would make a file name that no disk takes.
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) >= 1):
-        raise RecipeError(f"FASTLAUNCH_ATTEMPT is {text!r}, not a whole number from 1", "unset it, or count")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= 86_400:
-        raise RecipeError(
-            f"FASTLAUNCH_STOP_GRACE_S is {text!r}, not a number of seconds up to a day",
-            f"unset it for {DEFAULT_STOP_GRACE_S:g} s, or give a number",
-        )
-    return seconds

@@ -94,13 +94,12 @@ class SignalRelay:
         return list(self._ranks.pids().values()) if self._ranks else []
 
 
-def attach(relay: SignalRelay, api: Any) -> str | None:
-    """Have `relay` follow all ranks started through the module `api`; return what that lacks, if anything."""
+def attach(relay: SignalRelay, api: Any) -> bool:
+    """Have `relay` follow all ranks started through the module `api`; return False if it has no hooks."""
     context = getattr(api, "PContext", None)
-    missing = [name for name in ("start", "pids") if not callable(getattr(context, name, None))]
-    if context is None or missing:
-        return "there is no " + (f"PContext.{missing[0]}" if context else "PContext")
-    start = context.start
+    if not all(callable(getattr(context, name, None)) for name in ("start", "pids")):
+        return False
+    start = api.PContext.start
 
     def start_and_follow(ranks: Any) -> None:
         relay.starting()
@@ -108,11 +107,11 @@ def attach(relay: SignalRelay, api: Any) -> str | None:
         relay.listen()  # torch has just taken the signals for itself
         relay.started(ranks)
 
-    context.start = start_and_follow
+    api.PContext.start = start_and_follow
     # torch's own handler until then: a signal in between would leave ranks behind.
     if hasattr(api, "_terminate_process_handler"):
         api._terminate_process_handler = relay.handle
-    return None
+    return True
 
 
 def main(arguments: list[str]) -> None:
@@ -128,9 +127,8 @@ def main(arguments: list[str]) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
 
-    problem = attach(relay, api)
-    if problem:
-        _fall_back(launched, problem)
+    if not attach(relay, api):
+        _fall_back(launched)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
@@ -153,14 +151,14 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
     return interrupted if interrupted in codes and all(c == interrupted or c < 0 for c in codes) else None
 
 
-def _fall_back(launched: LaunchSettings, problem: str) -> None:
+def _fall_back(launched: LaunchSettings) -> None:
     import torch
 
     # Newer releases read how long to wait from here.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(round(launched.stop_grace_s + MARGIN_S)))
     _report(
-        f"warning: torch {torch.__version__}: {problem}, so torchrun stops in its own way and may kill its "
-        "ranks 30 s after a signal, in the middle of a checkpoint"
+        f"warning: torch {torch.__version__} has no PContext.start and pids, so torchrun stops in its own "
+        "way and may kill its ranks 30 s after a signal, in the middle of a checkpoint"
     )
 
 
