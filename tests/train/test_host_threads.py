@@ -35,7 +35,6 @@ def test_a_cpu_trains_on_all_and_the_users_word_counts() -> None:
     [
         (2, {}, 2),
         (192, {}, 12),
-        (96, {"LOCAL_WORLD_SIZE": "8"}, 12),
         (64, {"LOCAL_WORLD_SIZE": "8"}, 8),
         (2, {"LOCAL_WORLD_SIZE": "8"}, 1),
     ],

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import ctypes, sys, time
 from fastlaunch_train.process.interrupts import Interrupts
-interrupts = Interrupts(grace_s=0.3)
+interrupts = Interrupts(grace_s=0.2)
 interrupts.install()
 interrupts.on_stuck = lambda message: print("stuck:", message, flush=True)
 print("ready", flush=True)
@@ -18,66 +18,46 @@ print("ready", flush=True)
 """
 
 
-def start(body: str) -> subprocess.Popen[str]:
+#: A mutex locked twice waits for ever, and no signal wakes it: as a collective without its peers.
+STUCK_IN_C = """
+mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
+LOOP = "while not interrupts.requested: time.sleep(0.01)\ninterrupts.done()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "code", "output"),
+    [
+        (f"{LOOP}print(interrupts.message)", signal.SIGTERM, 0, "stopped by SIGTERM\n"),
+        (f"{LOOP}print(interrupts.message)", signal.SIGINT, 0, "stopped by SIGINT\n"),
+        (STUCK_IN_C, signal.SIGTERM, 130, "stuck: stopped by SIGTERM; no step ended within 0.2 s\n"),
+        ("interrupts.on_stuck = None\ntime.sleep(30)", signal.SIGTERM, 130, ""),
+        (f"{LOOP}time.sleep(0.4)\nprint('ended')", signal.SIGTERM, 0, "ended\n"),
+        # A checkpoint may outlast the grace, which goes on after it.
+        (
+            "with interrupts.saving(): time.sleep(0.6)\ninterrupts.done()\nprint('ended')",
+            signal.SIGTERM,
+            0,
+            "ended\n",
+        ),
+        (
+            "with interrupts.saving(): time.sleep(0.3)\ntime.sleep(60)",
+            signal.SIGTERM,
+            130,
+            "stuck: stopped by SIGTERM; no step ended within 0.2 s\n",
+        ),
+    ],
+)
+def test_a_signal_is_heard_by_the_loop_or_ends_what_is_stuck(
+    body: str, number: signal.Signals, code: int, output: str
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    return process
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_loop_sees_the_request(number: signal.Signals) -> None:
-    process = start(
-        "while not interrupts.requested: time.sleep(0.01)\ninterrupts.done()\nprint(interrupts.message)"
-    )
+    time.sleep(0.1)  # until it is stuck, if it will be
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert output == f"stopped by {number.name}\n"
-
-
-def test_a_process_stuck_in_c_is_ended_after_the_grace() -> None:
-    # A mutex locked twice waits for ever, and no signal wakes it: as a collective without its peers.
-    process = start(
-        "mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)\n"
-        "libc.pthread_mutex_lock(mutex)\nlibc.pthread_mutex_lock(mutex)"
-    )
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert output.startswith("stuck: stopped by SIGTERM; no step ended")
-
-
-def test_nothing_is_forced_once_the_loop_is_done() -> None:
-    process = start(
-        "while not interrupts.requested: time.sleep(0.01)\ninterrupts.done()\ntime.sleep(0.6)\nprint('ended')"
-    )
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (0, "ended\n")
-
-
-def test_a_checkpoint_that_outlasts_the_grace_is_not_stuck() -> None:
-    process = start("with interrupts.saving(): time.sleep(1.2)\ninterrupts.done()\nprint('ended')")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (0, "ended\n")
-
-
-def test_the_grace_goes_on_after_a_checkpoint() -> None:
-    process = start("with interrupts.saving(): time.sleep(0.6)\ntime.sleep(60)")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert output.startswith("stuck: ")
-
-
-def test_a_process_that_is_stuck_before_it_has_a_record_is_ended_too() -> None:
-    process = start("interrupts.on_stuck = None\ntime.sleep(30)")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert output == ""
+    assert (process.communicate(timeout=30)[0], process.returncode) == (output, code)

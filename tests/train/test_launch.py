@@ -21,8 +21,8 @@ def test_what_is_said_is_taken() -> None:
     ("name", "text"),
     [
         *(("FABRIC", "EFA"), ("PRINT_METRICS", "yes")),
-        *(("ATTEMPT", text) for text in ("0", "-1", "1.5", "٣", "1000000")),
-        *(("STOP_GRACE_S", text) for text in ("0", "-1", "nan", "inf", "soon", "86401")),
+        *(("ATTEMPT", text) for text in ("0", "1.5", "1000000")),
+        *(("STOP_GRACE_S", text) for text in ("0", "nan", "soon")),
     ],
 )
 def test_other_values_are_refused(name: str, text: str) -> None:

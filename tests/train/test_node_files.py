@@ -69,8 +69,8 @@ def test_a_disk_that_takes_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert list((shelf.work / "staged").iterdir()) == []
 
 
-@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from(["cut", "restart"])), max_size=30))
-@settings(max_examples=25)
+@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from(["cut", "restart"])), max_size=15))
+@settings(max_examples=10)
 def test_segments_join_whenever_they_are_cut_and_whoever_goes_on(events: list[bytes | str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

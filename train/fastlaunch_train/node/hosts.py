@@ -22,7 +22,7 @@ SILENCE_S = 10.0
 _ALIVE_EVERY_S = 2.0
 #: Hosts pull an image of many gigabytes before they start.
 JOIN_LIMIT_S = 900.0
-_LOOK_S = 0.5
+_LOOK_S = 0.2
 _MAX_LINE_BYTES = 2**16
 
 
