@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from instance_network import Switch
 from moto_server import MotoServer
 from node_scene import REGION, Scene
+from simulated_instance import cannot_simulate
 from training_scene import TrainingScene
 
 
@@ -18,25 +20,33 @@ def server() -> Iterator[MotoServer]:
 
 
 @pytest.fixture
-def scene(server: MotoServer, tmp_path: Path) -> Iterator[Scene]:
-    """Instances of EC2's, turned off at the end."""
+def empty_server(server: MotoServer) -> MotoServer:
     server.reset()
     server.set_up_region(REGION)
-    scene = Scene(moto=server, folder=tmp_path)
-    yield scene
-    for instance in scene.started:
-        instance.close()
+    return server
 
 
 @pytest.fixture
-def jobs(server: MotoServer, tmp_path: Path) -> Iterator[TrainingScene]:
-    """Training jobs, ended at the end."""
-    server.reset()
-    server.set_up_region(REGION)
-    scene = TrainingScene(moto=server, folder=tmp_path)
+def scene(empty_server: MotoServer, tmp_path: Path) -> Iterator[Scene]:
+    """Instances of EC2's, turned off at the end."""
+    scene = Scene(moto=empty_server, folder=tmp_path)
     yield scene
-    for job in scene.started:
-        job.close()
+    scene.close()
+
+
+@pytest.fixture
+def jobs(empty_server: MotoServer, tmp_path: Path) -> Iterator[TrainingScene]:
+    """Training jobs, ended at the end."""
+    scene = TrainingScene(moto=empty_server, folder=tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def switch() -> Iterator[Switch]:
+    switch = Switch()
+    yield switch
+    switch.close()
 
 
 #: Of each kind of machine one scenario is slow; all others are in the full tier.
@@ -47,7 +57,7 @@ SMOKE = {
     "test_a_machine_without_what_it_needs_turns_itself_off[agent]",
     "test_a_machine_asks_for_nothing_that_its_role_may_not",
     "test_two_nodes_do_two_runs_together",
-    "test_run_that_spot_interrupts_goes_on_where_it_was",
+    "test_real_training_that_spot_interrupts_goes_on_where_it_was",
     "test_two_runs_are_done_and_all_that_they_left_arrives[each]",
     "test_a_host_that_fails_does_not_let_the_others_wait",
     "test_two_recipes_come_home",
@@ -56,6 +66,10 @@ SMOKE = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = cannot_simulate()
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.name not in SMOKE:
-            item.add_marker("full")
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker("slow" if item.name in SMOKE else "full")
+            item.add_marker(pytest.mark.timeout(900))
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -6,6 +6,7 @@ machine's, with all that is written kept in memory; `shutdown`, `systemctl`, `sy
 the machine turns off, the moto server is told so.
 """
 
+import base64
 import json
 import os
 import shlex
@@ -126,13 +127,11 @@ class SimulatedInstance:
     """The instance `instance_id` of `moto`, off until `start`.
 
     folder: an empty one of its own. scale: seconds of the instance (of sleep and shutdown) in one of ours.
-    training: `real` runs the container's command, `fake` the stand-in instead. endpoint: where it finds AWS,
-    if not at `moto` itself. container_scale: the same for the time that `docker stop` gives a container.
-    num_gpus: that its driver shows. missing_images: cannot be
-    pulled. fabric_manager: whether it comes up. broken_runtime: docker can start no container.
-    connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
-    shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it reaches other
-    instances by. has_aws_cli: whether its image brings one.
+    training: `real` runs the container's command, `fake` the stand-in instead. num_gpus: that its driver
+    shows. missing_images: cannot be pulled. fabric_manager: whether it comes up. broken_runtime: docker can
+    start no container. connected: whether it reaches AWS at first. store_mib: size of its instance store, 0
+    for none. shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it
+    reaches other instances by. has_aws_cli: whether its image brings one.
     """
 
     def __init__(
@@ -143,8 +142,6 @@ class SimulatedInstance:
         folder: Path,
         scale: float = 20.0,
         training: str = "fake",
-        endpoint: str | None = None,
-        container_scale: float | None = None,
         num_gpus: int = 1,
         store_mib: int = 4096,
         missing_images: tuple[str, ...] = (),
@@ -156,14 +153,13 @@ class SimulatedInstance:
         switch: Switch | None = None,
         has_aws_cli: bool = True,
     ) -> None:
-        assert training in ("real", "fake")
         self._moto = moto
         self.instance_id = instance_id
         self._instance = moto.instance(instance_id)
         self.region: str = self._instance.ec2_backend.region_name
         self._folder = folder
         self._scale = scale
-        self._endpoint = urlsplit(endpoint or moto.url)
+        self._endpoint = urlsplit(moto.url)
         self._store_mib = store_mib
         self._connected = connected
         self._shutdown_ends = shutdown_ends
@@ -173,7 +169,7 @@ class SimulatedInstance:
         self._switch = switch
         self._has_aws_cli = has_aws_cli
         self._settings = {
-            "container_scale": container_scale or (scale if training == "fake" else 1.0),
+            "container_scale": scale if training == "fake" else 1.0,
             "missing_images": list(missing_images),
             "broken_runtime": broken_runtime,
             "stand_in": str(STAND_IN) if training == "fake" else None,
@@ -265,12 +261,6 @@ class SimulatedInstance:
         """Pull the plug, if it runs, and tell nobody."""
         self._end("unplugged", None)
 
-    def __enter__(self) -> "SimulatedInstance":
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # What can be seen of it
 
     @property
@@ -298,6 +288,11 @@ class SimulatedInstance:
         path = self._folder / "sim" / "records"
         lines = path.read_text().splitlines() if path.exists() else []
         return {line.split()[1]: line.split()[0] for line in lines}
+
+    def num_record_lines(self, run_id: str) -> int:
+        """Of all records that the run has written so far."""
+        folder = self.disk / "var/lib/fastlaunch/out" / run_id
+        return sum(len(path.read_bytes().splitlines()) for path in folder.glob("rank-*.jsonl"))
 
     def wait(self, timeout_s: float = 180.0) -> str:
         """Why it is off: `shutdown`, `timer` (its `shutdown +N`), `taken`, `terminated` or `unplugged`."""
@@ -355,12 +350,10 @@ class SimulatedInstance:
         return sim
 
     def _user_data(self) -> str:
-        """What the service holds of it, asked for as anybody would."""
-        import base64
-
+        """What the service holds of it."""
         ec2 = server_client(self._moto, "ec2", self.region)
-        told: Any = ec2.describe_instance_attribute(InstanceId=self.instance_id, Attribute="userData")
-        return base64.b64decode(told["UserData"]["Value"]).decode()
+        held: Any = ec2.describe_instance_attribute(InstanceId=self.instance_id, Attribute="userData")
+        return base64.b64decode(held["UserData"]["Value"]).decode()
 
     def _watch(self) -> None:
         off = self._folder / "sim" / "off"

@@ -15,11 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from moto_server import MotoServer
 from node_scene import code_bundle
 from server_client import server_client
-from simulated_instance import cannot_simulate
 from training_host import Bucket, Container, TrainingHost
 
 #: Between SIGTERM and SIGKILL.
@@ -28,15 +26,13 @@ _COPY_EVERY_S = 0.3
 #: Seconds that hosts have to end by themselves after one has failed.
 _PEERS_END_S = 60.0
 
-skip_without_namespaces = pytest.mark.skipif(cannot_simulate() is not None, reason=cannot_simulate() or "")
-
 
 class SimulatedTrainingJob:
     """The job `name` of `moto`, which has not got machines until `start`.
 
-    folder: an empty one of its own. scale: how much faster than SageMaker its time to stop passes. training:
-    `real` or `fake`. volume_mib: size of every host's volume. mounts: whether /opt/ml is one mount (`whole`)
-    or each of its folders is (`each`). environment: besides the request's.
+    folder: an empty one of its own. training: `real` or `fake`. volume_mib: size of every host's volume.
+    mounts: whether /opt/ml is one mount (`whole`) or each of its folders is (`each`). environment: besides
+    the request's.
     """
 
     def __init__(
@@ -45,17 +41,14 @@ class SimulatedTrainingJob:
         name: str,
         *,
         folder: Path,
-        scale: float = 1.0,
         training: str = "fake",
         volume_mib: int = 4096,
         mounts: str = "each",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        assert training in ("real", "fake") and mounts in ("whole", "each")
         self._moto = moto
         self.name = name
         self._folder = folder
-        self._scale = scale
         self._host_options: dict[str, Any] = {
             "training": training,
             "volume_mib": volume_mib,
@@ -66,8 +59,11 @@ class SimulatedTrainingJob:
         self._request = self._job.request
         checkpoints = self._request["CheckpointConfig"]
         assert checkpoints["LocalPath"] == "/opt/ml/checkpoints"
-        bucket, _, prefix = checkpoints["S3Uri"].removeprefix("s3://").partition("/")
-        self.bucket = Bucket(s3=self._client(), name=bucket, prefix=prefix)
+        #: Where SageMaker copies what the hosts leave, and what this job's nodes leave there.
+        self.uri: str = checkpoints["S3Uri"]
+        self.output = f"{self.uri}/{name}"
+        bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self.bucket = Bucket(s3=server_client(moto, "s3", self._job.region), name=bucket, prefix=prefix)
         self.hosts: list[TrainingHost] = []
         #: Consoles of the hosts of every start.
         self.consoles: list[list[str]] = []
@@ -104,7 +100,7 @@ class SimulatedTrainingJob:
     def wait(self, timeout_s: float = 240.0) -> str:
         """Its status when it has ended: Completed, Failed or Stopped."""
         if not self._ended.wait(timeout_s):
-            raise TimeoutError(f"still {self._job.secondary} after {timeout_s:g} s:\n{self.told()}")
+            raise TimeoutError(f"still {self._job.secondary} after {timeout_s:g} s:\n{self.console}")
         if self._problem:
             raise self._problem
         return self._job.status
@@ -127,7 +123,8 @@ class SimulatedTrainingJob:
     def failure_reason(self) -> str:
         return self._job.failure_reason or ""
 
-    def told(self) -> str:
+    @property
+    def console(self) -> str:
         """What all hosts printed so far, at every start."""
         return "\n".join(text for consoles in [*self.consoles, self._consoles()] for text in consoles)
 
@@ -203,7 +200,7 @@ class SimulatedTrainingJob:
             if self._asked and why is None:
                 why = self._asked
                 number = signal.SIGKILL if why == "lose" else signal.SIGTERM
-                kill_at = now + _GRACE_S / self._scale
+                kill_at = now + _GRACE_S
                 for host in self.hosts:
                     host.signal(number)
             if kill_at is None and any(host.exit_code for host in self.hosts):
@@ -227,7 +224,7 @@ class SimulatedTrainingJob:
         return Container(
             command=command,
             # Without the code as a channel, `fastlaunch build` has made the image.
-            layer=None if "code" in channels else code_bundle().data,
+            layer=None if "code" in channels else code_bundle()[0],
             environment=environment,
             channels=channels,
             instance_type=resources["InstanceType"],
@@ -252,6 +249,3 @@ class SimulatedTrainingJob:
 
     def _consoles(self) -> list[str]:
         return [f"--- {host.name}\n{host.console}" for host in self.hosts]
-
-    def _client(self) -> Any:
-        return server_client(self._moto, "s3", self._job.region)

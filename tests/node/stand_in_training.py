@@ -5,7 +5,6 @@ The environment says how it behaves:
     FAKE_STEP_S            seconds a step takes (0.01)
     FAKE_FAIL_AT           step at which it fails, with a traceback
     FAKE_FAIL_RANK         rank that does, if not every one
-    FAKE_RANK              its rank (of several nodes, the node's; else 0); only rank 0 saves checkpoints
     FAKE_EXIT              code with which it ends at once
     FAKE_DEAF              if set, SIGTERM is ignored
     FAKE_HANG_AT           step at which it stops doing anything
@@ -50,7 +49,7 @@ def main() -> int:
     found = sorted(checkpoints.glob("step-*.pt"))
     first = 1 + (json.loads(found[-1].read_text())["step"] if found and args.resume else 0)
     attempt = int(settings.get("FASTLAUNCH_ATTEMPT", "1"))
-    rank = int(settings.get("FAKE_RANK", settings.get("FASTLAUNCH_NODE_RANK", "0")))
+    rank = int(settings.get("FASTLAUNCH_NODE_RANK", "0"))
     fails_at = int(settings.get("FAKE_FAIL_AT", "0"))
     if int(settings.get("FAKE_FAIL_RANK", str(rank))) != rank:
         fails_at = 0

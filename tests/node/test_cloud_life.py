@@ -1,6 +1,9 @@
-"""Launcher and node together: what `submit` does with instances that run their own user data. Slow."""
+"""Launcher and nodes together: what `submit` does with machines that run what they were sent."""
 
 import io
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ec2_builders import job, site
+from fake_train.processes import runs
 from instance_network import Switch
 from moto_server import MotoServer
-from node_scene import BUCKET, IMAGE, REGION, Scene, code_bundle
-from simulated_instance import SimulatedInstance, cannot_simulate
+from node_scene import BUCKET, IMAGE, REGION, RUNS, Scene, code_bundle
+from simulated_instance import SimulatedInstance
+from simulated_training_job import SimulatedTrainingJob
+from training_scene import TrainingScene
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
@@ -28,13 +35,8 @@ from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import read_record
 
-REASON = cannot_simulate()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-]
 #: Seconds of the launcher and of the instances in one of ours.
 SCALE = 20.0
 JOB = job(
@@ -60,7 +62,7 @@ class World:
     ledger: Ledger
     stop: StopRequest
     site: Ec2Placement
-    told: list[str]
+    messages: list[str]
     events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
     started_at: float = 0.0
     machines: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class World:
             settings=Settings(home=self.home),
             display=PlainLines(stream=io.StringIO(), clock=time.monotonic),
             stop=self.stop,
-            report=self.told.append,
+            report=self.messages.append,
         )
         submission = Submission(
             placements=(self.site,),
@@ -113,9 +115,7 @@ def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
     settings = aws_server.set_up_region(REGION)
     assert settings.bucket == BUCKET
     scene = Scene(moto=aws_server, folder=tmp_path)
-    code = code_bundle()
-    key = f"fastlaunch/code/{code.sha256}.tar.gz"
-    scene.s3.put_object(Bucket=BUCKET, Key=key, Body=code.data)
+    _, sha256 = code_bundle()
     zone, subnet = next(iter(settings.subnets.items()))
     place = site(
         "g5.xlarge",
@@ -126,18 +126,17 @@ def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
         security_groups=settings.security_groups,
         ami=Aws().parameter(REGION, settings.ami_parameter),
         image=IMAGE,
-        code=CodeBundle(key=key, sha256=code.sha256),
+        code=CodeBundle(key=f"fastlaunch/code/{sha256}.tar.gz", sha256=sha256),
     )
     home = tmp_path / "home"
     home.mkdir()
     with Ledger(home / "ledger.sqlite") as ledger:
-        yield World(scene=scene, home=home, ledger=ledger, stop=StopRequest(), site=place, told=[])
-        for instance in scene.started:
-            instance.close()
+        yield World(scene=scene, home=home, ledger=ledger, stop=StopRequest(), site=place, messages=[])
+        scene.close()
 
 
 def consoles(world: World) -> str:
-    return "\n".join([*world.told, *(instance.console for instance in world.scene.started)])
+    return "\n".join([*world.messages, *(instance.console for instance in world.scene.started)])
 
 
 def test_two_recipes_come_home(world: World) -> None:
@@ -160,7 +159,7 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
         if number > 1:
             return
         run_id = world.run_id()
-        output = f"s3://{BUCKET}/fastlaunch/runs/{run_id}/attempt-1"
+        output = f"{RUNS}/{run_id}/attempt-1"
         world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
         instance.spot_notice()
         world.scene.wait_for(f"{output}/node-0/status.json", 120)
@@ -182,42 +181,115 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
 def test_ctrl_c_brings_home_what_was_done(world: World) -> None:
     def interrupt(number: int, instance: SimulatedInstance) -> None:
         run_id = world.run_id()
-        world.scene.wait_for(f"s3://{BUCKET}/fastlaunch/runs/{run_id}/attempt-1/node-0/{run_id}/rank-", 120)
+        world.scene.wait_for(f"{RUNS}/{run_id}/attempt-1/node-0/{run_id}/rank-", 120)
         world.stop.by = "Ctrl-C"
 
     world.events = interrupt
     (run,) = world.submit(replace(JOB, steps=3000))
     assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C"), consoles(world)
     assert run.summary is not None and 0 < run.summary.num_steps < 3000
-    assert world.scene.keys(f"s3://{BUCKET}/fastlaunch/runs/{run.id}/checkpoints")
+    assert world.scene.keys(f"{RUNS}/{run.id}/checkpoints")
     assert not world.scene.moto.instances("pending", "running")
 
 
-@pytest.fixture
-def two_nodes(world: World) -> Iterator[World]:
-    """The same with real training, on machines that reach each other."""
-    switch = Switch()
+def test_two_nodes_come_home(switch: Switch, world: World) -> None:
+    """With real training, on machines that reach each other."""
     world.machines.update(switch=switch, training="real")
     # Real training takes its time on a busy machine, and a node's minutes are few seconds here.
     world.max_minutes = 1200
-    yield world
-    for instance in world.scene.started:
-        instance.close()
-    switch.close()
-
-
-TWO = replace(JOB, num_nodes=2, num_gpus=2, allow_tcp=True)
-
-
-def test_two_nodes_come_home(two_nodes: World) -> None:
-    (run,) = two_nodes.submit(TWO)
-    assert run.state is RunState.COMPLETED, consoles(two_nodes)
+    (run,) = world.submit(replace(JOB, num_nodes=2, num_gpus=2, allow_tcp=True))
+    assert run.state is RunState.COMPLETED, consoles(world)
     assert run.summary is not None and run.summary.num_steps == 20
     assert run.directory is not None
     names = {path.name for path in run.directory.iterdir()}
     assert {"rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl", "log.txt", "log-node-1.txt"} <= names
-    (attempt,) = two_nodes.ledger.attempts_of(run.id)
+    (attempt,) = world.ledger.attempts_of(run.id)
     assert attempt.state is RunState.COMPLETED and attempt.handle is not None
-    ids = [instance.instance_id for instance in two_nodes.scene.started]
+    ids = [instance.instance_id for instance in world.scene.started]
     assert sorted(attempt.handle["instance_ids"]) == sorted(ids) and len(ids) == 2
-    assert not two_nodes.scene.moto.instances("pending", "running")
+    assert not world.scene.moto.instances("pending", "running")
+
+
+# Training jobs, by what a user types.
+
+#: With an image that holds the code, so that nothing has to be fetched.
+SUBMIT = (
+    *("submit", "--backend", "sagemaker", "--instance", "g5.xlarge", "--image", IMAGE, "--yes"),
+    *("--workload", "vit-tiny", "--batch-size", "4", "--steps", "60", "--checkpoint-every", "5"),
+)
+
+
+class TrainingJobs:
+    """Where what `fastlaunch` asks for is carried out. environment: of the simulated jobs."""
+
+    def __init__(self, scene: TrainingScene) -> None:
+        self.scene = scene
+        self.environment = {"FAKE_STEP_S": "0.1"}
+        self._made = threading.Event()
+        scene.moto.training_jobs.when_created.append(self._created)
+
+    def _created(self, region: str, name: str) -> None:
+        # In a thread of its own: it asks the server, which is still about to answer.
+        threading.Thread(target=self._simulate, args=(name,), daemon=True).start()
+
+    def _simulate(self, name: str) -> None:
+        self.scene.simulate(name, environment=self.environment)
+        self._made.set()
+
+    def submit(self, *argv: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fastlaunch", *SUBMIT, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def job(self) -> SimulatedTrainingJob:
+        """The first job that was asked for."""
+        assert self._made.wait(120)
+        job: SimulatedTrainingJob = self.scene.started[0]
+        return job
+
+
+@pytest.fixture
+def training_jobs(aws_server: MotoServer, isolated: Path, tmp_path: Path) -> Iterator[TrainingJobs]:
+    aws_server.set_up_region(REGION)
+    for kind in ("", "spot "):
+        aws_server.quotas[REGION, f"ml.g5.xlarge for {kind}training job usage"] = 2
+    named = {"bucket": BUCKET, "role": aws_server.training_jobs.role()}
+    (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {REGION: named}}))
+    scene = TrainingScene(moto=aws_server, folder=tmp_path)
+    yield TrainingJobs(scene)
+    scene.close()
+
+
+def test_a_training_job_on_spot_ends_as_if_it_had_not_been_interrupted(
+    training_jobs: TrainingJobs, isolated: Path
+) -> None:
+    process = training_jobs.submit("--recipe", "fp32", "--purchase", "spot")
+    job = training_jobs.job()
+    (run,) = runs()
+    training_jobs.scene.wait_for(f"{job.uri}/{run.id}/checkpoints/step-")
+    job.interrupt()
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + job.console
+    (run,) = runs()
+    assert (run.state, run.backend) == (RunState.COMPLETED, "sagemaker")
+    records = sorted((isolated / "runs" / run.id).glob("rank-00000-attempt-*.jsonl"))
+    assert [step.step for path in records for step in read_record(path).steps] == list(range(1, 61))
+    assert job.rewritten() == []
+
+
+def test_two_hosts_of_which_one_fails_end_with_its_cause(training_jobs: TrainingJobs, isolated: Path) -> None:
+    training_jobs.environment |= {"FAKE_FAIL_AT": "30", "FAKE_FAIL_RANK": "1"}
+    process = training_jobs.submit("--recipe", "fp32", "--num-nodes", "2", "--allow-tcp")
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, out
+    (run,) = runs()
+    assert run.state == RunState.FAILED
+    assert "no such thing" in (run.reason or ""), run.reason
+    traceback = isolated / "runs" / run.id / "traceback-rank-00001-attempt-1.txt"
+    assert 'File "my.py", line 7' in traceback.read_text()
+    assert training_jobs.job().failure_reason.startswith("AlgorithmError: ValueError: no such thing")

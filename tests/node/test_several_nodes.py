@@ -1,4 +1,4 @@
-"""Two nodes of one attempt on simulated instances, on one network, with a real gloo process group. Slow.
+"""Two nodes of one attempt on simulated instances, on one network, with a real gloo process group.
 
 What a node did, and why it stopped, is read in what it says last; how soon its peer's end reached it is
 counted in its looks at the bucket, not in seconds of this machine.
@@ -6,52 +6,49 @@ counted in its looks at the bucket, not in seconds of this machine.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from instance_network import Switch
-from node_scene import FIRST, RUNS, SECOND, Scene, node_program, node_run
-from simulated_instance import SimulatedInstance, cannot_simulate
+from node_scene import (
+    FIRST,
+    ONE_THREAD,
+    RUNS,
+    SECOND,
+    Scene,
+    losses,
+    node_program,
+    node_run,
+    outcome,
+    states,
+)
+from simulated_instance import SimulatedInstance
 
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
-from fastlaunch_train.records.records import RankRecord, read_record
 
-REASON = cannot_simulate()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-]
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONG = 20_000
-RECORDS = f"var/lib/fastlaunch/out/{FIRST}/rank-*.jsonl"
+Launch = Callable[..., list[SimulatedInstance]]
 
 
 @pytest.fixture
-def launch(scene: Scene) -> Iterator[Callable[..., list[SimulatedInstance]]]:
-    """Boots the nodes of a program on one network; with real training unless told otherwise."""
-    switch = Switch()
+def launch(switch: Switch, scene: Scene) -> Launch:
+    """Boots the nodes of a program on one network; with real training if not said otherwise."""
 
     def boot(program: NodeProgram, **instance: Any) -> list[SimulatedInstance]:
         return scene.launch_nodes(program, switch=switch, **{"training": "real", "scale": 10.0, **instance})
 
-    yield boot
-    for instance in scene.started:
-        instance.close()
-    switch.close()
+    return boot
 
 
 def two_nodes(*runs: NodeRun, **changes: Any) -> NodeProgram:
-    program = node_program(*runs, num_nodes=2, **changes)
-    environment = {**program.environment, "FASTLAUNCH_NUM_NODES": "2", "FASTLAUNCH_FABRIC": "any"}
-    return node_program(*runs, num_nodes=2, **{"environment": environment, **changes})
+    return node_program(*runs, num_nodes=2, **changes)
 
 
 def run_of(run_id: str = FIRST, **training: Any) -> NodeRun:
-    return node_run(run_id, **{"environment": ONE_THREAD, **training})
+    """A run of real training."""
+    return node_run(run_id, **{**ONE_THREAD, **training})
 
 
 def ended(scene: Scene, nodes: list[SimulatedInstance], program: NodeProgram) -> list[dict[str, Any]]:
@@ -60,27 +57,10 @@ def ended(scene: Scene, nodes: list[SimulatedInstance], program: NodeProgram) ->
     return [scene.status(program, rank) for rank in range(len(nodes))]
 
 
-def told(status: dict[str, Any]) -> tuple[str, str | None]:
-    return status["outcome"], status["reason"]
-
-
-def states(status: dict[str, Any]) -> list[str]:
-    return [run["state"] for run in status["runs"]]
-
-
-def records(scene: Scene, program: NodeProgram, folder: Path, run_id: str = FIRST) -> list[RankRecord]:
-    """Of every rank, in order."""
-    return [read_record(path) for path in sorted(scene.bring_home(program, folder)[run_id])]
-
-
-def losses(*found: RankRecord) -> dict[int, float | None]:
-    return {step.step: step.loss for record in found for step in record.steps}
-
-
 def wait_for_steps(node: SimulatedInstance) -> None:
     """Until the node's first run has recorded some."""
     end = time.monotonic() + 240
-    while sum(len(path.read_bytes().splitlines()) for path in node.disk.glob(RECORDS)) < 30:
+    while node.num_record_lines(FIRST) < 30:
         assert time.monotonic() < end and node.is_on, node.console
         time.sleep(0.2)
 
@@ -98,22 +78,20 @@ def looks_between(scene: Scene, program: NodeProgram, named: str) -> int:
     return prefixes.count(key + "abort")
 
 
-def test_two_nodes_do_two_runs_together(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]], tmp_path: Path
-) -> None:
+def test_two_nodes_do_two_runs_together(scene: Scene, launch: Launch) -> None:
     program = two_nodes(run_of(FIRST), run_of(SECOND, recipe="bf16"))
     nodes = launch(program)
     statuses = ended(scene, nodes, program)
     consoles = "\n".join(node.console for node in nodes)
-    assert [told(status) for status in statuses] == [("completed", None)] * 2, consoles
+    assert [outcome(status) for status in statuses] == [("completed", None)] * 2, consoles
     assert [status["node"] for status in statuses] == [0, 1]
     assert [status["instance_id"] for status in statuses] == [node.instance_id for node in nodes]
     assert [states(status) for status in statuses] == [["completed"] * 2] * 2
     for run_id in (FIRST, SECOND):
-        found = records(scene, program, tmp_path / run_id, run_id)
-        assert [record.header["rank"] for record in found] == [0, 1]
-        assert {record.header["world_size"] for record in found} == {2}
-        assert [len(record.steps) for record in found] == [5, 5]
+        for rank in (0, 1):
+            record = scene.record(program, run_id, rank=rank)
+            assert (record.header["rank"], record.header["world_size"]) == (rank, 2)
+            assert len(record.steps) == 5
     objects = scene.objects(program.output)
     assert json.loads(objects["boot.json"])["instance_id"] == nodes[0].instance_id
     assert json.loads(objects["node-1/boot.json"])["instance_id"] == nodes[1].instance_id
@@ -128,23 +106,21 @@ def test_two_nodes_do_two_runs_together(
 
 
 def test_a_run_that_dies_on_one_node_ends_on_both_and_the_next_one_is_done(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
+    scene: Scene, launch: Launch
 ) -> None:
     program = two_nodes(run_of(FIRST, steps=LONG), run_of(SECOND))
     nodes = launch(program)
     wait_for_steps(nodes[0])
     nodes[1].kill_container()
     statuses = ended(scene, nodes, program)
-    assert told(statuses[1]) == ("failed", f"run {FIRST}: exit code 137")
+    assert outcome(statuses[1]) == ("failed", f"run {FIRST}: exit code 137")
     assert (statuses[1]["runs"][0]["exit_code"], states(statuses[1])) == (137, ["failed", "completed"])
     # Its own training noticed that the peer was gone, or the node was told.
     assert states(statuses[0])[0] in ("failed", "interrupted") and states(statuses[0])[1] == "completed"
     assert "abort-1" in scene.keys(program.output) and "abort" not in scene.keys(program.output)
 
 
-def test_a_machine_that_vanishes_stops_the_other_one(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
+def test_a_machine_that_vanishes_stops_the_other_one(scene: Scene, launch: Launch) -> None:
     program = two_nodes(run_of(FIRST, steps=LONG), run_of(SECOND))
     nodes = launch(program)
     wait_for_steps(nodes[0])
@@ -152,17 +128,17 @@ def test_a_machine_that_vanishes_stops_the_other_one(
     assert nodes[0].wait(300) == "shutdown"
     status = scene.status(program)
     assert states(status)[0] != "completed" and states(status)[1] == "not-started"
-    assert told(status) == ("interrupted", "peer"), nodes[0].console
+    assert outcome(status) == ("interrupted", "peer"), nodes[0].console
     assert scene.objects(program.output)["abort"].startswith(b"failed 10.253.0.11 does not answer")
 
 
 def test_a_spot_notice_on_one_node_saves_what_both_did_and_another_attempt_goes_on(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]], tmp_path: Path
+    scene: Scene, launch: Launch
 ) -> None:
     training = {"steps": 500, "checkpoint_every": 50}
     alone = two_nodes(run_of(SECOND, **training))
-    assert [told(one) for one in ended(scene, launch(alone), alone)] == [("completed", None)] * 2
-    undisturbed = records(scene, alone, tmp_path / "alone", SECOND)[0]
+    assert [outcome(one) for one in ended(scene, launch(alone), alone)] == [("completed", None)] * 2
+    undisturbed = scene.record(alone, SECOND)
 
     program = two_nodes(run_of(FIRST, **training), is_spot=True)
     nodes = launch(program)
@@ -171,32 +147,30 @@ def test_a_spot_notice_on_one_node_saves_what_both_did_and_another_attempt_goes_
     scene.wait_for(f"{program.output}/node-1/status.json")
     assert nodes[0].wait(300) == "shutdown"
     statuses = [scene.status(program, rank) for rank in (0, 1)]
-    assert [told(status) for status in statuses] == [("interrupted", "peer"), ("interrupted", "spot")]
+    assert [outcome(status) for status in statuses] == [("interrupted", "peer"), ("interrupted", "spot")]
     assert [states(status) for status in statuses] == [["interrupted"]] * 2
     # Only the one that EC2 takes waits for that: turned off by itself it would be billed.
     assert nodes[1].is_on and "turning off" not in nodes[1].console
     nodes[1].take()
-    before = records(scene, program, tmp_path / "1")[0]
+    before = scene.record(program)
     last = before.steps[-1].step
     assert f"step-{last:08d}.pt" in scene.keys(f"{RUNS}/{FIRST}/checkpoints")
 
     again = two_nodes(run_of(FIRST, **training), attempt=2, is_spot=True)
-    assert [told(status) for status in ended(scene, launch(again), again)] == [("completed", None)] * 2
-    after = records(scene, again, tmp_path / "2")[0]
+    assert [outcome(status) for status in ended(scene, launch(again), again)] == [("completed", None)] * 2
+    after = scene.record(again, number=2)
     assert after.steps[0].step == last + 1
     assert losses(before, after) == pytest.approx(losses(undisturbed), rel=1e-4)
 
 
-def test_abort_by_the_launcher_stops_both_within_a_few_looks(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
-    slow = node_run(steps=LONG, checkpoint_every=LONG, environment={"FAKE_STEP_S": "0.1"})
+def test_abort_by_the_launcher_stops_both_within_a_few_looks(scene: Scene, launch: Launch) -> None:
+    slow = node_run(steps=LONG, checkpoint_every=LONG, FAKE_STEP_S="0.1")
     program = two_nodes(slow, node_run(SECOND))
     nodes = launch(program, training="fake")
     wait_for_steps(nodes[0])
     scene.put(f"{program.output}/abort", b"stop\n")
     statuses = ended(scene, nodes, program)
-    assert [told(status) for status in statuses] == [("interrupted", "stop")] * 2
+    assert [outcome(status) for status in statuses] == [("interrupted", "stop")] * 2
     assert [states(status) for status in statuses] == [["interrupted", "not-started"]] * 2
     for rank in (0, 1):
         assert f"node-{rank}/{FIRST}/nccl-node-{rank}.txt" in scene.joined(program)
@@ -204,59 +178,50 @@ def test_abort_by_the_launcher_stops_both_within_a_few_looks(
     assert looks_between(scene, program, "abort") <= 2 * len(nodes)
 
 
-def test_what_one_node_cannot_run_stops_the_other_one(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
+def test_what_one_node_cannot_run_stops_the_other_one(scene: Scene, launch: Launch) -> None:
     """Training that exits with 78 has found another fabric than the one it was asked to use."""
-    wrong = node_run(environment={"FAKE_EXIT": "78"})
-    program = two_nodes(wrong, node_run(SECOND))
+    program = two_nodes(node_run(FAKE_EXIT="78"), node_run(SECOND))
     statuses = ended(scene, launch(program, training="fake"), program)
-    assert ("configuration", "fabric") in [told(status) for status in statuses]
-    assert {told(status) for status in statuses} <= {("configuration", "fabric"), ("interrupted", "peer")}
+    assert ("configuration", "fabric") in [outcome(status) for status in statuses]
+    assert {outcome(status) for status in statuses} <= {("configuration", "fabric"), ("interrupted", "peer")}
     assert {states(status)[1] for status in statuses} == {"not-started"}
 
 
-def test_nodes_that_need_efa_and_have_none_start_nothing(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
+def test_nodes_that_need_efa_and_have_none_start_nothing(scene: Scene, launch: Launch) -> None:
     program = two_nodes(node_run(), needs_efa=True)
     nodes = launch(program, training="fake")
     statuses = ended(scene, nodes, program)
-    assert ("configuration", "fabric") in [told(status) for status in statuses]
+    assert ("configuration", "fabric") in [outcome(status) for status in statuses]
     assert not [call for node in nodes for call in node.docker_calls() if call[0] in ("pull", "run")]
 
 
-def test_a_run_that_is_settled_is_skipped_by_all(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
+def test_a_run_that_is_settled_is_skipped_by_all(scene: Scene, launch: Launch) -> None:
     program = two_nodes(node_run(FIRST), node_run(SECOND))
     scene.put(f"{program.output}/skip/{FIRST}", b"")
     statuses = ended(scene, launch(program, training="fake"), program)
-    assert [told(status) for status in statuses] == [("completed", None)] * 2
+    assert [outcome(status) for status in statuses] == [("completed", None)] * 2
     assert [states(status) for status in statuses] == [["not-started", "completed"]] * 2
 
 
-def test_rank_0_that_never_comes_is_not_waited_for_without_end(
-    scene: Scene, launch: Callable[..., list[SimulatedInstance]]
-) -> None:
+def test_rank_0_that_never_comes_is_not_waited_for_without_end(scene: Scene, launch: Launch) -> None:
     program = two_nodes(node_run(), max_minutes=600)
     (node,) = launch(program, training="fake", boots=[1], scale=20.0)
     assert node.wait(300) == "shutdown"
-    assert told(scene.status(program, 1)) == ("configuration", "rank 0")
+    assert outcome(scene.status(program, 1)) == ("configuration", "rank 0")
     assert scene.objects(program.output)["abort"].startswith(b"failed configuration rank 0")
 
 
 @pytest.mark.parametrize(("left_s", "reason"), [(40, "interrupted"), (-60, "configuration")])
 def test_a_block_that_ends_stops_its_nodes_or_does_not_start_them(
-    left_s: int, reason: str, scene: Scene, launch: Callable[..., list[SimulatedInstance]]
+    left_s: int, reason: str, scene: Scene, launch: Launch
 ) -> None:
     """Training is asked to stop 45 minutes before; `left_s` of them are left at boot, by the wall clock."""
     ends_at = datetime.now(UTC) + timedelta(minutes=45, seconds=left_s * 10)
-    slow = node_run(steps=LONG, environment={"FAKE_STEP_S": "0.1"})
+    slow = node_run(steps=LONG, FAKE_STEP_S="0.1")
     program = two_nodes(slow, block_ends_at=ends_at.isoformat(timespec="seconds"))
     nodes = launch(program, training="fake")
     statuses = ended(scene, nodes, program)
-    assert (reason, "block") in [told(status) for status in statuses]
+    assert (reason, "block") in [outcome(status) for status in statuses]
     assert {status["reason"] for status in statuses} <= {"block", "peer"}
     wanted = "interrupted" if left_s > 0 else "not-started"
     assert [states(status) for status in statuses] == [[wanted]] * 2

@@ -1,42 +1,36 @@
-"""The program of a training job's container in simulated jobs, with training that takes no time. Slow."""
+"""The program of a training job's container in simulated jobs, mostly with training that takes no time."""
 
 import json
+import random
+import time
+from typing import Any
 
 import pytest
-from node_scene import FIRST, SECOND
-from simulated_training_job import skip_without_namespaces
+from node_scene import FIRST, ONE_THREAD, SECOND, ends, losses, outcome, states, steps
+from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene, tiny_job, training_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), skip_without_namespaces]
+from fastlaunch.jobs.spec import JobSpec
+
 SLOWLY = {"FAKE_STEP_S": "0.1"}
-RECORD = rf"{FIRST}-a1/node-0/{FIRST}/rank-00000-attempt-1\.jsonl\.\d+"
-
-
-@pytest.fixture
-def scene(jobs: TrainingScene) -> TrainingScene:
-    return jobs
 
 
 @pytest.mark.parametrize("mounts", ["each", "whole"])
-def test_two_runs_are_done_and_all_that_they_left_arrives(mounts: str, scene: TrainingScene) -> None:
-    jobs = tiny_job(checkpoint_every=2), tiny_job("bf16", steps=300)
-    job = scene.launch(training_plan(*jobs), mounts=mounts)
-    assert job.wait() == "Completed", job.told()
-    status = scene.status(job)
-    assert (status["outcome"], status["token"], status["instance_type"]) == (
-        "completed",
-        job.name,
-        "g5.xlarge",
-    )
+def test_two_runs_are_done_and_all_that_they_left_arrives(mounts: str, jobs: TrainingScene) -> None:
+    job = jobs.launch(training_plan(tiny_job(checkpoint_every=2), tiny_job("bf16", steps=300)), mounts=mounts)
+    assert job.wait() == "Completed", job.console
+    status = jobs.status(job)
+    assert outcome(status) == ("completed", None)
+    assert (status["token"], status["instance_type"]) == (job.name, "g5.xlarge")
     assert [(run["run_id"], run["state"]) for run in status["runs"]] == [
         (FIRST, "completed"),
         (SECOND, "completed"),
     ]
-    assert len(scene.record(job, SECOND).steps) == 300
-    files = scene.joined(job)
-    assert b"step 5 of 5" in files[f"node-0/{FIRST}/log.txt"] and "step 5 of 5" in job.told()
+    assert len(jobs.record(job, SECOND).steps) == 300
+    files = jobs.joined(job)
+    assert b"step 5 of 5" in files[f"node-0/{FIRST}/log.txt"] and "step 5 of 5" in job.console
     assert b"completed" in files["node-0/log.txt"]
-    objects = scene.objects(job)
+    objects = jobs.objects(job.uri)
     assert f"{FIRST}/checkpoints/step-00000004.pt" in objects
     assert json.loads(objects[f"{job.name}/boot.json"])["host"] == "algo-1"
     assert job.rewritten() == []
@@ -44,136 +38,162 @@ def test_two_runs_are_done_and_all_that_they_left_arrives(mounts: str, scene: Tr
     assert mounts == "each" or not any("/." in f"/{name}" for name in objects)
 
 
-def test_a_run_that_fails_says_why_and_does_not_stop_the_next_one(scene: TrainingScene) -> None:
+def test_a_run_that_fails_says_why_and_does_not_stop_the_next_one(jobs: TrainingScene) -> None:
     plan = training_plan(tiny_job(), tiny_job(steps=2), environment={"FAKE_FAIL_AT": "3"})
-    job = scene.launch(plan)
+    job = jobs.launch(plan)
     assert job.wait() == "Failed"
     assert job.failure_reason.startswith("AlgorithmError: ValueError: no such thing (run ")
-    status = scene.status(job)
-    assert (status["outcome"], status["reason"]) == ("failed", f"run {FIRST}: exit code 1")
-    assert [run["state"] for run in status["runs"]] == ["failed", "completed"]
-    traceback = scene.joined(job)[f"node-0/{FIRST}/traceback-rank-00000-attempt-1.txt"]
+    status = jobs.status(job)
+    assert outcome(status) == ("failed", f"run {FIRST}: exit code 1")
+    assert states(status) == ["failed", "completed"]
+    traceback = jobs.joined(job)[f"node-0/{FIRST}/traceback-rank-00000-attempt-1.txt"]
     assert b'File "my.py", line 7' in traceback
 
 
-def test_a_job_that_is_stopped_keeps_a_checkpoint_of_its_last_step(scene: TrainingScene) -> None:
-    plan = training_plan(tiny_job(steps=1000, checkpoint_every=500), tiny_job(), environment=SLOWLY)
-    job = scene.launch(plan)
-    scene.wait_for(job, RECORD)
-    scene.client("sagemaker").stop_training_job(TrainingJobName=job.name)
-    assert job.wait() == "Stopped"
-    assert job.failure_reason == ""
-    status = scene.status(job)
-    assert (status["outcome"], status["reason"]) == ("interrupted", "stop")
-    assert [(run["state"], run["exit_code"]) for run in status["runs"]] == [
-        ("interrupted", 130),
-        ("not-started", None),
-    ]
-    last = scene.record(job).steps[-1].step
-    assert f"{FIRST}/checkpoints/step-{last:08d}.pt" in scene.objects(job)
+def test_a_job_that_is_stopped_keeps_a_checkpoint_and_another_job_goes_on_from_it(
+    jobs: TrainingScene,
+) -> None:
+    run = tiny_job(steps=60, checkpoint_every=50)
+    first = jobs.launch(training_plan(run, tiny_job(), environment=SLOWLY))
+    jobs.wait_for(f"{first.output}/node-0/{FIRST}/rank-")
+    jobs.client("sagemaker").stop_training_job(TrainingJobName=first.name)
+    assert first.wait() == "Stopped"
+    assert first.failure_reason == ""
+    status = jobs.status(first)
+    assert outcome(status) == ("interrupted", "stop")
+    assert ends(status) == [("interrupted", 130), ("not-started", None)]
+    done = steps(jobs.record(first))
+    assert f"{FIRST}/checkpoints/step-{done[-1]:08d}.pt" in jobs.objects(first.uri)
+
+    second = jobs.launch(training_plan(run, attempt=2, root=FIRST))
+    assert second.wait() == "Completed", second.console
+    assert done + steps(jobs.record(second, number=2)) == list(range(1, 61))
 
 
 @pytest.mark.parametrize("notice", [True, False])
-def test_spot_interrupted_goes_on_and_truncates_nothing(notice: bool, scene: TrainingScene) -> None:
-    plan = training_plan(
-        *(tiny_job(steps=steps, checkpoint_every=5, purchase="spot") for steps in (3, 60)),
-        environment=SLOWLY,
-    )
-    job = scene.launch(plan)
-    scene.wait_for(job, rf"{SECOND}/checkpoints/step-\d+\.pt")
+def test_spot_interrupted_goes_on_and_truncates_nothing(notice: bool, jobs: TrainingScene) -> None:
+    runs = (tiny_job(steps=num, checkpoint_every=5, purchase="spot") for num in (3, 60))
+    job = jobs.launch(training_plan(*runs, environment=SLOWLY))
+    jobs.wait_for(f"{job.uri}/{SECOND}/checkpoints/step-")
     if notice:
         job.interrupt()
     else:
         job.lose()
-    assert job.wait() == "Completed", job.told()
-    assert [run["state"] for run in scene.status(job)["runs"]] == ["completed", "completed"]
+    assert job.wait() == "Completed", job.console
+    assert states(jobs.status(job)) == ["completed", "completed"]
     assert job.rewritten() == []
-    assert job.told().count(f"run {FIRST}: completed before") == 1
-    before, after = (scene.record(job, SECOND, attempt=attempt) for attempt in (1, 2))
-    steps = [step.step for step in before.steps]
-    assert after.steps[-1].step == 60 and after.steps[0].step > 5
+    assert job.console.count(f"run {FIRST}: completed before") == 1
+    before, after = (steps(jobs.record(job, SECOND, number=number)) for number in (1, 2))
+    assert after[-1] == 60 and after[0] > 5
     if notice:
-        assert steps + [step.step for step in after.steps] == list(range(1, 61))
-    log = scene.joined(job)[f"node-0/{SECOND}/log.txt"].decode()
-    assert f"step {steps[-1]} of 60" in log and log.index("step 60 of 60") > log.index(f"step {steps[-1]} of")
+        assert before + after == list(range(1, 61))
+    log = jobs.joined(job)[f"node-0/{SECOND}/log.txt"].decode()
+    last = f"step {before[-1]} of 60"
+    assert last in log and log.index("step 60 of 60") > log.index(last)
 
 
-def test_a_host_that_fails_does_not_let_the_others_wait(scene: TrainingScene) -> None:
+def test_a_host_that_fails_does_not_let_the_others_wait(jobs: TrainingScene) -> None:
     """Its peer would go on for minutes, and then the second run is done by both."""
     environment = {**SLOWLY, "FAKE_FAIL_AT": "30", "FAKE_FAIL_RANK": "1"}
-    plan = training_plan(
-        tiny_job(steps=3000, num_nodes=2), tiny_job(steps=10, num_nodes=2), environment=environment
-    )
-    job = scene.launch(plan)
-    assert job.wait() == "Failed", job.told()
-    assert len(scene.record(job).steps) < 3000
+    runs = tiny_job(steps=3000, num_nodes=2), tiny_job(steps=10, num_nodes=2)
+    job = jobs.launch(training_plan(*runs, environment=environment))
+    assert job.wait() == "Failed", job.console
+    assert len(jobs.record(job).steps) < 3000
     assert job.failure_reason.startswith(f"AlgorithmError: ValueError: no such thing (run {FIRST} on algo-2")
-    assert [run["state"] for run in scene.status(job, 1)["runs"]] == ["failed", "completed"]
-    assert [run["state"] for run in scene.status(job, 0)["runs"]] == ["interrupted", "completed"]
-    outcomes = [(scene.status(job, node)["outcome"], scene.status(job, node)["reason"]) for node in (0, 1)]
-    assert outcomes == [("interrupted", "peer"), ("failed", f"run {FIRST}: exit code 1")]
-    for node in (0, 1):
-        assert len(scene.record(job, SECOND, rank=node, node=node).steps) == 10
+    statuses = [jobs.status(job, node) for node in (0, 1)]
+    assert [states(status) for status in statuses] == [["interrupted", "completed"], ["failed", "completed"]]
+    assert [outcome(status) for status in statuses] == [
+        ("interrupted", "peer"),
+        ("failed", f"run {FIRST}: exit code 1"),
+    ]
+    for rank in (0, 1):
+        assert len(jobs.record(job, SECOND, rank=rank).steps) == 10
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_host_that_dies_ends_the_others_soon(rank: int, scene: TrainingScene) -> None:
+def test_a_host_that_dies_ends_the_others_soon(rank: int, jobs: TrainingScene) -> None:
     plan = training_plan(tiny_job(steps=3000, num_nodes=2), tiny_job(num_nodes=2), environment=SLOWLY)
-    job = scene.launch(plan)
-    scene.wait_for(job, rf"{FIRST}-a1/node-{1 - rank}/{FIRST}/rank-.*")
+    job = jobs.launch(plan)
+    jobs.wait_for(f"{job.output}/node-{1 - rank}/{FIRST}/rank-")
     job.kill_host(rank)
     assert job.wait() == "Failed"
     assert f"algo-{rank + 1} is gone" in job.failure_reason
-    status = scene.status(job, 1 - rank)
-    assert (status["outcome"], status["reason"]) == ("interrupted", "peer")
-    assert [run["state"] for run in status["runs"]] == ["interrupted", "not-started"]
-    assert len(scene.record(job, rank=1 - rank, node=1 - rank).steps) > 0
+    status = jobs.status(job, 1 - rank)
+    assert outcome(status) == ("interrupted", "peer")
+    assert states(status) == ["interrupted", "not-started"]
+    assert jobs.record(job, rank=1 - rank).steps
 
 
-def test_both_hosts_are_stopped_and_started_again_together(scene: TrainingScene) -> None:
-    job_spec = tiny_job(steps=60, checkpoint_every=5, num_nodes=2, purchase="spot")
-    job = scene.launch(training_plan(job_spec, environment=SLOWLY))
-    scene.wait_for(job, rf"{FIRST}/checkpoints/step-\d+\.pt")
+def test_both_hosts_are_stopped_and_started_again_together(jobs: TrainingScene) -> None:
+    run = tiny_job(steps=60, checkpoint_every=5, num_nodes=2, purchase="spot")
+    job = jobs.launch(training_plan(run, environment=SLOWLY))
+    jobs.wait_for(f"{job.uri}/{FIRST}/checkpoints/step-")
     job.interrupt()
-    assert job.wait() == "Completed", job.told()
-    for node in (0, 1):
-        assert scene.status(job, node)["outcome"] == "completed"
-        assert scene.record(job, rank=node, node=node, attempt=2).steps[-1].step == 60
+    assert job.wait() == "Completed", job.console
+    for rank in (0, 1):
+        assert jobs.status(job, rank)["outcome"] == "completed"
+        assert steps(jobs.record(job, rank=rank, number=2))[-1] == 60
     assert job.rewritten() == []
 
 
 @pytest.mark.parametrize("mounts", ["each", "whole"])
-def test_a_full_disk_ends_the_job_and_what_was_recorded_arrives(mounts: str, scene: TrainingScene) -> None:
-    plan = training_plan(
-        tiny_job(steps=100, checkpoint_every=5),
-        tiny_job(),
-        environment={"FAKE_CHECKPOINT_BYTES": str(400 * 2**20)},
-    )
-    job = scene.launch(plan, volume_mib=300, mounts=mounts)
+def test_a_full_disk_ends_the_job_and_what_was_recorded_arrives(mounts: str, jobs: TrainingScene) -> None:
+    large = {"FAKE_CHECKPOINT_BYTES": str(400 * 2**20)}
+    plan = training_plan(tiny_job(steps=100, checkpoint_every=5), tiny_job(), environment=large)
+    job = jobs.launch(plan, volume_mib=300, mounts=mounts)
     assert job.wait() == "Failed"
     assert "No space left on device" in job.failure_reason and "disk full" in job.failure_reason
-    status = scene.status(job)
-    assert (status["outcome"], status["reason"]) == ("configuration", "disk full")
-    assert [run["state"] for run in status["runs"]] == ["failed", "not-started"]
-    assert len(scene.record(job).steps) == 5
-    assert b"No space left on device" in scene.joined(job)[f"node-0/{FIRST}/log.txt"]
+    status = jobs.status(job)
+    assert outcome(status) == ("configuration", "disk full")
+    assert states(status) == ["failed", "not-started"]
+    assert len(jobs.record(job).steps) == 5
+    assert b"No space left on device" in jobs.joined(job)[f"node-0/{FIRST}/log.txt"]
 
 
-def test_code_that_is_not_what_was_asked_for_is_not_run(scene: TrainingScene) -> None:
-    job = scene.launch(training_plan(), code=b"something else")
+def test_code_that_is_not_what_was_asked_for_is_not_run(jobs: TrainingScene) -> None:
+    job = jobs.launch(training_plan(), code=b"something else")
     assert job.wait() == "Failed"
     assert "code bundle not usable" in job.failure_reason
-    assert "FAILED" in job.told() and "step 1" not in job.told()
+    assert "FAILED" in job.console and "step 1" not in job.console
 
 
-def test_an_attempt_in_another_job_finds_what_the_one_before_left(scene: TrainingScene) -> None:
-    spec = tiny_job(steps=60, checkpoint_every=5)
-    first = scene.launch(training_plan(spec, environment=SLOWLY))
-    scene.wait_for(first, rf"{FIRST}/checkpoints/step-\d+\.pt")
-    scene.client("sagemaker").stop_training_job(TrainingJobName=first.name)
-    assert first.wait() == "Stopped"
-    second = scene.launch(training_plan(spec, attempt=2, root=FIRST))
-    assert second.wait() == "Completed", second.told()
-    done = [step.step for step in scene.record(first).steps]
-    after = [step.step for step in scene.record(second, attempt=2).steps]
-    assert done + after == list(range(1, 61))
+def launch_real(jobs: TrainingScene, *specs: JobSpec) -> SimulatedTrainingJob:
+    """With vit-tiny on this CPU, by the container's own command."""
+    real: dict[str, Any] = {"training": "real"}
+    return jobs.launch(training_plan(*specs, environment=ONE_THREAD), **real)
+
+
+def test_real_training_goes_on_after_an_interruption_as_if_undisturbed(jobs: TrainingScene) -> None:
+    """The first run is left alone; the second one, which is the same, is interrupted in its midst."""
+    spec = tiny_job(steps=300, checkpoint_every=50, purchase="spot")
+    job = launch_real(jobs, spec, spec)
+    jobs.wait_for(f"{job.output}/node-0/{SECOND}/rank-", timeout_s=300)
+    time.sleep(random.Random(5).uniform(0, 1))
+    job.interrupt()
+    assert job.wait(400) == "Completed", job.console
+    assert job.rewritten() == []
+    before, after = (jobs.record(job, SECOND, number=number) for number in (1, 2))
+    assert before.end is not None and before.end.status == "interrupted"
+    assert after.steps[0].step == before.steps[-1].step + 1
+    undisturbed = jobs.record(job)
+    assert losses(before, after) == pytest.approx(losses(undisturbed), rel=1e-4)
+    header = undisturbed.header
+    assert (header["run_id"], header["recipe"]["name"], header["instance"]) == (FIRST, "fp32", "g5.xlarge")
+    assert (header["machine"]["service"], header["commit"]) == ("sagemaker", "ab" * 20)
+
+
+def test_real_training_on_two_hosts_does_one_run_after_the_other(jobs: TrainingScene) -> None:
+    job = launch_real(jobs, tiny_job(num_nodes=2), tiny_job("bf16", num_nodes=2))
+    assert job.wait(300) == "Completed", job.console
+    for run_id in (FIRST, SECOND):
+        for rank in (0, 1):
+            record = jobs.record(job, run_id, rank=rank)
+            assert (record.header["world_size"], record.header["num_nodes"]) == (2, 2)
+            assert steps(record) == [1, 2, 3, 4, 5]
+
+
+def test_a_workload_that_is_not_there_is_the_failure_that_sagemaker_shows(jobs: TrainingScene) -> None:
+    job = launch_real(jobs, tiny_job(workload="./gone.py:build"), tiny_job())
+    assert job.wait(200) == "Failed", job.console
+    assert "gone.py" in job.failure_reason.splitlines()[0], job.failure_reason
+    assert states(jobs.status(job)) == ["failed", "completed"]

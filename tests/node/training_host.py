@@ -37,7 +37,7 @@ exec env PYTHONPATH={path} {python} {stand_in} "$@"
 class Container:
     """What SageMaker starts on every host. environment: of the job. channels: bytes by file, by channel.
 
-    layer: what the image has at /fastlaunch, as tar.gz. interface: of the network between the hosts.
+    layer: what the image has at /fastlaunch, as tar.gz.
     """
 
     command: Sequence[str]
@@ -46,7 +46,6 @@ class Container:
     instance_type: str
     hosts: Sequence[str]
     layer: bytes | None = None
-    interface: str = "lo"
 
 
 @dataclass(kw_only=True)
@@ -178,7 +177,7 @@ class TrainingHost:
             "current_instance_type": container.instance_type,
             "current_group_name": "homogeneousCluster",
             "hosts": list(container.hosts),
-            "network_interface_name": container.interface,
+            "network_interface_name": "lo",
         }
         config = sim / "ml/input/config"
         (config / "resourceconfig.json").write_text(json.dumps(resources))
