@@ -89,16 +89,9 @@ class DockerDaemon:
     def _start_daemon(self) -> None:
         folder = self.folder
         arguments = [
-            *(
-                "--host",
-                f"unix://{self.socket}",
-                "--data-root",
-                folder / "data",
-                "--exec-root",
-                folder / "exec",
-            ),
-            *("--pidfile", folder / "pid", "--storage-driver", "overlay2", "--bridge", "none"),
-            *("--iptables=false", "--ip6tables=false"),
+            *("--host", f"unix://{self.socket}", "--data-root", folder / "data"),
+            *("--exec-root", folder / "exec", "--pidfile", folder / "pid", "--storage-driver", "overlay2"),
+            *("--bridge", "none", "--iptables=false", "--ip6tables=false"),
         ]
         process = self._run("dockerd", *map(str, arguments))
         end = time.monotonic() + _READY_S

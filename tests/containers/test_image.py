@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from docker_daemon import DockerDaemon, client, daemon_with_base
 from moto_server import MotoServer
-from node_scene import FIRST, REGION, RUNS, Scene, node_program
+from node_scene import FIRST, REGION, RUNS, Scene, node_program, outcome, states
 from simulated_instance import RealDocker, cannot_simulate
 from small_base import PACKAGES, WORKLOADS, base_image, packages
 
@@ -71,14 +71,6 @@ def record(out: Path, *, rank: int = 0, attempt: int = 1) -> RankRecord:
     return read_record(out / f"rank-{rank:05d}-attempt-{attempt}.jsonl")
 
 
-def wait_for_blocks(daemon: DockerDaemon, name: str, out: Path, count: int) -> None:
-    path = out / "rank-00000-attempt-1.jsonl"
-    end = time.monotonic() + 100
-    while not path.exists() or path.read_text().count('"kind":"block"') < count:
-        assert time.monotonic() < end, daemon.docker("logs", name)
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("buildkit", [False, True], ids=["classic", "buildkit"])
 def test_the_dockerfile_builds_with_both_builders_and_labels_the_image(
     daemon: DockerDaemon, tmp_path: Path, buildkit: bool
@@ -119,59 +111,6 @@ def test_a_pulled_image_trains(daemon: DockerDaemon, image: str, tmp_path: Path)
         assert header["image_digest"] == image.partition("@")[2]
 
 
-def test_a_stopped_container_finishes_a_checkpoint_of_45_s(
-    daemon: DockerDaemon, image: str, tmp_path: Path
-) -> None:
-    workload = ("--workload", f"{WORKLOADS}/tiny.py:slow_checkpoint", "--checkpoint-every", "100000")
-    arguments = run_arguments(
-        "stopped",
-        image,
-        tmp_path,
-        *(*workload, "--steps", "100000"),
-        CHECKPOINT_S="45",
-        FASTLAUNCH_NPROC="2",
-        FASTLAUNCH_STOP_GRACE_S="90",
-    )
-    arguments.insert(1, "--detach")
-    daemon.docker(*arguments)
-    wait_for_blocks(daemon, "stopped", tmp_path, 2)
-    before = time.monotonic()
-    daemon.docker("stop", "-t", "100", "stopped")
-    assert time.monotonic() - before > 45
-    state = json.loads(daemon.docker("inspect", "-f", "{{json .State}}", "stopped"))
-    # The ranks' own word for a stop in good order; 137 would be docker's SIGKILL.
-    assert (state["Running"], state["ExitCode"]) == (False, 130), daemon.docker("logs", "stopped")
-    ends = [record(tmp_path, rank=rank).end for rank in range(2)]
-    assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
-    (num_steps,) = {end.num_steps for end in ends if end}
-    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
-    assert checkpoint.name == f"step-{num_steps:08d}.pt"
-    # Going on from it reads all of it.
-    again = run_arguments(
-        "resumed",
-        image,
-        tmp_path,
-        *(*workload, "--steps", str(num_steps + 5), "--resume"),
-        FASTLAUNCH_ATTEMPT="2",
-        FASTLAUNCH_NPROC="2",
-    )
-    daemon.docker(*again)
-    resumed = record(tmp_path, attempt=2)
-    assert [step.step for step in resumed.steps] == list(range(num_steps + 1, num_steps + 6))
-
-
-def test_a_container_stopped_while_it_starts_ends_at_once(
-    daemon: DockerDaemon, image: str, tmp_path: Path
-) -> None:
-    arguments = run_arguments("early", image, tmp_path, "--workload", "vit-tiny", "--steps", "5")
-    arguments.insert(1, "--detach")
-    daemon.docker(*arguments)
-    time.sleep(0.7)
-    daemon.docker("stop", "-t", "100", "early")
-    state = json.loads(daemon.docker("inspect", "-f", "{{json .State}}", "early"))
-    assert state["ExitCode"] not in (0, 137), daemon.docker("logs", "early")
-
-
 @pytest.fixture
 def scene(daemon: DockerDaemon) -> Iterator[Scene]:
     if reason := cannot_simulate():
@@ -184,8 +123,7 @@ def scene(daemon: DockerDaemon) -> Iterator[Scene]:
     folder.mkdir()
     scene = Scene(moto=server, folder=folder)
     yield scene
-    for instance in scene.started:
-        instance.close()
+    scene.close()
     server.close()
 
 
@@ -220,14 +158,18 @@ def test_a_simulated_spot_instance_pulls_it_and_brings_a_checkpoint_of_45_s_home
     instance.spot_notice()
     scene.wait_for(f"{program.output}/node-0/status.json", 200)
     status = scene.status(program)
-    assert (status["outcome"], status["reason"]) == ("interrupted", "spot"), scene.joined(program)
-    assert status["runs"][0]["state"] == "interrupted"
-    paths = scene.bring_home(program, tmp_path)[FIRST]
-    ends = [read_record(path).end for path in sorted(paths)]
+    assert outcome(status) == ("interrupted", "spot"), scene.joined(program)
+    assert states(status) == ["interrupted"]
+    names = ("rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl")
+    files = scene.joined(program)
+    for name in names:
+        (tmp_path / name).write_bytes(files[f"node-0/{FIRST}/{name}"])
+    records = [read_record(tmp_path / name) for name in names]
+    ends = [record.end for record in records]
     assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
     (num_steps,) = {end.num_steps for end in ends if end}
     assert scene.keys(f"{RUNS}/{FIRST}/checkpoints") == [f"step-{num_steps:08d}.pt"]
-    assert read_record(paths[0]).header["image_digest"] == program.environment["FASTLAUNCH_IMAGE_DIGEST"]
+    assert records[0].header["image_digest"] == program.environment["FASTLAUNCH_IMAGE_DIGEST"]
     instance.take()
     assert scene.moto.instance(instance.instance_id).state == "terminated"
 

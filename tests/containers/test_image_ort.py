@@ -1,8 +1,7 @@
-"""Dockerfile.ort: what it installs where, and that every builder can build it."""
+"""Dockerfile.ort: that every builder can build it."""
 
 import io
 import json
-import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,28 +10,11 @@ import pytest
 from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
-from fastlaunch_train.models.ort import WORKING
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "containers" / "Dockerfile.ort"
-REQUIREMENTS = ROOT / "containers" / "ort-requirements.txt"
 
 #: Stands for the base's Python, and writes down what it was asked for.
 PYTHON = '#!/bin/sh\necho "$@" >>/asked\n'
-
-
-def test_the_versions_installed_are_those_that_errors_name() -> None:
-    pins = re.findall(r"^([a-z]+)==([\d.]+)$", REQUIREMENTS.read_text(), re.MULTILINE)
-    assert {"onnx", "protobuf", "numpy", "transformers"} <= {name for name, _ in pins}
-    for name, version in pins:
-        if name not in ("numpy", "setuptools"):
-            assert f"{name} {version}" in WORKING
-    text = DOCKERFILE.read_text()
-    for name, version in re.findall(r"(torch-ort|ORT_PACKAGE})==([\d.]+)", text):
-        assert f"{name.replace('ORT_PACKAGE}', 'onnxruntime-training')} {version}" in WORKING
-    base = re.search(r"ARG BASE_IMAGE=pytorch/pytorch:([\d.]+)-cuda([\d.]+)-cudnn8-devel", text)
-    assert base is not None
-    assert f"{base[1]}, onnxruntime-training 1.19.2 (for CUDA {base[2]};" in WORKING
 
 
 def test_it_uses_nothing_that_only_one_builder_knows() -> None:

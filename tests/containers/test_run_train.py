@@ -9,14 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
-from fastlaunch_train.records.records import read_record
 from leftovers import MARK
 
 ROOT = Path(__file__).parents[2]
@@ -320,18 +318,15 @@ def test_without_efa_nothing_of_it_is_set(container: Container) -> None:
 
 
 def test_sagemaker_tells_hosts_and_interface(container: Container) -> None:
+    container.resource_config(current_host="algo-1", hosts=["algo-1"], network_interface_name="eth0")
+    call = container.call()
+    assert call.argv[2:4] == ["--standalone", "--local-addr=localhost"]
+    assert call.env["GLOO_SOCKET_IFNAME"] == "lo"
     hosts = ["algo-2", "algo-1"]
     container.resource_config(current_host="algo-2", hosts=hosts, network_interface_name="eth0")
     call = container.call()
     assert call.argv[2:6] == [*("--nnodes=2", "--node-rank=1", "--master-addr=algo-1", "--master-port=29500")]
     assert (call.env["GLOO_SOCKET_IFNAME"], call.env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
-
-
-def test_one_sagemaker_host_stands_alone(container: Container) -> None:
-    container.resource_config(current_host="algo-1", hosts=["algo-1"], network_interface_name="eth0")
-    call = container.call()
-    assert call.argv[2:4] == ["--standalone", "--local-addr=localhost"]
-    assert call.env["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 @pytest.mark.parametrize(
@@ -351,32 +346,12 @@ def test_an_environment_that_means_nothing_is_refused(
     assert words in container.refused()
 
 
-def test_a_sagemaker_host_that_is_not_in_its_list_is_refused(container: Container) -> None:
-    container.resource_config(current_host="algo-3", hosts=["algo-1", "algo-2"])
-    assert "does not say which of which hosts this is" in container.refused()
-
-
 def test_the_python_that_has_torch_is_found(container: Container) -> None:
     container.python("bin/python", has_torch=False)
     done = container.run()
-    assert (done.returncode, done.stderr) == (
-        127,
-        "run_train.sh: error: no Python with torch in this image\n",
-    )
+    assert done.returncode == 127 and "no Python with torch" in done.stderr
     container.python("root/opt/conda/bin/python")
     assert container.call().argv[1] == "fastlaunch_train.process.torchrun"
-
-
-def test_a_signal_before_training_starts_ends_it(container: Container) -> None:
-    container.write("bin/nvidia-smi", "#!/bin/bash\ntouch $STARTED\nsleep 1\n", mode=0o755)
-    started = container.folder / "started"
-    container.env = {"STARTED": str(started)}
-    process = container.start()
-    while not started.exists():
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert (process.returncode, out) == (-signal.SIGTERM, "")
 
 
 LISTENING_PYTHON = """#!/bin/bash
@@ -417,34 +392,3 @@ def test_shellcheck_finds_nothing() -> None:
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
     assert subprocess.run([shellcheck, SCRIPT], check=False).returncode == 0
-
-
-@pytest.mark.slow
-def test_two_ranks_train_through_it_from_where_sagemaker_puts_the_code(tmp_path: Path) -> None:
-    code = tmp_path / "opt/ml/input/data/code"
-    (code / "user").mkdir(parents=True)
-    (code / "train").symlink_to(ROOT / "train")
-    shutil.copy(SCRIPT, code)
-    shutil.copy(ROOT / "tests/train/workloads/tiny.py", code / "user/mine.py")
-    out = tmp_path / "out"
-    done = subprocess.run(
-        [
-            *("/bin/bash", code / "run_train.sh", "--workload", "./mine.py:build", "--recipe", "fp32"),
-            *("--batch-size", "4", "--steps", "12", "--output", out),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "FASTLAUNCH_NPROC": "2",
-            "FASTLAUNCH_ATTEMPT": "2",
-        },
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        record = read_record(out / f"rank-0000{rank}-attempt-2.jsonl")
-        assert record.end is not None
-        assert (record.end.status, record.header["world_size"]) == ("completed", 2)

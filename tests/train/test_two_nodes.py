@@ -2,10 +2,8 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,16 +29,16 @@ class Pair:
         shutil.copy(ROOT / "containers" / "run_train.sh", code)
         shutil.copy(ROOT / "tests/train/workloads/tiny.py", code / "user" / "mine.py")
 
-    def start(self, *, steps: int, **more: str) -> None:
+    def start(self, **more: str) -> None:
         for node in range(2):
             with (self.folder / f"log-{node}").open("wb") as log:
-                self._nodes.append(self._start(node, steps, log.fileno(), more))
+                self._nodes.append(self._start(node, log.fileno(), more))
 
-    def _start(self, node: int, steps: int, log: int, more: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, node: int, log: int, more: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
                 *("/bin/bash", self.folder / "code" / "run_train.sh", "--workload", "./mine.py:build"),
-                *("--recipe", "fp32", "--batch-size", "4", "--steps", str(steps)),
+                *("--recipe", "fp32", "--batch-size", "4", "--steps", "30"),
                 *("--output", self.folder / f"out-{node}"),
             ],
             stdout=log,
@@ -60,28 +58,8 @@ class Pair:
             },
         )
 
-    def wait(self, node: int, timeout_s: float = 100) -> int:
-        return self._nodes[node].wait(timeout_s)
-
-    def send(self, node: int, number: signal.Signals) -> None:
-        """To all of the node's processes with SIGKILL, else as docker does it."""
-        process = self._nodes[node]
-        if number == signal.SIGKILL:
-            # torchrun starts its ranks in sessions of their own.
-            told = subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-            )
-            for pid in [*map(int, told.stdout.split()), process.pid]:
-                os.kill(pid, number)
-        else:
-            process.send_signal(number)
-
-    def wait_for_steps(self) -> None:
-        path = self.folder / "out-0" / "rank-00000-attempt-1.jsonl"
-        deadline = time.monotonic() + 100
-        while not (path.exists() and b'"kind":"block"' in path.read_bytes()):
-            assert self._nodes[0].poll() is None and time.monotonic() < deadline, self.log(0)
-            time.sleep(0.2)
+    def wait(self, node: int) -> int:
+        return self._nodes[node].wait(100)
 
     def record(self, node: int) -> RankRecord:
         """Of node k's only rank."""
@@ -94,10 +72,9 @@ class Pair:
         return (self.folder / f"log-{node}").read_text()
 
     def end(self) -> None:
-        for node, process in enumerate(self._nodes):
-            if process.poll() is None:
-                self.send(node, signal.SIGKILL)
-                process.wait()
+        for process in self._nodes:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
@@ -108,7 +85,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_two_nodes_train_as_one_and_measure_what_is_between_them(pair: Pair) -> None:
-    pair.start(steps=30, FASTLAUNCH_FABRIC="any")
+    pair.start(FASTLAUNCH_FABRIC="any")
     assert [pair.wait(0), pair.wait(1)] == [0, 0], pair.log(0) + pair.log(1)
     losses = []
     for node in range(2):
@@ -117,9 +94,10 @@ def test_two_nodes_train_as_one_and_measure_what_is_between_them(pair: Pair) -> 
         assert (record.header["num_nodes"], record.header["world_size"]) == (2, 2)
         (phase,) = [phase for phase in record.phases if phase.name == "all-reduce"]
         assert phase.detail is not None and phase.step == 0
-        told = dict(word.split("=") for word in phase.detail.split())
-        assert (told["nodes"], told["ranks"], told["fabric"], told["bytes"]) == ("2", "2", "gloo", "1048576")
-        assert float(told["bus_gb_per_s"]) > 0
+        detail = dict(word.split("=") for word in phase.detail.split())
+        expected = {"nodes": "2", "ranks": "2", "fabric": "gloo", "bytes": "1048576"}
+        assert detail.items() >= expected.items()
+        assert float(detail["bus_gb_per_s"]) > 0
         assert not list((pair.folder / f"out-{node}").glob("traceback-*"))
         losses.append(record.steps[-1].loss)
     # They trained on different samples, and as one: the last loss is each one's own.
@@ -133,33 +111,12 @@ def test_two_nodes_train_as_one_and_measure_what_is_between_them(pair: Pair) -> 
 
 
 def test_where_it_has_to_be_efa_and_is_not_both_end_as_a_configuration_error(pair: Pair) -> None:
-    pair.start(steps=30, FASTLAUNCH_FABRIC="efa")
+    pair.start(FASTLAUNCH_FABRIC="efa")
     assert [pair.wait(0), pair.wait(1)] == [78, 78], pair.log(0) + pair.log(1)
     for node in range(2):
         record = pair.record(node)
         assert record.end is not None and record.end.status == "failed" and not record.steps
-        said = f"this run has to use EFA, and NCCL on node {node} selected NET/gloo (there is no GPU)"
-        assert record.end.message == said
-        assert said in pair.traceback(node)
-        assert f"error: {said}\n  see nccl-node-*.txt; check that" in pair.log(node)
-
-
-def test_when_one_node_is_gone_the_other_fails_and_leaves_its_traceback(pair: Pair) -> None:
-    pair.start(steps=1_000_000)
-    pair.wait_for_steps()
-    pair.send(1, signal.SIGKILL)
-    assert pair.wait(0, timeout_s=60) == 1
-    left = pair.record(0).end
-    assert left is not None and left.status == "failed" and left.message
-    text = pair.traceback(0)
-    assert text.startswith("Traceback (most recent call last):") and left.message.partition(":")[0] in text
-
-
-def test_when_one_node_is_asked_to_stop_the_other_stops_with_it(pair: Pair) -> None:
-    pair.start(steps=1_000_000)
-    pair.wait_for_steps()
-    pair.send(1, signal.SIGTERM)
-    # The exit code says that the ranks ended in good order, on the node that nobody asked too.
-    assert [pair.wait(node, timeout_s=60) for node in range(2)] == [130, 130]
-    assert [pair.record(node).end.status for node in range(2)] == ["interrupted", "interrupted"]  # type: ignore[union-attr]
-    assert not list((pair.folder / "out-0").glob("traceback-*"))
+        message = f"this run has to use EFA, and NCCL on node {node} selected NET/gloo (there is no GPU)"
+        assert record.end.message == message
+        assert message in pair.traceback(node)
+        assert f"error: {message}\n  see nccl-node-*.txt; check that" in pair.log(node)
