@@ -181,9 +181,9 @@ class SageMaker(Machine):
         """
         nodes = range(len(self._request.hosts))
         folder = self._shelf.root / self.program.token
-        said = [_read(folder / f"node-{node}" / run.run_id / "ended.json") for node in nodes]
-        own = said[self._rank]
-        return RunEnd(**own) if own is not None and None not in said else None
+        ends = [_read(folder / f"node-{node}" / run.run_id / "ended.json") for node in nodes]
+        own = ends[self._rank]
+        return RunEnd(**own) if own is not None and None not in ends else None
 
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
@@ -217,11 +217,11 @@ class SageMaker(Machine):
             return Ending(kill_after_s=grace_s + _STOP_MARGIN_S, grace_s=grace_s)
         if self._hosts.lost:
             return Ending(kill_after_s=PEER_GRACE_S)
-        heard = self._heard(number).values()
-        if any(word.is_stopped for word in heard):
+        words = self._words(number).values()
+        if any(word.is_stopped for word in words):
             # SageMaker asks this host as well.
             return Ending(kill_after_s=grace_s + _STOP_MARGIN_S)
-        return Ending(kill_after_s=PEER_GRACE_S) if any(word.code for word in heard) else None
+        return Ending(kill_after_s=PEER_GRACE_S) if any(word.code for word in words) else None
 
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
         cause = self._cause(run, code) if code else ""
@@ -251,14 +251,14 @@ class SageMaker(Machine):
     def _output(self, run: NodeRun) -> Path:
         return self._work / "out" / run.run_id
 
-    def _heard(self, number: int) -> dict[int, Word]:
+    def _words(self, number: int) -> dict[int, Word]:
         """Return what the hosts have said of a run, this one included."""
         return {rank: Word(**said) for rank, said in self._hosts.words(number).items()}
 
     def _await_words(self, number: int) -> dict[int, Word]:
         """Return what all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
         end = math.inf
-        while len(words := self._heard(number)) < len(self._request.hosts) and not self._hosts.lost:
+        while len(words := self._words(number)) < len(self._request.hosts) and not self._hosts.lost:
             if self.stop.reason:
                 end = min(end, time.monotonic() + _LAST_WORDS_S)
             if time.monotonic() >= end:

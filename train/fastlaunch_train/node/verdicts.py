@@ -20,18 +20,18 @@ _ERROR = re.compile(r"(?:[\w.]+: )?error: .*")
 
 
 def cause_of(output: Path, log: Path, attempt: int) -> str:
-    """What ended the run, in a line; the last that it printed where nothing else is known, else "".
+    """Return in a line what ended the run: the last line that it printed if nothing else is known, else "".
 
     output: with tracebacks (`traceback-rank-*-attempt-<n>.txt`) and records. log: what the run printed.
     """
     lines = _last_lines(log)
-    told = [*_of_tracebacks(output, attempt), *_of_records(output, attempt), *_signals(lines)]
-    own = [line for line in told if line and not is_echo(line)]
-    return next(iter([*own, *filter(None, told)]), _of_log(lines))[:_MAX_CHARS]
+    causes = [*_of_tracebacks(output, attempt), *_of_records(output, attempt), *_signals(lines)]
+    causes = [cause for cause in causes if cause] or [_of_log(lines)]
+    return next((cause for cause in causes if not is_echo(cause)), causes[0])[:_MAX_CHARS]
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """The line of a traceback that names the exception; else the last one with words in it, else "".
+    """Return the line of a traceback that names the exception; else the last one with words in it, else "".
 
     Of several tracebacks it is the last one's, which the others led to. A message may go on below its line.
     """
@@ -46,21 +46,21 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def _of_tracebacks(output: Path, attempt: int) -> list[str]:
-    """The exception of each rank's traceback, of the first to fail first."""
+    """Return the exception of each rank's traceback, of the first to fail first."""
     paths = _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")
     return [exception_line(_last_lines(path)) for path in paths]
 
 
 def _of_records(output: Path, attempt: int) -> list[str]:
-    found = []
+    messages = []
     for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
         try:
             end = json.loads(next(iter(reversed(_last_lines(path))), ""))
         except ValueError:
             continue
         if end.get("kind") == "end" and end.get("status") != "completed":
-            found.append(str(end.get("message") or end["status"]))
-    return found
+            messages.append(str(end.get("message") or end["status"]))
+    return messages
 
 
 def _signals(lines: Sequence[str]) -> list[str]:
@@ -68,11 +68,11 @@ def _signals(lines: Sequence[str]) -> list[str]:
 
 
 def _of_log(lines: Sequence[str]) -> str:
-    """What the ranks, or run_train.sh before them, said last: an error, an exception, or any words."""
+    """Return what the ranks, or run_train.sh before them, printed last: an error, an exception, any words."""
     end = next((number for number, line in enumerate(lines) if _TORCHRUN.search(line)), len(lines))
-    said = lines[:end]
-    error = next((line for line in reversed(said) if _ERROR.match(line)), "")
-    return error.strip() or exception_line(said)
+    before = lines[:end]
+    error = next((line for line in reversed(before) if _ERROR.match(line)), "")
+    return error.strip() or exception_line(before)
 
 
 def _oldest_first(folder: Path, pattern: str) -> list[Path]:
@@ -80,7 +80,7 @@ def _oldest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """The lines at the end of a file that may be long, but empty ones; none if it is not there."""
+    """Return the last lines, empty ones left out, of a file that may be long; none if it is not there."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -120,7 +120,7 @@ class Verdict:
 
 
 def verdict(rank: int, words: Mapping[int, Word], *, is_one_lost: bool) -> Verdict:
-    """What became of the run on host `rank`. words: by rank, of all that are not lost.
+    """Return what became of the run on host `rank`. words: by rank, of all that are not lost.
 
     A host that ended in the wake of another's end is interrupted; the other one says why.
     """
