@@ -28,15 +28,7 @@ from fastlaunch_train.workloads.registry import workload_info
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    for option in ("workload", "recipe", "batch-size", "output"):
-        parser.add_argument(f"--{option}", required=True)
-    parser.add_argument("--data", default="synthetic")
-    for option in ("steps", "seed", "num-workers", "checkpoint-every"):
-        parser.add_argument(f"--{option}", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
+    args = parse_arguments()
     settings = os.environ
     if "FAKE_EXIT" in settings:
         return int(settings["FAKE_EXIT"])
@@ -46,20 +38,18 @@ def main() -> int:
 
     output = Path(args.output)
     checkpoints = output / "checkpoints"
-    found = sorted(checkpoints.glob("step-*.pt"))
-    first = 1 + (json.loads(found[-1].read_text())["step"] if found and args.resume else 0)
+    there = sorted(checkpoints.glob("step-*.pt"))
+    first = 1 + (json.loads(there[-1].read_text())["step"] if there and args.resume else 0)
     attempt = int(settings.get("FASTLAUNCH_ATTEMPT", "1"))
     rank = int(settings.get("FASTLAUNCH_NODE_RANK", "0"))
-    fails_at = int(settings.get("FAKE_FAIL_AT", "0"))
-    if int(settings.get("FAKE_FAIL_RANK", str(rank))) != rank:
-        fails_at = 0
+    fails = settings.get("FAKE_FAIL_RANK", str(rank)) == str(rank)
+    fails_at = int(settings.get("FAKE_FAIL_AT", "0")) if fails else 0
     writer = RecordWriter(record_path(output, rank=rank, attempt=attempt))
     writer.write_header(header(args, attempt, first, rank))
     writer.add(Phase(name="build", seconds=0.1, step=0))
     if node := settings.get("FASTLAUNCH_NODE_RANK"):
         (output / f"nccl-node-{node}.txt").write_text("NCCL INFO NET/Socket\n")
     step_s = float(settings.get("FAKE_STEP_S", "0.01"))
-    batch_size = 8 if args.batch_size == "auto" else int(args.batch_size)
 
     def save(step: int) -> None:
         checkpoints.mkdir(exist_ok=True)
@@ -81,11 +71,8 @@ def main() -> int:
             break
         time.sleep(step_s)
         loss = 2.0 + 1 / step
-        writer.add(
-            Step(
-                step=step, step_time_s=step_s, data_wait_s=0, loss=loss, num_samples=batch_size, num_tokens=0
-            )
-        )
+        samples = {"num_samples": args.batch_size, "num_tokens": 0}
+        writer.add(Step(step=step, step_time_s=step_s, data_wait_s=0, loss=loss, **samples))
         writer.add(Block(first_step=step, last_step=step, wall_s=step_s))
         writer.flush()
         print(f"step {step} of {args.steps}  loss {loss:.4f}", flush=True)
@@ -100,6 +87,18 @@ def main() -> int:
     writer.close()
     print(f"ended: {status}", flush=True)
     return {"completed": 0, "interrupted": 130, "failed": 1}[status]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for option in ("workload", "recipe", "output"):
+        parser.add_argument(f"--{option}", required=True)
+    parser.add_argument("--data", default="synthetic")
+    for option in ("batch-size", "steps", "seed", "num-workers", "checkpoint-every"):
+        parser.add_argument(f"--{option}", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--resume", action="store_true")
+    return parser.parse_args()
 
 
 def header(args: argparse.Namespace, attempt: int, first_step: int, rank: int) -> dict[str, object]:
@@ -119,7 +118,7 @@ def header(args: argparse.Namespace, attempt: int, first_step: int, rank: int) -
             "num_parameters": info.num_parameters,
         },
         "recipe": resolve_recipe(args.recipe, args.set).to_record(),
-        "batch_size_per_gpu": 8 if args.batch_size == "auto" else int(args.batch_size),
+        "batch_size_per_gpu": args.batch_size,
         "steps": args.steps,
         "first_step": first_step,
         "seed": args.seed,

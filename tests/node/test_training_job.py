@@ -38,18 +38,6 @@ def test_two_runs_are_done_and_all_that_they_left_arrives(mounts: str, jobs: Tra
     assert mounts == "each" or not any("/." in f"/{name}" for name in objects)
 
 
-def test_a_run_that_fails_says_why_and_does_not_stop_the_next_one(jobs: TrainingScene) -> None:
-    plan = training_plan(tiny_job(), tiny_job(steps=2), environment={"FAKE_FAIL_AT": "3"})
-    job = jobs.launch(plan)
-    assert job.wait() == "Failed"
-    assert job.failure_reason.startswith("AlgorithmError: ValueError: no such thing (run ")
-    status = jobs.status(job)
-    assert outcome(status) == ("failed", f"run {FIRST}: exit code 1")
-    assert states(status) == ["failed", "completed"]
-    traceback = jobs.joined(job)[f"node-0/{FIRST}/traceback-rank-00000-attempt-1.txt"]
-    assert b'File "my.py", line 7' in traceback
-
-
 def test_a_job_that_is_stopped_keeps_a_checkpoint_and_another_job_goes_on_from_it(
     jobs: TrainingScene,
 ) -> None:
