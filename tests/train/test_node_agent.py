@@ -84,9 +84,7 @@ def test_what_the_ends_come_to(ends: list[RunEnd], how: dict[str, str], expected
     assert outcome_of(ends, **how) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("max_minutes", "lead_s"), [(1, 15), (23, 345), (24, 360), (10_000, 360)]
-)
+@pytest.mark.parametrize(("max_minutes", "lead_s"), [(1, 15), (23, 345), (24, 360), (10_000, 360)])
 def test_training_is_stopped_six_minutes_before_the_end_or_a_quarter_of_the_time(
     max_minutes: int, lead_s: int
 ) -> None:
