@@ -28,8 +28,8 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     """
     # More digits would make a file name that no disk takes.
     attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
-    seconds, default = r"[1-9][0-9]{0,4}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
-    grace = _value(environment, "FASTLAUNCH_STOP_GRACE_S", default, seconds, "a number of seconds from 1")
+    seconds, default = r"(?!0+(\.0+)?$)[0-9]{1,5}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
+    grace = _value(environment, "FASTLAUNCH_STOP_GRACE_S", default, seconds, "a number of seconds above 0")
     return LaunchSettings(
         attempt=int(attempt),
         stop_grace_s=float(grace),
