@@ -100,8 +100,9 @@ def test_a_job_is_rehearsed_with_its_own_request(here: Here) -> None:
 
 def test_two_hosts_find_each_other(here: Here) -> None:
     started = here.start("--workload", "./tiny.py:build", "--steps", "20", "--num-nodes", "2")
-    _, err = started.communicate(timeout=120)
+    _, err = started.communicate(timeout=240)
     assert started.returncode == 0, err
+    assert "here: 1" not in err
     records = [read_record(path) for path in sorted(here.run_folder().glob("rank-*.jsonl"))]
     assert [record.header["rank"] for record in records] == [0, 1]
     assert {record.header["num_nodes"] for record in records} == {2}

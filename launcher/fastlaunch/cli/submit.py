@@ -119,7 +119,9 @@ def submit(
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
         options = replace(options, instance=next(iter(instances), "").removeprefix(ML))
     jobs = _build(context, options, image=cloud.image if container else None)
-    for line in _rehearsal(options, instances, jobs, cloud.num_nodes):
+    # In containers there are as many nodes as on AWS.
+    num_missing_nodes = 0 if container else cloud.num_nodes - 1
+    for line in _rehearsal(options, instances, jobs, num_missing_nodes):
         click.echo(line, err=True)
     for caveat in jobs.caveats:
         click.echo(f"warning: {caveat}", err=True)
@@ -175,10 +177,10 @@ def _build(context: AppContext, options: SubmitOptions, *, image: str | None) ->
 
 
 def _rehearsal(
-    options: SubmitOptions, instances: Sequence[str] | None, jobs: Jobs, num_nodes: int
+    options: SubmitOptions, instances: Sequence[str] | None, jobs: Jobs, num_missing_nodes: int
 ) -> list[str]:
     """Return lines on what the jobs here leave out of those on AWS, or of the experiment."""
-    nodes = [("nodes", f"{num_nodes}; here: 1")] if num_nodes > 1 else []
+    nodes = [("nodes", f"{num_missing_nodes + 1}; here: 1")] if num_missing_nodes else []
     differences = [*nodes, *jobs.differences]
     if not differences:
         return []
