@@ -15,6 +15,9 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from leftovers import MARK, kill_leftovers, num_started
 
+# Before torch is imported: two workers of two threads each on two cores spend three times the CPU time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 #: `aws_server` and what goes with it: tests/aws/aws_fixtures.py.
 pytest_plugins = ("aws_fixtures",)
 
