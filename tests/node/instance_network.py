@@ -1,6 +1,7 @@
 """What a simulated instance reaches: the metadata service (IMDSv2), and AWS by a wire that can be cut."""
 
 import ctypes
+import itertools
 import os
 import socket
 import subprocess
@@ -36,6 +37,9 @@ def listen_inside(process: int, addresses: Sequence[tuple[str, int]]) -> list[so
 class Switch:
     """A bridge between instances, which each have one address on it."""
 
+    #: The kernel takes down an ended instance's wire a moment later: no other wire gets its name.
+    _wires = itertools.count()
+
     def __init__(self) -> None:
         self._name = f"fl{os.getpid() % 100_000}"
         self._number = 9
@@ -45,7 +49,7 @@ class Switch:
     def attach(self, process: int) -> str:
         """Address of the network namespace of `process`, which is on the bridge from now on."""
         self._number += 1
-        address, end = f"10.253.0.{self._number}", f"{self._name}n{self._number}"
+        address, end = f"10.253.0.{self._number}", f"{self._name}n{next(self._wires)}"
         peer = ("type", "veth", "peer", "name", "ens5", "netns", str(process))
         _ip("link", "add", end, "master", self._name, *peer)
         _ip("link", "set", end, "up")
