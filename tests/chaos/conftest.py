@@ -9,6 +9,18 @@ from moto_server import MotoServer
 from network import Network
 from trial import Trial
 
+#: About one trial in ten is slow, at least one of each test; all others are in the full tier.
+ONE_IN = 16
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            # Each parameter has its turn.
+            place = sum(item.callspec.indices.values())
+            item.add_marker("full" if place % ONE_IN else "slow")
+
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:

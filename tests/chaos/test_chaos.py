@@ -12,15 +12,15 @@ from network import Faults, Moment
 from submissions import SUBMISSIONS, launch_of, num_nodes_of
 from trial import Trial
 
-#: Seeded trials of each kind of submission: in the slow tier, and in all.
+#: Seeded trials of each kind of submission.
 NUM_TRIALS = {
-    "machine": (16, 80),
-    "nodes": (6, 30),
-    "block": (2, 6),
-    "detached": (3, 16),
-    "detached-nodes": (2, 8),
-    "job": (8, 40),
-    "spot-job": (3, 16),
+    "machine": 80,
+    "nodes": 30,
+    "block": 6,
+    "detached": 16,
+    "detached-nodes": 8,
+    "job": 40,
+    "spot-job": 16,
 }
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
 NUM_STEPS = 14
@@ -28,13 +28,8 @@ NUM_STEPS = 14
 pytestmark = pytest.mark.timeout(120)
 
 _SEEDS = [
-    pytest.param(
-        kind,
-        seed,
-        id=f"{kind}-seed-{seed}-",
-        marks=pytest.mark.slow if seed < num_slow else pytest.mark.full,
-    )
-    for kind, (num_slow, num_trials) in NUM_TRIALS.items()
+    pytest.param(kind, seed, id=f"{kind}-seed-{seed}-")
+    for kind, num_trials in NUM_TRIALS.items()
     for seed in range(num_trials)
 ]
 
@@ -44,7 +39,6 @@ def test_nothing_leaks_whatever_goes_wrong(trial: Trial, kind: str, seed: int) -
     assert not trial.run(), trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
 @pytest.mark.parametrize("kind", ["machine", "job"])
@@ -53,7 +47,6 @@ def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, kind: str, step
     assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 @pytest.mark.parametrize("hidden", [0, 30])
 @pytest.mark.parametrize("kind", [kind for kind in SUBMISSIONS if kind != "detached-nodes"])
@@ -66,7 +59,6 @@ def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: i
     assert trial.told[1] == "[-9]", trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [0, 3])
 @pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
 def test_what_was_started_without_an_answer_is_found_again(trial: Trial, kind: str, hidden: int) -> None:
@@ -76,7 +68,6 @@ def test_what_was_started_without_an_answer_is_found_again(trial: Trial, kind: s
     assert trial.num_launched == num_nodes_of(kind), trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fates",
     [("hangs",), ("hangs", "never-boots"), ("fails", "hangs"), ("is-taken", "completes")],
@@ -92,7 +83,6 @@ def test_both_nodes_end_with_the_run(trial: Trial, kind: str, hidden: int, fates
     assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("expires_at", [None, 3])
 @pytest.mark.parametrize("hidden", [0, 3, 30])
 @pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
@@ -103,7 +93,6 @@ def test_nothing_is_started_again_where_no_answer_comes(
     assert not trial.run(Death(after_s=5.0)), trial.story()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "death",
     [

@@ -10,7 +10,7 @@ from faulty_proxy import Fault
 from network import Faults, Moment
 from trial import Trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 #: Commits from the ledger's tables to what is noted when the last timer was made.
 NUM_STEPS = 8
