@@ -72,7 +72,7 @@ def start(argv: list[str], **env: str) -> Run:
 def run(argv: list[str], **env: str) -> tuple[int, str]:
     """Exit code and output of the entrypoint."""
     started = start(argv, **env)
-    output = started.wait(timeout_s=100)
+    output = started.wait(timeout_s=300)
     code = started.poll()
     assert code is not None
     return code, output
@@ -129,7 +129,7 @@ def start_command(
 def run_command(argv: list[str], *, nproc: int = 1) -> tuple[int, str]:
     process = start_command(argv, nproc=nproc)
     try:
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     return process.returncode, output

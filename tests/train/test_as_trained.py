@@ -392,7 +392,7 @@ def test_ranks_that_see_other_files_meet_all_the_same(tmp_path: Path) -> None:
         start([*arguments(tmp_path / rank, "--steps", "3"), "--resume"], RANK=rank, LOCAL_RANK=rank, **world)
         for rank in ("0", "1")
     ]
-    printed = [rank.wait(timeout_s=100) for rank in ranks]
+    printed = [rank.wait(timeout_s=300) for rank in ranks]
     assert [rank.poll() for rank in ranks] == [0, 0], printed
     for rank in (0, 1):
         (check,) = record(tmp_path / str(rank), rank=rank).checks
