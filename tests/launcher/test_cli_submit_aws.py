@@ -177,7 +177,6 @@ def test_spot_goes_out_as_spot_with_its_limit(region: MotoServer) -> None:
         ("InsufficientInstanceCapacity", 2, "--region R1,R2"),
         ("VcpuLimitExceeded", 1, "L-DB2E81BA"),
         ("UnauthorizedOperation", 1, "the right ec2:RunInstances"),
-        ("IdempotentInstanceTerminated", 1, "fastlaunch resume"),
     ],
 )
 def test_a_refusal_ends_with_3_and_leaves_nothing(

@@ -190,14 +190,27 @@ def test_expired_credentials_after_silence_leave_it_unknown(world: World) -> Non
     assert len(world.aws.requests) == 2
 
 
-def test_a_token_whose_machine_has_ended_is_not_tried_elsewhere(world: World) -> None:
-    def end_unheard(node: FakeNode) -> None:
-        # The first answer was lost; the repeated request finds the machine ended.
-        node.turn_off()
-        error = BadConfiguration("AWS refused it: IdempotentInstanceTerminated")
-        error.code = "IdempotentInstanceTerminated"
-        raise error
+def end_unheard(node: FakeNode) -> None:
+    """The first answer was lost; the repeated request finds the machine ended."""
+    node.turn_off()
+    error = BadConfiguration("AWS refused it: IdempotentInstanceTerminated")
+    error.code = "IdempotentInstanceTerminated"
+    raise error
 
+
+def test_a_machine_that_ended_before_it_was_shown_is_billed_when_it_is(world: World) -> None:
+    world.aws.node, world.aws.hidden_s = end_unheard, 600.0
+    with pytest.raises(Unreachable, match="may be running"):
+        world.submit(A, B)
+    (run,) = world.ledger.select()
+    assert run.state is RunState.RUNNING
+    world.clock.sleep(700.0)
+    world.reconcile()
+    attempt = world.attempt(run)
+    assert attempt.handle is not None and attempt.billing.billed_s == 60.0
+
+
+def test_a_token_whose_machine_has_ended_is_not_tried_elsewhere(world: World) -> None:
     world.aws.node = end_unheard
     (run,) = world.submit(A, B)
     assert len(world.aws.requests) == 1

@@ -79,7 +79,7 @@ def test_a_model_without_blocks_is_told_what_to_do() -> None:
     compile_model(nn.Linear(2, 2), None, recipe("model"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_a_process_before_has_compiled_is_counted_as_cached(tmp_path: Path) -> None:
     program = (
         "import torch; from torch import nn\n"

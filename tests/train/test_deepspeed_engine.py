@@ -50,7 +50,7 @@ def test_two_ranks_train_as_one_and_resume_with_the_same_bits(tmp_path: Path) ->
     assert overlapping["losses"] == apart["losses"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @needs_deepspeed
 def test_a_step_done_to_compile_is_undone(tmp_path: Path) -> None:
     arms = [

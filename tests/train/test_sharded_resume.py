@@ -7,7 +7,6 @@ import entrypoint
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
 STEPS = 6
 
 
@@ -15,7 +14,9 @@ def losses(output: Path, attempt: int, rank: int = 0) -> list[float | None]:
     return [step.loss for step in entrypoint.record(output, rank=rank, attempt=attempt).steps]
 
 
-@pytest.mark.parametrize("recipe", ["fsdp2", "zero2"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("fsdp2", marks=pytest.mark.slow), pytest.param("zero2", marks=pytest.mark.full)]
+)
 def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, recipe: str) -> None:
     if recipe == "zero2" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
@@ -43,6 +44,7 @@ def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, 
         assert both == losses(whole, 1, rank)
 
 
+@pytest.mark.full
 def test_statistics_of_each_rank_are_scored_as_after_a_stop(tmp_path: Path) -> None:
     def score(output: Path, steps: int, *more: str) -> float | None:
         argv = entrypoint.arguments(
@@ -62,6 +64,7 @@ def test_statistics_of_each_rank_are_scored_as_after_a_stop(tmp_path: Path) -> N
     assert score(stopped, STEPS, "--checkpoint-every", "4", "--resume") == score(whole, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fsdp2", "zero3"])
 def test_alone_without_torchrun(tmp_path: Path, recipe: str) -> None:
     if recipe == "zero3" and importlib.util.find_spec("deepspeed") is None:

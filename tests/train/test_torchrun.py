@@ -143,7 +143,7 @@ def torchrun(*argv: str, before: str = "", **env: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path) -> None:
     argv = arguments(

@@ -169,7 +169,8 @@ class Provisioner:
                 handle = _find(plan, backend)
                 if handle is not None:
                     return handle
-                if isinstance(error, NotAuthorised):
+                # Machines that were started, and that AWS may show later, cost money.
+                if isinstance(error, NotAuthorised) or error.code == _STARTED_BEFORE:
                     raise Unreachable(error.message) from None
                 raise
             backend.sleep(wait_s)
