@@ -358,6 +358,7 @@ def test_few_outputs_are_seldom_taken_for_others_by_what_was_drawn() -> None:
 # The entrypoint.
 
 
+@pytest.mark.slow
 def test_a_run_that_is_wrong_only_when_compiled_is_marked_and_trains(tmp_path: Path) -> None:
     more = ("--steps", "3", "--set", "compile_backend=eager")
     printed = ended(0, arguments(tmp_path, *more, workload=f"{WRONG}:build", recipe="compile-model"))
