@@ -50,21 +50,21 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@echo '==> fast tests'
-	@$(BIN)/python -m pytest -q -n 2 -m 'not cloud and not slow and not full and not gpu'
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not cloud and not slow and not full and not gpu'
 
 test-cloud: $(INSTALLED)
 	@echo '==> tests against a mock of AWS'
-	@$(BIN)/python -m pytest -q -n 2 -m 'cloud and not full'
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'cloud and not full'
 
 # Those that play machines run one at a time, since each is busy by itself.
 test-slow: $(INSTALLED)
 	@echo '==> slow tests'
-	@$(BIN)/python -m pytest -q -n 2 -m 'slow and not full' --timeout 600 --ignore tests/node
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'slow and not full' --timeout 600 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'slow and not full' --timeout 600 tests/node
 
 test-full: $(INSTALLED) sagemaker-sdk
 	@echo '==> every test'
-	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 -m 'not gpu' --timeout 900 --ignore tests/node
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not gpu' --timeout 900 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'not gpu' --timeout 900 tests/node
 
 mutations: $(INSTALLED)

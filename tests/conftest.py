@@ -4,6 +4,7 @@ Tiers: a test without a marker is fast. `cloud` is given to those that talk to t
 `slow`, `full` and `gpu` are written at the tests. See docs/contributing.md.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         servers = {"shared_aws_server", "aws_server"} & set(getattr(item, "fixturenames", ()))
         if servers and not any(item.get_closest_marker(tier) for tier in ("slow", "full", "gpu")):
             item.add_marker("cloud")
+
+
+def pytest_collection_finish() -> None:
+    # What was imported stays, and is no longer looked at by each collection of garbage.
+    gc.freeze()
 
 
 def hear_signals() -> None:

@@ -4,6 +4,7 @@ Importing torch takes longer than most of these runs: `run` and `start` fork a p
 and call the entrypoint's `main` there. `run_command` starts the real command line, and torchrun's.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.process
 import os
@@ -140,6 +141,8 @@ def record(output: Path, *, rank: int = 0, attempt: int = 1) -> RankRecord:
 
 
 def _main(argv: list[str], env: dict[str, str], log: str) -> None:
+    # A run collects garbage before its first step, which among all that torch imports takes longer than it.
+    gc.freeze()
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(descriptor, standard)

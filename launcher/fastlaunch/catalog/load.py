@@ -8,6 +8,7 @@
 Every section may be left out.
 """
 
+import functools
 from collections.abc import Collection
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def load_catalogue(user_file: Path | None = None) -> Catalogue:
     An entry with the same name (for a price: instance, service, region, purchase option and date) replaces
     the shipped one; any other is added. Raises BadFile, with the line, for a file with a fault.
     """
-    catalogue = read_catalogue(shipped("instance_prices.yaml"))
+    catalogue = _shipped()
     if user_file is None:
         return catalogue
     user = read_catalogue(user_file, known=catalogue)
@@ -36,6 +37,11 @@ def load_catalogue(user_file: Path | None = None) -> Catalogue:
         instances={**catalogue.instances, **user.instances},
         prices=tuple(prices.values()),
     )
+
+
+@functools.cache
+def _shipped() -> Catalogue:
+    return read_catalogue(shipped("instance_prices.yaml"))
 
 
 def read_catalogue(path: Path, known: Catalogue | None = None) -> Catalogue:
