@@ -10,7 +10,7 @@ import click
 import pytest
 
 from fastlaunch.cli.main import COMMANDS, LazyGroup, fastlaunch, run
-from fastlaunch.core.errors import CloudRefused, JobFailed, UserError
+from fastlaunch.core.errors import CloudRefused, UserError
 
 #: Heavy, or of no use to someone who only asks for help.
 NOT_FOR_HELP = {
@@ -37,7 +37,6 @@ CALL = (
     ("error", "exit_code", "text"),
     [
         (UserError("steps is 0", "give 1 or more"), 2, "error: steps is 0\n  give 1 or more\n"),
-        (JobFailed("out of memory"), 1, "error: out of memory\n"),
         (CloudRefused("no capacity"), 3, "error: no capacity\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (click.Abort(), 130, "interrupted\n"),

@@ -121,7 +121,7 @@ def test_a_check_fails_with_its_own_kind_of_error(
     facts: dict[str, Any], name: str, kind: type[UserError], word: str
 ) -> None:
     found = check(name, FakeAws(**facts))
-    assert (found.result, found.ok) == (Result.FAILED, False)
+    assert found.result is Result.FAILED
     assert word in found.message and type(found.error) is kind
     with pytest.raises(kind, match=word):
         usable([site()], [found])
@@ -134,7 +134,7 @@ def test_without_a_login_nothing_else_is_asked() -> None:
     left = {name: result for name, result in results(found).items() if name != "login"}
     assert set(left.values()) == {"not checked"} and "bucket" in left
     # What needs no AWS is checked all the same.
-    assert first("price", found).ok and first("config", found).ok
+    assert first("price", found).result is first("config", found).result is Result.OK
 
 
 def test_a_region_that_is_not_there_is_not_asked() -> None:
@@ -188,7 +188,7 @@ def test_a_quota_that_is_not_published_is_not_checked() -> None:
 )
 def test_a_subnet_without_a_way_out_is_a_warning(facts: dict[str, Any], word: str) -> None:
     found = check("subnet", FakeAws(**facts))
-    assert found.result is Result.WARNING and found.ok and word in found.message and found.hint
+    assert found.result is Result.WARNING and word in found.message and found.hint
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,12 @@ def test_an_old_price_file_is_a_warning() -> None:
 def test_a_price_that_is_not_known_fails() -> None:
     found = check("price", None, "p5e.48xlarge", **SPOT)
     assert found.result is Result.FAILED and "--max-price" in (found.hint or "")
-    assert check("price", None, "p5e.48xlarge", **SPOT, max_price_usd=30.0).ok
+    assert check("price", None, "p5e.48xlarge", **SPOT, max_price_usd=30.0).result is Result.OK
 
 
 def test_spot_wants_checkpoints() -> None:
     assert check("checkpoints", purchase="spot", checkpoint_every=0).result is Result.FAILED
-    assert check("checkpoints", **SPOT).ok
+    assert check("checkpoints", **SPOT).result is Result.OK
     for others in ({"purchase": "spot"}, {"checkpoint_every": 0}):
         assert "checkpoints" not in {each.name for each in run(**others)}
 
@@ -278,7 +278,7 @@ def test_spot_wants_checkpoints() -> None:
 def test_spot_above_the_limit_is_a_warning() -> None:
     found = check("spot price", **SPOT, max_price_usd=10.0)
     assert found.result is Result.WARNING and "--max-price 10" in found.message
-    assert check("spot price", **SPOT).ok
+    assert check("spot price", **SPOT).result is Result.OK
 
 
 def test_a_cost_above_the_budget_fails_for_every_placement() -> None:
@@ -377,7 +377,7 @@ def test_a_way_out_of_several_interfaces() -> None:
     assert nodes({"default_routes": {None: ""}, "endpoints": services})["subnet"].result is Result.OK
     assert nodes({"default_routes": denied("it")})["subnet"].result is Result.WARNING
     # A type without EFA has one interface, which may have a public address.
-    assert nodes({"default_routes": {None: "igw-1"}}, "g5.xlarge")["subnet"].ok
+    assert nodes({"default_routes": {None: "igw-1"}}, "g5.xlarge")["subnet"].result is Result.OK
     assert type(nodes(here={"subnets": {}})["subnet"].error) is BadConfiguration
 
 
@@ -399,7 +399,7 @@ def test_between_nodes_without_a_named_group_or_efa() -> None:
     found = nodes(closed, "g5.xlarge")["between nodes"]
     assert found.result is Result.WARNING and "--source-group sg-1" in str(found.hint)
     assert nodes({}, "g5.xlarge")["between nodes"].result is Result.OK
-    assert nodes({}, "g5.xlarge", here={"security_groups": ()})["between nodes"].ok
+    assert nodes({}, "g5.xlarge", here={"security_groups": ()})["between nodes"].result is Result.OK
 
 
 @pytest.mark.parametrize("group", [None, PlacementGroup(name="close", strategy="spread", state="available")])

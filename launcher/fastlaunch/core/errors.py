@@ -3,7 +3,6 @@
 UserError                exit 2   the request cannot be carried out as it stands
   UnknownName            exit 2   a recipe, workload, instance, run, ... that does not exist
   BadFile                exit 2   a file of the user's is damaged, foreign or unreadable
-JobFailed                exit 1   the job started, and did not complete
 CloudRefused             exit 3   AWS refused, or had no capacity
   QuotaExceeded          exit 3   the account may not run that much; no zone of the region helps
   NoCapacity             exit 3   nothing is free there now; another zone, region or type may have it
@@ -59,12 +58,6 @@ class BadFile(UserError):
         self.path = path
         self.problem = problem
         self.line = line
-
-
-class JobFailed(UserError):
-    """The job was started and did not complete."""
-
-    exit_code = EXIT_JOB_FAILED
 
 
 class CloudRefused(UserError):

@@ -14,9 +14,6 @@ DEFAULT_REGION = "us-east-1"
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 # A comma groups thousands; `1,5` may be meant as one and a half, so it is refused.
 _NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+"
 _QUANTITY = re.compile(rf"({_NUMBER})(e[0-9]{{1,2}})?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
@@ -42,11 +39,6 @@ def parse_duration_s(text: str) -> float:
     if not parts or "".join("".join(parts).split()) != "".join(text.split()):
         raise UserError(f"{text!r} is not a duration", f"give {expected}")
     return float(sum(_parse(part, _SECONDS, expected) for part in parts))
-
-
-def parse_bytes(text: str) -> int:
-    """Return bytes, rounded down: `2GiB`, `512MB`, `1e9`."""
-    return int(_parse(text, _BYTES, "a size such as 2GiB or 512MB"))
 
 
 def _parse(text: str, units: dict[str, int], expected: str) -> Fraction:

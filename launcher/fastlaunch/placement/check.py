@@ -45,11 +45,6 @@ class Check:
     #: What `submit` ends with if the check failed, None otherwise.
     error: UserError | None = None
 
-    @property
-    def ok(self) -> bool | None:
-        """Whether nothing stands in the way; None if that is not known."""
-        return None if self.result is Result.NOT_CHECKED else self.result is not Result.FAILED
-
     def concerns(self, placement: "Placement") -> bool:
         """Return whether it is about this placement."""
         return (
