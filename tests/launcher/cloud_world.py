@@ -113,9 +113,18 @@ class World:
         return self.launcher().submit(submission, command="fastlaunch submit")
 
     def add(
-        self, *, num_runs: int = 1, sent: bool = True, noted: bool = True, region: str = "us-east-1"
+        self,
+        *,
+        num_runs: int = 1,
+        sent: bool = True,
+        noted: bool = True,
+        region: str = "us-east-1",
+        account: str | None = "123456789012",
     ) -> Run:
-        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
+        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after.
+
+        account: None for an attempt of an earlier version.
+        """
         at = self.backend.at(site(region=region), 120)
         attempt = add_attempt(
             self.ledger,
@@ -123,6 +132,8 @@ class World:
             plan=lambda jobs, n: at.plan(jobs, attempt=n),
             max_minutes=120,
             usd_per_hour=55.04,
+            account=account,
+            partition=account and "aws",
         )
         first = attempt.run_ids[0]
         if sent:

@@ -15,7 +15,7 @@ from typing import Any
 from fake_records import write_run
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.aws.types import Instance, StoredObject
+from fastlaunch.aws.types import Identity, Instance, StoredObject
 from fastlaunch.core.errors import CloudRefused, Unreachable
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -56,7 +56,8 @@ class FakeAws(Aws):
     """answers: to the next RunInstances, in turn: an error to raise, `lost`, which starts the machines and
     then answers nothing, or `few`, which starts one too few; after them every request is carried out.
     hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
-    refusals: errors by method, raised once each.
+    refusals: errors by method, raised once each. caller: who is logged in. is_blind: EC2 answers, and shows
+    nothing.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -73,8 +74,14 @@ class FakeAws(Aws):
         self.node: Callable[[FakeNode], None] = lambda node: node.train()
         self.nodes: dict[str, FakeNode] = {}
         self.spot_usd: float | None = 17.0
+        self.caller = Identity(account="123456789012", arn="arn:aws:iam::123456789012:user/ada")
+        self.is_blind = False
 
     # What the launcher calls
+
+    def identity(self) -> Identity:
+        self._called("identity")
+        return self.caller
 
     def run_instances(self, region: str, request: Mapping[str, Any]) -> list[Instance]:
         self._called("run_instances")
@@ -106,6 +113,7 @@ class FakeAws(Aws):
             one
             for one in self.instances.values()
             if one.region == region
+            and not self.is_blind
             and (not ids or one.id in ids)
             and (not tokens or one.token in tokens)
             and all(one.tags.get(key) in values for key, values in (tags or {}).items())

@@ -1,8 +1,9 @@
 """The ledger brought up to what is true on AWS, for attempts that nobody follows."""
 
+import json
 import subprocess
 import sys
-from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from cloud_world import AFTER_FORGETTING_S, World, job, opened_world
 from ec2_builders import site
 from fake_cloud import FakeNode
 
+from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 
 
 def test_a_detached_run_is_seen_and_then_ended(world: World) -> None:
@@ -43,20 +45,138 @@ def test_what_ec2_has_forgotten_is_known_by_the_nodes_last_word(world: World, no
     world.reconcile()
     assert world.state(run) == (RunState.COMPLETED, None)
     assert world.ledger.get(run.id).summary is not None
-    attempt = world.attempt(run)
-    assert attempt.handle is not None and attempt.handle["instance_id"] == "i-0001"
-    assert (attempt.billing.source, attempt.billing.billed_s) == ("node", 180.0)
+    billing = world.attempt(run).billing
+    assert (billing.source, billing.billed_s) == ("node", 180.0)
 
 
-def test_what_nobody_knows_any_more_is_lost_and_billed_at_most_its_time(world: World) -> None:
+def test_what_a_forged_boot_report_names_is_not_ended(world: World) -> None:
     world.aws.node = lambda node: None
-    run = world.add()
+    other = world.add()
+    foreign = world.aws.instances[(world.attempt(other).handle or {})["instance_id"]]
+    world.aws.change(foreign.id, tags={"Name": "web"}, token=None)
+    run = world.add(noted=False)
+    attempt = world.attempt(run)
+    forged = {"schema": 1, "token": attempt.token, "instance_id": foreign.id}
+    world.aws.objects["acme-training", f"fastlaunch/runs/{run.id}/attempt-1/boot.json"] = json.dumps(
+        forged
+    ).encode()
+    del world.aws.instances["i-0002"]
     world.clock.sleep(4000)
-    world.aws.instances.clear()
-    world.reconcile()
-    assert world.state(run) == (RunState.LOST, "its machine ended without saying why")
+    world.cancel(run)
+    assert world.aws.live() == [foreign.id]
+
+
+# Seen is seen
+
+
+LIMIT_S = (120 + 10 + 60) * 60
+
+
+def look_until(world: World, run: Run, *times_s: float) -> list[RunState]:
+    """The run's state after a look at each of these times since the attempt's start."""
+    start, states = datetime.fromisoformat(world.attempt(run).started_at), []
+    for time_s in times_s:
+        world.clock.sleep(time_s - (world.clock.now() - start).total_seconds())
+        world.reconcile()
+        states.append(world.state(run)[0])
+    return states
+
+
+def test_three_looks_an_hour_past_its_limit_are_absence(world: World) -> None:
+    world.aws.node = lambda node: None
+    run, running = world.add(), RunState.RUNNING
+    world.aws.is_blind = True
+    # However many looks within its time, or within five minutes; and an older one may be among the three.
+    assert look_until(world, run, 1000, 1400, 1800, 2200) == [running] * 4
+    assert len(world.attempt(run).absences) == 3
+    assert look_until(world, run, LIMIT_S - 1, LIMIT_S + 200) == [running] * 2
+    assert look_until(world, run, LIMIT_S + 301) == [RunState.LOST]
+    assert world.state(run)[1] == "its machine ended without saying why"
     billing = world.attempt(run).billing
     assert (billing.source, billing.billed_s) == ("limit", 130 * 60)
+
+
+def test_looks_in_quick_succession_count_once(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = world.add()
+    world.aws.is_blind = True
+    times = [LIMIT_S + seconds for seconds in (1, 2, 3, 299, 302, 500)]
+    assert look_until(world, run, *times) == [RunState.RUNNING] * len(times)
+    assert look_until(world, run, LIMIT_S + 602) == [RunState.LOST]
+
+
+def test_one_look_that_shows_it_forgets_the_absences(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = world.add()
+    world.aws.is_blind = True
+    look_until(world, run, LIMIT_S + 1, LIMIT_S + 400)
+    world.aws.is_blind = False
+    look_until(world, run, LIMIT_S + 500)
+    assert world.attempt(run).absences == ()
+    world.aws.is_blind = True
+    assert look_until(world, run, LIMIT_S + 801, LIMIT_S + 1102) == [RunState.RUNNING] * 2
+
+
+def test_a_spot_notice_counts_ten_minutes_after_it(world: World) -> None:
+    def taken(node: FakeNode) -> None:
+        world.clock.at(60, node.boot)
+        # The other node is never heard of again.
+        if node.rank == 0:
+            world.clock.at(1200, lambda: node.say_last("interrupted", {}, reason="spot"))
+
+    world.aws.node = taken
+    (run,) = world.submit(jobs=(job(num_nodes=2),), detach=True)
+    world.clock.sleep(1300)
+    world.aws.is_blind = True
+    assert look_until(world, run, 1300, 1700) == [RunState.RUNNING] * 2
+    assert look_until(world, run, 1900) == [RunState.INTERRUPTED]
+
+
+def test_another_account_judges_and_ends_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.aws.node = lambda node: None
+    run = world.add()
+    world.aws.caller = Identity(account="999999999999", arn="arn:aws:iam::999999999999:user/eve")
+    world.aws.is_blind = True
+    assert look_until(world, run, *(LIMIT_S + 400 * n for n in range(4))) == [RunState.RUNNING] * 4
+    assert world.attempt(run).absences == ()
+    warned = capsys.readouterr().err
+    assert "1 attempts in account 123456789012" in warned and "999999999999" in warned
+    world.aws.is_blind = False
+    with pytest.raises(NotAuthorised, match=r"account 123456789012.*999999999999") as caught:
+        world.cancel(run)
+    assert "--profile" in (caught.value.hint or "")
+    assert world.aws.live() == ["i-0001"]
+
+
+def test_an_attempt_of_an_earlier_version_takes_its_account_from_the_first_sight(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = world.add(account=None)
+    world.aws.is_blind = True
+    assert look_until(world, run, *(LIMIT_S + 400 * n for n in range(4))) == [RunState.RUNNING] * 4
+    world.aws.is_blind = False
+    world.reconcile()
+    attempt = world.attempt(run)
+    assert (attempt.account, attempt.partition) == ("123456789012", "aws")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_counts_as_lost_and_lives_is_taken_back(world: World, noted: bool) -> None:
+    world.aws.node = lambda node: None
+    run = world.add(noted=noted)
+    world.aws.is_blind = True
+    look_until(world, run, *(LIMIT_S + 400 * n for n in range(1, 4)))
+    assert world.state(run)[0] is (RunState.LOST if noted else RunState.FAILED)
+    world.aws.is_blind = False
+    world.reconcile()
+    assert world.state(run)[0] is RunState.RUNNING
+    attempt = world.attempt(run)
+    assert (attempt.state, attempt.ended_at, attempt.billing.billed_s) == (RunState.RUNNING, None, None)
+    assert attempt.handle is not None and attempt.handle["instance_ids"] == ["i-0001"]
+    assert "lives" in (world.ledger.history(run.id)[-1].reason or "")
+    world.aws.end("i-0001", "Client.UserInitiatedShutdown: x", "User initiated")
+    world.clock.sleep(60)
+    world.reconcile()
+    assert world.attempt(run).billing.source == "times"
 
 
 def test_a_machine_that_ec2_does_not_show_yet_is_not_given_up(world: World) -> None:
@@ -81,12 +201,8 @@ def test_a_machine_known_by_another_id_has_not_ended(world: World) -> None:
 # Launchers that died
 
 
-@pytest.mark.parametrize("has_token", [True, False])
-def test_a_machine_that_nobody_noted_is_adopted(world: World, has_token: bool) -> None:
+def test_a_machine_that_nobody_noted_is_adopted(world: World) -> None:
     run = world.add(noted=False)
-    if not has_token:
-        # Its tags tell.
-        world.aws.instances["i-0001"] = replace(world.aws.instances["i-0001"], token=None)
     world.reconcile()
     assert world.state(run) == (RunState.RUNNING, None)
     handle = world.attempt(run).handle
@@ -159,7 +275,7 @@ def test_what_a_launcher_follows_is_left_to_it(world: World) -> None:
 # Requests
 
 
-@pytest.mark.parametrize(("forgotten", "num_requests"), [(False, 1), (True, 3)])
+@pytest.mark.parametrize(("forgotten", "num_requests"), [(False, 1), (True, 2)])
 def test_many_runs_take_few_requests_per_region(world: World, forgotten: bool, num_requests: int) -> None:
     world.aws.node = lambda node: None
     for number in range(6):
@@ -170,8 +286,7 @@ def test_many_runs_take_few_requests_per_region(world: World, forgotten: bool, n
     world.aws.calls.clear()
     world.reconcile()
     assert world.aws.calls["describe_instances"] == 2 * num_requests
-    expected = RunState.LOST if forgotten else RunState.RUNNING
-    assert {run.state for run in world.ledger.select()} == {expected}
+    assert {run.state for run in world.ledger.select()} == {RunState.RUNNING}
 
 
 @pytest.mark.parametrize("error", [NotAuthorised("no credentials"), Unreachable("no network")])
@@ -206,10 +321,12 @@ def test_a_bucket_that_cannot_be_read_leaves_the_run_for_later(
 
 def test_without_its_bucket_a_run_ends_all_the_same(world: World) -> None:
     run, unnoted = world.add(), world.add(noted=False)
-    world.clock.sleep(5 * 3600)
-    world.aws.instances.clear()
-    world.aws.refuse("list_objects", *[BadConfiguration("there is no such bucket")] * 2)
-    world.reconcile()
+    world.aws.is_blind = True
+    for _ in range(3):
+        world.clock.sleep(5 * 3600)
+        world.aws.refuse("list_objects", *[BadConfiguration("there is no such bucket")] * 4)
+        world.reconcile()
+        world.aws.refusals.clear()
     assert world.state(run)[0] is RunState.LOST
     assert world.state(unnoted) == (RunState.FAILED, "its launcher ended before a machine was started")
     assert world.ledger.unfinished_attempts("ec2") == []

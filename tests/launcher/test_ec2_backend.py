@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ec2_builders import job, site
@@ -12,7 +13,14 @@ from stubbed_aws import StubbedAws
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
-from fastlaunch.core.errors import CloudRefused, NoCapacity, NotAuthorised, Throttled, Unreachable
+from fastlaunch.core.errors import (
+    BadConfiguration,
+    CloudRefused,
+    NoCapacity,
+    NotAuthorised,
+    Throttled,
+    Unreachable,
+)
 from fastlaunch.core.plan import Plan
 
 RUN_ID = "20261121-090312-k3f9"
@@ -71,13 +79,12 @@ def test_machines_are_seen_in_one_request(backend: Ec2Backend, aws: FakeAws) -> 
     assert aws.calls["describe_instances"] == 1
 
 
-def test_a_forgotten_machine_has_ended_only_after_fifteen_minutes(backend: Ec2Backend, aws: FakeAws) -> None:
+def test_a_machine_that_ec2_does_not_show_has_not_ended(backend: Ec2Backend, aws: FakeAws) -> None:
     handle = backend.execute(plan(backend))
-    aws.instances.clear()
-    (status,) = backend.describe([handle])
-    assert not status.has_ended and not status.is_seen
+    aws.is_blind = True
     backend.sleep(FORGOTTEN_S)
-    assert backend.describe([handle])[0].has_ended
+    (status,) = backend.describe([handle])
+    assert (status.has_ended, status.is_seen, status.num_unseen) == (False, False, 1)
 
 
 def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, aws: FakeAws) -> None:
@@ -89,15 +96,30 @@ def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, 
     assert aws.live() == []
 
 
-def test_a_live_machine_is_found_before_an_ended_one(backend: Ec2Backend, aws: FakeAws) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"token": None}, {"token": "another"}, {"tags": {}}, {"tags": {"fastlaunch:run": RUN_ID}}],
+)
+def test_what_only_looks_like_the_attempts_machine_is_not_found(
+    backend: Ec2Backend, aws: FakeAws, changes: dict[str, Any]
+) -> None:
     assert backend.find(plan(backend)) is None
-    first = backend.execute(plan(backend))
-    aws.change(first["instance_id"], state="terminated")
-    # A second one with the same tags, started by hand or by an account without idempotency.
-    request = {**plan(backend).request, "ClientToken": "another"}
-    (second,) = aws.run_instances("us-east-1", request)
-    found = backend.find(plan(backend))
-    assert found is not None and found["instance_id"] == second.id
+    handle = backend.execute(plan(backend))
+    assert (backend.find(plan(backend)) or {})["instance_id"] == handle["instance_id"]
+    aws.change(handle["instance_id"], **changes)
+    assert backend.find(plan(backend)) is None
+    backend.kill({**handle, "instance_ids": []})
+    assert aws.live() == [handle["instance_id"]]
+
+
+def test_a_machine_with_the_tags_of_another_run_is_not_ended(backend: Ec2Backend, aws: FakeAws) -> None:
+    ours, theirs = backend.execute(plan(backend)), backend.execute(plan(backend, attempt=2))
+    aws.change(theirs["instance_id"], tags={"fastlaunch:run": "web-frontend"})
+    both = {**ours, "instance_ids": [ours["instance_id"], theirs["instance_id"]]}
+    with pytest.raises(BadConfiguration, match=f"{theirs['instance_id']} .*does not carry") as caught:
+        backend.kill(both)
+    assert "aws ec2 describe-instances" in (caught.value.hint or "")
+    assert theirs["instance_id"] in aws.live()
 
 
 def test_stopping_asks_the_node_first(backend: Ec2Backend, aws: FakeAws) -> None:
@@ -230,7 +252,7 @@ def test_one_that_is_not_shown_yet_keeps_an_attempt_from_ending(backend: Ec2Back
     assert not backend.describe([handle])[0].has_ended
     assert not backend.describe([{**handle, "instance_ids": [first]}])[0].has_ended
     backend.sleep(FORGOTTEN_S)
-    assert backend.describe([handle])[0].has_ended
+    assert not backend.describe([handle])[0].has_ended
 
 
 @pytest.mark.parametrize("order", ["stop", "kill"])

@@ -61,8 +61,8 @@ def test_billed_seconds(
     machine: Instance | None, status: dict[str, Any] | None, expected: tuple[float, float, str]
 ) -> None:
     lived_s, billed_s, billing = expected
-    aws_status = attempt_status([machine] if machine else [], num_unseen=0 if machine else 1, is_old=True)
-    assert aws_status.has_ended
+    aws_status = attempt_status([machine] if machine else [], num_unseen=0 if machine else 1)
+    assert aws_status.has_ended or machine is None
     assert billed_on_ec2(launched_at=START, max_minutes=120, aws_status=aws_status, status=status) == Billed(
         lived_s=lived_s, billed_s=billed_s, billing=billing
     )
@@ -72,7 +72,7 @@ SHUTDOWN = "Client.InstanceInitiatedShutdown: x"
 
 
 def billed(*machines: Instance, status: dict[str, Any] | None = None) -> Billed:
-    aws_status = attempt_status(machines, num_unseen=0, is_old=False)
+    aws_status = attempt_status(machines, num_unseen=0)
     return billed_on_ec2(launched_at=START, max_minutes=120, aws_status=aws_status, status=status)
 
 
@@ -99,18 +99,18 @@ def test_nodes_of_which_one_was_taken_are_billed_where_ec2_tells_no_times() -> N
 
 def test_a_node_that_ec2_has_forgotten_is_not_free_because_another_was_taken() -> None:
     taken = instance(TAKEN, "Server.Spot (2026-11-21 09:20:00 GMT)")
-    aws_status = attempt_status([taken], num_unseen=1, is_old=True)
+    aws_status = attempt_status([taken], num_unseen=1)
     told = billed_on_ec2(launched_at=START, max_minutes=120, aws_status=aws_status, status=None)
     assert told == Billed(lived_s=1200, billed_s=1200, billing="times")
 
 
 def test_a_machine_whose_end_is_not_told_leaves_the_end_open() -> None:
     known = instance(SHUTDOWN, "User initiated (2026-11-21 09:30:00 GMT)")
-    aws_status = attempt_status([known, instance(SHUTDOWN, "")], num_unseen=0, is_old=False)
+    aws_status = attempt_status([known, instance(SHUTDOWN, "")], num_unseen=0)
     assert (aws_status.has_ended, aws_status.ended_at, aws_status.billable_s) == (True, None, None)
 
 
 def test_why_the_first_one_ended_is_told() -> None:
-    assert attempt_status([instance(TAKEN), instance(SHUTDOWN)], num_unseen=0, is_old=False).detail == TAKEN
-    (problem,) = [attempt_status([instance("Server.InternalError: x")], num_unseen=0, is_old=False).problem]
+    assert attempt_status([instance(TAKEN), instance(SHUTDOWN)], num_unseen=0).detail == TAKEN
+    (problem,) = [attempt_status([instance("Server.InternalError: x")], num_unseen=0).problem]
     assert problem is not None and "ended by an error of its host" in problem.message

@@ -30,13 +30,11 @@ def job(**changes: Any) -> TrainingJob:
 
 
 def failed(reason: str | None, **changes: Any) -> AttemptStatus:
-    return attempt_status(
-        job(status="Failed", secondary_status="Failed", failure_reason=reason, **changes), is_old=False
-    )
+    return attempt_status(job(status="Failed", secondary_status="Failed", failure_reason=reason, **changes))
 
 
 def test_a_job_that_trains() -> None:
-    assert attempt_status(job(), is_old=True) == AttemptStatus(
+    assert attempt_status(job()) == AttemptStatus(
         has_ended=False,
         is_live=True,
         is_up=True,
@@ -50,7 +48,7 @@ def test_a_job_that_waits_has_no_machine_yet() -> None:
     waiting = job(
         secondary_status="Pending", started_at=None, instance_type=None, status_message="no capacity"
     )
-    assert attempt_status(waiting, is_old=True) == AttemptStatus(
+    assert attempt_status(waiting) == AttemptStatus(
         has_ended=False, is_live=True, detail="waiting for capacity (no capacity)"
     )
 
@@ -68,14 +66,13 @@ def test_a_job_that_waits_has_no_machine_yet() -> None:
     ],
 )
 def test_which_jobs_are_up_live_or_over(status: str, secondary: str, is_up: bool) -> None:
-    aws_status = attempt_status(job(status=status, secondary_status=secondary), is_old=False)
+    aws_status = attempt_status(job(status=status, secondary_status=secondary))
     assert aws_status.is_up is is_up and aws_status.detail
     assert aws_status.has_ended is (status in ("Stopped", "Completed")) is not aws_status.is_live
 
 
-def test_a_job_that_is_not_shown_has_ended_only_when_it_is_old() -> None:
-    assert attempt_status(None, is_old=False) == AttemptStatus(has_ended=False, is_seen=False)
-    assert attempt_status(None, is_old=True) == AttemptStatus(has_ended=True, is_seen=False)
+def test_a_job_that_is_not_shown_has_not_ended() -> None:
+    assert attempt_status(None) == AttemptStatus(has_ended=False, is_seen=False, num_unseen=1)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,9 @@ def test_what_went_wrong(reason: str | None, kind: type, code: str) -> None:
 
 
 def test_a_time_that_was_up() -> None:
-    over = attempt_status(job(status="Stopped", secondary_status="MaxRuntimeExceeded"), is_old=False)
+    over = attempt_status(job(status="Stopped", secondary_status="MaxRuntimeExceeded"))
     assert type(over.problem) is CloudRefused and over.problem.code == "MaxRuntimeExceeded"
-    waited = attempt_status(job(status="Stopped", secondary_status="MaxWaitTimeExceeded"), is_old=False)
+    waited = attempt_status(job(status="Stopped", secondary_status="MaxWaitTimeExceeded"))
     assert type(waited.problem) is NoCapacity and "MaxWaitTimeExceeded" in (waited.detail or "")
 
 
@@ -119,14 +116,14 @@ def test_a_job_that_waited_as_long_as_it_may_found_no_capacity(
     ended_at = THEN + timedelta(seconds=waited_s)
     ended = {"status": "Stopped", "secondary_status": "Stopped", "started_at": None, "ended_at": ended_at}
     waited = job(**{**ended, **changes})
-    problem = attempt_status(waited, is_old=False).problem
+    problem = attempt_status(waited).problem
     assert isinstance(problem, NoCapacity) is is_capacity
     if problem is not None:
         assert problem.code == "MaxPendingTimeExceeded" and "no machines for 30 minutes" in problem.message
 
 
 def test_an_end_that_was_asked_for_is_no_problem() -> None:
-    assert attempt_status(job(status="Stopped", secondary_status="Stopped"), is_old=False).problem is None
+    assert attempt_status(job(status="Stopped", secondary_status="Stopped")).problem is None
 
 
 def billed(aws_status: AttemptStatus, status: dict[str, Any] | None = None) -> Billed:
@@ -163,6 +160,4 @@ def test_without_a_count_the_times_are_billed() -> None:
 def test_of_a_job_that_is_gone_its_containers_last_word_counts(
     status: dict[str, Any] | None, seconds: float, billing: str
 ) -> None:
-    assert billed(attempt_status(None, is_old=True), status) == Billed(
-        lived_s=seconds, billed_s=seconds, billing=billing
-    )
+    assert billed(attempt_status(None), status) == Billed(lived_s=seconds, billed_s=seconds, billing=billing)

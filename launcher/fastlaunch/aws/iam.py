@@ -23,9 +23,11 @@ class Role:
 
 class IamCalls(AwsSession):
     def identity(self) -> Identity:
-        """Return whose credentials these are (sts:GetCallerIdentity)."""
-        answer = self.call("sts", self._home_region(), "GetCallerIdentity")
-        return Identity(account=answer["Account"], arn=answer["Arn"])
+        """Return whose credentials these are (sts:GetCallerIdentity), asked for once."""
+        if self._identity is None:
+            answer = self.call("sts", self._home_region(), "GetCallerIdentity")
+            self._identity = Identity(account=answer["Account"], arn=answer["Arn"])
+        return self._identity
 
     def role(self, region: str, arn: str) -> Role | None:
         """Return the role of this ARN, None if the account has none (iam:GetRole)."""

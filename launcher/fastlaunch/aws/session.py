@@ -10,6 +10,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from fastlaunch.aws.errors import ApiCall, refusal, unanswered
+from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Throttled, Unreachable
 from fastlaunch.core.units import DEFAULT_REGION
 
@@ -50,6 +51,7 @@ class AwsSession:
         self._now = now
         self._connect = connect or self._connect_with_boto3
         self._session: Any = None
+        self._identity: Identity | None = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = RLock()
 

@@ -13,6 +13,11 @@ class Identity:
     # Of the user or role.
     arn: str
 
+    @property
+    def partition(self) -> str:
+        """The partition of the account, such as `aws` or `aws-cn`."""
+        return self.arn.split(":")[1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
@@ -40,6 +45,11 @@ class Instance:
     def is_live(self) -> bool:
         """Whether it costs, or soon will: in any state but terminated and shutting down."""
         return self.state in ("pending", "running", "stopping", "stopped")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more. One that is stopped keeps its disk, which costs."""
+        return self.state in ("terminated", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True)

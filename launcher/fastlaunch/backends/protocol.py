@@ -20,7 +20,7 @@ from fastlaunch.jobs.spec import JobSpec
 SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 #: The backends whose plans cost money, by name.
 CLOUD_BACKENDS = tuple(SERVICES)
-#: How long AWS may take to show what it started. Later, a machine or job that it does not show is gone.
+#: How long AWS may take to show what it started.
 FORGOTTEN_AFTER = timedelta(minutes=15)
 #: Until an order to end shows.
 KILL_WAIT_S = 180.0
@@ -61,10 +61,12 @@ class Backend(Protocol):
 class AttemptStatus:
     """What AWS shows of an attempt's machines now."""
 
-    # All are gone for good, under every name.
+    # AWS shows the end of all. What it does not show may live: `runs.sight` decides.
     has_ended: bool
     # AWS shows at least one.
     is_seen: bool = True
+    # Machines or jobs that were started, and that AWS does not show.
+    num_unseen: int = 0
     # At least one costs, or soon will.
     is_live: bool = False
     # All run, so that their programs should be heard of.
@@ -114,6 +116,8 @@ class CloudBackend(ABC):
     name: ClassVar[str]
     # A machine that is up should have been heard of after so long; None where AWS itself sees to it.
     boot_limit: ClassVar[timedelta | None]
+    # For so long machines may be waited for, before the time limit of what they do begins.
+    wait_limit: ClassVar[timedelta] = timedelta()
     # Shows machines or jobs, whose names follow it.
     _look_command: ClassVar[str]
 

@@ -98,6 +98,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE attempts ADD COLUMN sunk_usd REAL",
         "ALTER TABLE attempts ADD COLUMN idle_minutes INTEGER NOT NULL DEFAULT 0",
     ),
+    # Whose account the request went to, and the looks at which AWS showed none of what it had started.
+    (
+        "ALTER TABLE attempts ADD COLUMN account TEXT",
+        "ALTER TABLE attempts ADD COLUMN partition TEXT",
+        "ALTER TABLE attempts ADD COLUMN absences TEXT",
+    ),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -242,13 +242,15 @@ class Ledger:
         region: str | None = None,
         max_minutes: int | None = None,
         usd_per_hour: float | None = None,
+        account: str | None = None,
+        partition: str | None = None,
         make_plan: Callable[[int], Plan] | None = None,
     ) -> tuple[int, str]:
         """Store a new attempt at `run_ids` before its request is sent; return its id and token.
 
         The token is `<first run id>-a<n>`, where n is above that of every earlier attempt at any of the runs.
         make_plan: makes the plan that attempt n sends, which is stored in the same transaction.
-        usd_per_hour: with the discount, if it is known before.
+        usd_per_hour: with the discount, if it is known before. account, partition: see `Attempt`.
         """
         assert run_ids
         with self.transaction():
@@ -271,6 +273,8 @@ class Ledger:
                 instance=instance,
                 num_nodes=num_nodes,
                 sunk_usd=plan.sunk_usd if plan else None,
+                account=account,
+                partition=partition,
                 output=tag_of(plan, OUTPUT_TAG) if plan else None,
                 plan=dumps(plan.to_json()) if plan else None,
             )
@@ -297,6 +301,36 @@ class Ledger:
         if usd_per_hour is not None:
             columns["usd_per_hour"] = usd_per_hour
         self._file.update("attempts", attempt_id, **columns)
+
+    def set_account(self, attempt_id: int, account: str, partition: str) -> None:
+        """Store whose account an attempt of an earlier version is in, unless that is known."""
+        self._file.update("attempts", attempt_id, "account IS NULL", account=account, partition=partition)
+
+    def set_absences(self, attempt_id: int, absences: Sequence[str]) -> None:
+        """Store when AWS did not show all that the attempt had started; see `Attempt`."""
+        self._file.update("attempts", attempt_id, absences=dumps(list(absences)) if absences else None)
+
+    def take_back(self, attempt_id: int, reason: str) -> bool:
+        """Make an attempt that counts as lost, and the runs that ended with it, `running` again.
+
+        Return whether it was lost.
+        """
+        with self.transaction():
+            why = self.attempt(attempt_id).reason
+            was_lost = self._file.update(
+                *("attempts", attempt_id, "state = 'lost'"),
+                **{"state": RunState.RUNNING, "reason": None, "ended_at": None, "absences": None},
+                **{"billed_seconds": None, "billing": None, "lived_s": None},
+            )
+            for run_id in self.attempt(attempt_id).run_ids if was_lost else ():
+                run, is_last = self.get(run_id), self.attempts_of(run_id)[-1].id == attempt_id
+                # A run whose attempt never seemed to start has failed for the attempt's reason.
+                if is_last and (
+                    run.state is RunState.LOST or (run.state is RunState.FAILED and run.reason == why)
+                ):
+                    self._file.update("runs", run_id, state=RunState.RUNNING, reason=reason)
+                    self._add_event(run_id, RunState.RUNNING, reason)
+        return was_lost
 
     def set_schedule(self, attempt_id: int, schedule: Mapping[str, Any] | None) -> None:
         """Store what is known of the schedule that ends the attempt's machines; None once it is deleted."""
@@ -341,6 +375,11 @@ class Ledger:
     def unfinished_attempts(self, backend: str) -> list[Attempt]:
         """Return the backend's attempts that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
+
+    def lost_attempts(self, backend: str) -> list[Attempt]:
+        """Return the backend's attempts that were given up as lost within a day, oldest first."""
+        since = _iso(self._clock() - timedelta(days=1))
+        return read_attempts(self._file, "backend = ? AND state = 'lost' AND ended_at >= ?", (backend, since))
 
     def scheduled_attempts(self) -> list[Attempt]:
         """Return the attempts, ended or not, that may have left a schedule in the account, oldest first."""

@@ -16,6 +16,7 @@ _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
     *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
     *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd", "idle_minutes"),
+    *("account", "partition", "absences"),
 )
 
 
@@ -149,11 +150,18 @@ class Attempt:
     #: In the account, to end a detached attempt's machines: `{"name", "region", "state", ...}`; see
     #: `deadline_schedule`.
     schedule: dict[str, Any] | None = None
+    #: The AWS account that the request was sent with, and its partition, such as `aws`. None on this machine
+    #: and, for attempts of earlier versions, until AWS shows what they started.
+    account: str | None = None
+    partition: str | None = None
+    #: The last looks at which AWS did not show all that was started; empty while it does. See `runs.sight`.
+    absences: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as flat plain data, under the names of the columns."""
         billing = {column: getattr(self.billing, name) for name, column in _BILLING_COLUMNS.items()}
-        return {**vars(self), "state": str(self.state), "run_ids": list(self.run_ids), **billing}
+        lists = {"run_ids": list(self.run_ids), "absences": list(self.absences)}
+        return {**vars(self), "state": str(self.state), **lists, **billing}
 
 
 def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
@@ -186,6 +194,7 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
         try:
             for name in ("handle", "schedule"):
                 columns[name] = json.loads(columns[name]) if columns[name] else None
+            columns["absences"] = tuple(json.loads(columns["absences"] or "[]"))
             columns["state"] = RunState(columns["state"])
         except ValueError as error:
             raise damaged(file.path, f"attempt {columns['token']}: {error}") from None

@@ -1,9 +1,9 @@
 """Cancels a run: here at once, on AWS by stopping its attempt's machines."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
@@ -18,6 +18,7 @@ from fastlaunch.runs.finish import STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.runs.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.runs.monitor import SHUTDOWN_WAIT
 from fastlaunch.runs.reconcile import adopt, handle_of
+from fastlaunch.runs.sight import check_account, look
 
 _CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 #: How long a launcher that lives may take to note what it started, here and on AWS.
@@ -68,6 +69,7 @@ def _cancel_cloud(
     if attempt is None:
         return ledger.get(run.id).state
     assert attempt.handle is not None
+    check_account(attempt, backend.aws.identity())
     others = [run_id for run_id in attempt.run_ids if run_id != run.id and not _has_ended(ledger, run_id)]
     if others:
         report(f"its machine does other runs too, which are stopped as well: {', '.join(others)}")
@@ -80,7 +82,7 @@ def _cancel_cloud(
     except KeyboardInterrupt:
         report(f"{machine_of(attempt, backend)} was not seen to end; {how_to_stop(attempt, backend)}")
         raise
-    aws_status = _wait_for_end(backend, attempt.handle)
+    aws_status = _wait_for_end(attempt, backend, ledger)
     note_machines(ledger, backend, [(ledger.attempt(attempt.id), aws_status)])
     finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
     if ledger.attempt(attempt.id).ended_at is not None:
@@ -88,12 +90,12 @@ def _cancel_cloud(
     return ledger.get(run.id).state
 
 
-def _wait_for_end(backend: CloudBackend, handle: Mapping[str, Any]) -> AttemptStatus:
+def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> AttemptStatus:
     """Return what AWS shows of the machines once they have ended, or after a while."""
     deadline = backend.now() + SHUTDOWN_WAIT
     while True:
         try:
-            (aws_status,) = backend.describe([handle])
+            (aws_status,) = look(ledger, backend, [attempt])
             if aws_status.has_ended or backend.now() >= deadline:
                 return aws_status
         except (Throttled, Unreachable):

@@ -18,6 +18,7 @@ from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of, once_more
 from fastlaunch.runs.display import AttemptDisplay
 from fastlaunch.runs.finish import STOPPED_BY, AttemptResult, finish_attempt
+from fastlaunch.runs.sight import look
 from fastlaunch.runs.stop_request import StopRequest
 
 LOOK_INTERVAL_S = 10.0
@@ -136,7 +137,7 @@ class AttemptMonitor:
 
     def _see(self) -> AttemptStatus | None:
         try:
-            aws_status = self.backend.describe([self._handle])[0]
+            (aws_status,) = look(self.ledger, self.backend, [self.attempt])
         except (Throttled, Unreachable) as error:
             now = self.backend.now()
             # A laptop that slept for hours finds its network a while after its clock.
@@ -239,7 +240,7 @@ class AttemptMonitor:
                 raise
             return
         with suppress(UserError):
-            aws_status = self.backend.describe([self._handle])[0]
+            (aws_status,) = look(self.ledger, self.backend, [self.attempt])
             # While it is still shutting down, whoever looks next ends it in the ledger.
             if aws_status.has_ended:
                 finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)

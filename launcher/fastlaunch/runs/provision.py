@@ -101,6 +101,7 @@ class Provisioner:
     ) -> Attempt | None:
         """Return the attempt once its request was accepted; None if all its runs were cancelled meanwhile."""
         backend = self.backends[placement.backend].at(placement, max_minutes, root=root)
+        identity = backend.aws.identity()
         job = next(iter(jobs.values()))
         price = list_price(placement, job.terms.purchase, settings=self.settings, today=backend.now().date())
         # In one transaction: the rows say where the attempt that is about to be sent would put the runs.
@@ -115,6 +116,8 @@ class Provisioner:
                 list(jobs),
                 max_minutes=max_minutes,
                 usd_per_hour=paid_usd_per_hour(price, self.settings.discount),
+                account=identity.account,
+                partition=identity.partition,
                 make_plan=lambda n: backend.plan(jobs, attempt=n),
             )
         plan = self.ledger.plan_of(attempt_id)

@@ -14,6 +14,7 @@ from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.display import report_line
 from fastlaunch.runs.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.runs.local import finish_run
+from fastlaunch.runs.sight import is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
 
@@ -44,7 +45,11 @@ def reconcile(ledger: Ledger, backends: Mapping[str, Backend]) -> None:
 
 def concerns_cloud(ledger: Ledger) -> bool:
     """Whether the ledger knows of something on AWS that may be under way, or left behind."""
-    return bool(any(map(ledger.unfinished_attempts, CLOUD_BACKENDS)) or ledger.scheduled_attempts())
+    open_or_lost = (
+        *map(ledger.unfinished_attempts, CLOUD_BACKENDS),
+        *map(ledger.lost_attempts, CLOUD_BACKENDS),
+    )
+    return any(open_or_lost) or bool(ledger.scheduled_attempts())
 
 
 def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any] | None:
@@ -64,11 +69,17 @@ def reconcile_cloud(
     left to it.
     """
     for name, backend in backends.items():
-        attempts = [each for each in ledger.unfinished_attempts(name) if not _is_followed(ledger, each)]
+        lost = ledger.lost_attempts(name)
+        open_ones = [each for each in ledger.unfinished_attempts(name) if not _is_followed(ledger, each)]
+        attempts = _of_this_account(backend, [*open_ones, *lost], warn)
         for region in sorted({attempt.region or "" for attempt in attempts}):
             here = [attempt for attempt in attempts if attempt.region == region]
             try:
-                adopt(ledger, backend, [attempt for attempt in here if attempt.handle is None])
+                take_back(ledger, backend, [attempt for attempt in here if attempt.ended_at is not None])
+                here = [ledger.attempt(attempt.id) for attempt in here]
+                adopt(
+                    ledger, backend, [each for each in here if each.handle is None and each.ended_at is None]
+                )
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
             except UserError as error:
                 warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
@@ -77,6 +88,42 @@ def reconcile_cloud(
     for attempt in ledger.scheduled_attempts():
         if attempt.ended_at is not None and attempt.backend in backends:
             disarm(ledger, backends[attempt.backend].aws, attempt)
+
+
+def _of_this_account(
+    backend: CloudBackend, attempts: Sequence[Attempt], warn: Callable[[str], None]
+) -> list[Attempt]:
+    """Return the attempts that may be in the account that is logged in; warn of the others."""
+    if all(attempt.account is None for attempt in attempts):
+        return list(attempts)
+    try:
+        identity = backend.aws.identity()
+    except UserError as error:
+        warn(f"{len(attempts)} attempts on {backend.service} are shown as they were: {error.message}")
+        return []
+    others = [attempt for attempt in attempts if not is_of(attempt, identity)]
+    for account in sorted({str(attempt.account) for attempt in others}):
+        num = sum(attempt.account == account for attempt in others)
+        warn(
+            f"{num} attempts in account {account} are shown as they were: you are logged in to "
+            f"{identity.account} (--profile NAME chooses another login)"
+        )
+    return [attempt for attempt in attempts if attempt not in others]
+
+
+def take_back(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
+    """Make attempts that count as lost `running` again where AWS shows that they live."""
+    plans = {each.token: plan for each in attempts if not each.handle and (plan := ledger.plan_of(each.id))}
+    found = backend.find_all(list(plans.values())) if plans else {}
+    handles = {attempt.id: attempt.handle or found.get(attempt.token) for attempt in attempts}
+    known = [attempt for attempt in attempts if handles[attempt.id]]
+    statuses = backend.describe([handle for handle in handles.values() if handle]) if known else []
+    for attempt, aws_status in zip(known, statuses, strict=True):
+        handle = handles[attempt.id]
+        if aws_status.is_live and handle is not None:
+            with ledger.transaction():
+                if ledger.take_back(attempt.id, f"it counted as lost; {backend.service} shows that it lives"):
+                    ledger.set_handle(attempt.id, handle)
 
 
 def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
@@ -108,26 +155,25 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
-    """Return the handle of machines that EC2 has forgotten since they ended, by what their node uploaded.
+    """Return the handle of machines that EC2 has forgotten since they ended; None if they uploaded nothing.
 
-    None if it uploaded nothing, or names no instance. `launched_at` is when they were asked for.
+    It names no machine: what stands in a bucket says that one was there, and not which one to end.
+    `launched_at` is when they were asked for.
     """
-    handle = {
+    handle: dict[str, Any] = {
         "region": attempt.region,
         "token": attempt.token,
         "output": attempt.output,
         "launched_at": attempt.started_at,
         "num_nodes": attempt.num_nodes,
+        "instance_ids": [],
     }
     try:
         synced = backend.sync(handle)
     except BadConfiguration:
         # Its bucket is gone.
         return None
-    instance_id = {**(synced.boot or {}), **(synced.status or {})}.get("instance_id")
-    if instance_id is None:
-        return None
-    return {**handle, "instance_id": instance_id, "instance_ids": [instance_id]}
+    return handle if synced.boot or synced.status else None
 
 
 def _update(
@@ -135,7 +181,7 @@ def _update(
 ) -> None:
     """Note the machines that are seen, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
-    statuses = backend.describe([attempt.handle for attempt in started if attempt.handle])
+    statuses = look(ledger, backend, started)
     seen = list(zip(started, statuses, strict=True))
     note_machines(ledger, backend, seen)
     for attempt, aws_status in seen:

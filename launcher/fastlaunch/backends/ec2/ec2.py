@@ -13,10 +13,18 @@ from fastlaunch.aws.types import Instance
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
+from fastlaunch.backends.ownership import token_of
 from fastlaunch.backends.placements import Ec2Placement, Placement
 from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
-from fastlaunch.core.conventions import ATTEMPT_TAG, OUTPUT_TAG, RUN_TAG
-from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
+from fastlaunch.core.conventions import OUTPUT_TAG, RUN_TAG
+from fastlaunch.core.errors import (
+    BadConfiguration,
+    CloudRefused,
+    NoCapacity,
+    Throttled,
+    Unreachable,
+    UserError,
+)
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.node.protocol import ABORT, STOP
@@ -71,21 +79,21 @@ class Ec2Backend(CloudBackend):
         return self.find_all([plan]).get(plan.request["ClientToken"])
 
     def find_all(self, plans: Sequence[Plan]) -> dict[str, Mapping[str, Any]]:
-        # By client token or else tags: two requests per region.
+        # By client token: a request per region.
         by_token = {plan.request["ClientToken"]: plan for plan in plans}
         handles = [{"region": plan.region, "token": token} for token, plan in by_token.items()]
-        instances = self._by_token_or_tag(handles)
+        instances = self._by_token(handles)
         return {token: _handle(by_token[token], machines) for token, machines in instances.items()}
 
     def describe(self, handles: Sequence[Mapping[str, Any]]) -> list[AttemptStatus]:
         """Return what EC2 shows of the attempts' machines now: one request per region (200 ids each).
 
-        Two more, by token and by tag, for attempts whose machines all seem to have ended, whose handle does
-        not list them all, or one of whose machines EC2 does not know though it started long ago.
+        One more, by client token, for attempts whose machines all seem to have ended, whose handle does not
+        list them all, or one of whose machines EC2 does not show though it started long ago.
         """
         known = self._by_id(handles)
         doubtful = [handle for handle in handles if self._is_doubtful(handle, known)]
-        others = self._by_token_or_tag(doubtful)
+        others = self._by_token(doubtful)
         return [self._status(handle, known, others.get(handle["token"], ())) for handle in handles]
 
     def stop(self, handle: Mapping[str, Any]) -> None:
@@ -102,7 +110,8 @@ class Ec2Backend(CloudBackend):
             self.sync(handle)
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
-        return f"{_named(_ids(handle))} in {handle['region']}"
+        ids = _ids(handle)
+        return f"{_named(ids) if ids else 'the machine of ' + handle['token']} in {handle['region']}"
 
     def checkpoint_folder(self, output: str, run_id: str) -> str:
         # Beside the attempts of the first run, each run has a folder: `.../runs/<run id>/checkpoints/`.
@@ -143,22 +152,17 @@ class Ec2Backend(CloudBackend):
         listed = _ids(handle)
         shown = {id: known[id] for id in listed if id in known} | {other.id: other for other in others}
         num_unseen = max(sum(id not in shown for id in listed), handle.get("num_nodes", 1) - len(shown))
-        return attempt_status(_in_order(shown.values()), num_unseen=num_unseen, is_old=self._is_old(handle))
+        return attempt_status(_in_order(shown.values()), num_unseen=num_unseen)
 
-    def _by_token_or_tag(self, handles: Sequence[Mapping[str, Any]]) -> dict[str, list[Instance]]:
-        """Return the instances that carry each token, by themselves or in their tags."""
+    def _by_token(self, handles: Sequence[Mapping[str, Any]]) -> dict[str, list[Instance]]:
+        """Return the instances of each token's request that also carry its tags."""
         tokens_in: dict[str, set[str]] = {}
         for handle in handles:
             tokens_in.setdefault(handle["region"], set()).add(handle["token"])
         instances: dict[str, dict[str, Instance]] = {}
         for region, tokens in tokens_in.items():
-            run_ids = sorted({token.rpartition("-a")[0] for token in tokens})
-            by_tag = self.aws.describe_instances(region, tags={RUN_TAG: run_ids})
-            by_token = self.aws.describe_instances(region, tokens=sorted(tokens))
-            for token, instance in (
-                *((f"{each.tags.get(RUN_TAG)}-a{each.tags.get(ATTEMPT_TAG)}", each) for each in by_tag),
-                *((each.token or "", each) for each in by_token),
-            ):
+            for instance in self.aws.describe_instances(region, tokens=sorted(tokens)):
+                token = token_of(instance.tags, instance.token)
                 if token in tokens:
                     instances.setdefault(token, {})[instance.id] = instance
         return {token: _in_order(machines.values()) for token, machines in instances.items()}
@@ -166,15 +170,26 @@ class Ec2Backend(CloudBackend):
     # How machines end
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
-        """Terminate every machine of the token, also if the handle does not list it or EC2 not show it."""
-        shown = self._by_id([handle])
-        for instance in self._by_token_or_tag([handle]).get(handle["token"], ()):
+        """Terminate every machine of the token, also if the handle does not list it or EC2 not show it.
+
+        Raises BadConfiguration, before it ends any, if a machine that the handle lists carries other tags.
+        """
+        shown, listed = self._by_id([handle]), _ids(handle)
+        foreign = [id for id in listed if id in shown and shown[id].tags.get(RUN_TAG) != _run_of(handle)]
+        if foreign:
+            raise BadConfiguration(
+                f"{_named(foreign)} in {handle['region']} does not carry {RUN_TAG}={_run_of(handle)}, and is "
+                "not ended",
+                f"look: {self._look_command.format(region=handle['region'])} {' '.join(foreign)}",
+            )
+        for instance in self._by_token([handle]).get(handle["token"], ()):
             shown[instance.id] = instance
-        unseen = [] if self._is_old(handle) else [id for id in _ids(handle) if id not in shown]
-        left = [instance.id for instance in shown.values() if instance.is_live] + unseen
-        if left:
-            self.aws.terminate(handle["region"], left)
-        return left
+        unseen = [id for id in listed if id not in shown]
+        live = [instance.id for instance in shown.values() if instance.is_live]
+        if live or unseen:
+            self.aws.terminate(handle["region"], live + unseen)
+        # What EC2 did not show for so long it knows no more, or would not end by this order either.
+        return live if self._is_old(handle) else live + unseen
 
     def _end_too_few(self, handle: Mapping[str, Any]) -> None:
         """Raise NoCapacity once the machines are ended, Unreachable where that is not known."""
@@ -217,8 +232,13 @@ class Ec2Backend(CloudBackend):
 
 
 def _ids(handle: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the machines; an old handle has one."""
-    return list(handle.get("instance_ids") or [handle["instance_id"]])
+    """Return the ids of the machines; an old handle has one, and one without EC2's answer none."""
+    return list(handle["instance_ids"] if "instance_ids" in handle else [handle["instance_id"]])
+
+
+def _run_of(handle: Mapping[str, Any]) -> str:
+    """Return the id of the attempt's first run, which its machines carry as a tag."""
+    return str(handle["token"]).rpartition("-a")[0]
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -21,23 +21,24 @@ _LEAST_BILLED_S = 60.0
 _TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
-def attempt_status(instances: Sequence[Instance], *, num_unseen: int, is_old: bool) -> AttemptStatus:
+def attempt_status(instances: Sequence[Instance], *, num_unseen: int) -> AttemptStatus:
     """Return the status of an attempt's machines together.
 
-    instances: all that EC2 shows, under every name. num_unseen: how many more were started. is_old: so long
-    ago that a machine which EC2 does not show is gone. `billable_s` is the mean of all machines, where EC2
-    says when each of them ended.
+    instances: all that EC2 shows. num_unseen: how many more were started. `billable_s` is the mean of all
+    machines, where EC2 says when each of them ended.
     """
-    has_ended = (not num_unseen or is_old) and all(each.state == "terminated" for each in instances)
     if not instances:
-        return AttemptStatus(has_ended=has_ended, is_seen=False)
+        return AttemptStatus(has_ended=False, is_seen=False, num_unseen=num_unseen)
+    are_over = all(each.has_ended for each in instances)
+    has_ended = are_over and not num_unseen
     first = instances[0]
     ends = [_transition_time(each) for each in instances]
     billed_s = [_billed_s(each) for each in instances]
     known_s = [seconds for seconds in billed_s if seconds is not None]
-    is_known = has_ended and not num_unseen and len(known_s) == len(billed_s)
+    is_known = has_ended and len(known_s) == len(billed_s)
     return AttemptStatus(
         has_ended=has_ended,
+        num_unseen=num_unseen,
         is_live=any(each.is_live for each in instances),
         is_up=not num_unseen and all(each.state == "running" for each in instances),
         num_ended=sum(not each.is_live for each in instances),
@@ -46,7 +47,7 @@ def attempt_status(instances: Sequence[Instance], *, num_unseen: int, is_old: bo
         instance_type=first.instance_type,
         zone=first.zone,
         launched_at=min(each.launch_time for each in instances),
-        ended_at=max(end for end in ends if end) if has_ended and all(ends) else None,
+        ended_at=max(end for end in ends if end) if are_over and all(ends) else None,
         billable_s=sum(known_s) / len(known_s) if is_known else None,
         problem=next(filter(None, map(state_reason_problem, instances)), None),
         detail=_detail(instances),
@@ -100,7 +101,7 @@ def _billed_s(instance: Instance) -> float | None:
 
 def _detail(instances: Sequence[Instance]) -> str | None:
     """Return `running` or `1 pending, 1 running`; if all have ended, why EC2 says that the first one did."""
-    if all(each.state == "terminated" for each in instances):
+    if all(each.has_ended for each in instances):
         reasons = [each.state_reason or each.transition_reason for each in instances]
         return next(filter(None, reasons), None)
     states = Counter(each.state for each in instances)

@@ -56,13 +56,13 @@ _REASONS: tuple[tuple[str, type[CloudRefused], str], ...] = (
 )
 
 
-def attempt_status(job: TrainingJob | None, *, is_old: bool) -> AttemptStatus:
-    """Return the job's status. is_old: so long ago that a job which SageMaker does not show is gone.
+def attempt_status(job: TrainingJob | None) -> AttemptStatus:
+    """Return the job's status.
 
     launched_at is when it began on its machines, None while it waits for them, which costs nothing.
     """
     if job is None:
-        return AttemptStatus(has_ended=is_old, is_seen=False)
+        return AttemptStatus(has_ended=False, is_seen=False, num_unseen=1)
     return AttemptStatus(
         has_ended=job.has_ended,
         is_live=not job.has_ended,

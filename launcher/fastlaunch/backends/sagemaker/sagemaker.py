@@ -31,6 +31,7 @@ class SageMakerBackend(CloudBackend):
     name: ClassVar[str] = "sagemaker"
     #: Waiting for machines is not billed, and a container that does not start fails its job.
     boot_limit: ClassVar[timedelta | None] = None
+    wait_limit: ClassVar[timedelta] = timedelta(hours=1)
 
     _look_command: ClassVar[str] = "aws sagemaker describe-training-job --region {region} --training-job-name"
     billed = staticmethod(billed_on_sagemaker)
@@ -74,10 +75,7 @@ class SageMakerBackend(CloudBackend):
             key: self.aws.training_job(*key)
             for key in {(handle["region"], handle["job_name"]) for handle in handles}
         }
-        return [
-            attempt_status(jobs[handle["region"], handle["job_name"]], is_old=self._is_old(handle))
-            for handle in handles
-        ]
+        return [attempt_status(jobs[handle["region"], handle["job_name"]]) for handle in handles]
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Have SageMaker stop the job, and bring what its containers save until it has ended.

@@ -1,0 +1,116 @@
+"""What AWS shows of attempts, and when it counts that it shows nothing. Seen is seen.
+
+What was started is gone only by a definite end: AWS shows it, or AWS shows nothing and the bucket has a last
+word or an old spot notice. Otherwise absence counts once it was seen three times, five minutes apart, the last
+time an hour past the limit, by the account that started it. Until then nobody knows whether it lives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from fastlaunch.aws.types import Identity
+from fastlaunch.backends import s3_sync
+from fastlaunch.backends.node_report import time_of
+from fastlaunch.backends.protocol import FORGOTTEN_AFTER, AttemptStatus, CloudBackend
+from fastlaunch.core.conventions import MARGIN_MINUTES
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch_train.node.protocol import SPOT
+
+_NUM_ABSENCES = 3
+_BETWEEN_ABSENCES = timedelta(minutes=5)
+_PAST_LIMIT = timedelta(hours=1)
+_OLD_NOTICE = timedelta(minutes=10)
+
+
+def check_account(attempt: Attempt, identity: Identity) -> None:
+    """Raise NotAuthorised if the attempt is in another account than `identity`."""
+    if not is_of(attempt, identity):
+        raise NotAuthorised(
+            f"{attempt.token} runs in account {_named(attempt.account, attempt.partition)}, and you are "
+            f"logged in to {_named(identity.account, identity.partition)}",
+            f"give the profile of account {attempt.account}: --profile NAME, or AWS_PROFILE",
+        )
+
+
+def is_of(attempt: Attempt, identity: Identity) -> bool:
+    """Whether the attempt may be in the account: one of an earlier version does not say."""
+    theirs = (identity.account, identity.partition)
+    return attempt.account is None or (attempt.account, attempt.partition) == theirs
+
+
+def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> list[AttemptStatus]:
+    """Return what AWS shows of open attempts that have handles, and note what it does not show.
+
+    `has_ended` is also set where what AWS does not show is gone. Raises CloudRefused's kinds, NotAuthorised
+    among them for an attempt of another account.
+    """
+    if not attempts:
+        return []
+    identity = backend.aws.identity()
+    for attempt in attempts:
+        check_account(attempt, identity)
+    statuses = backend.describe([attempt.handle for attempt in attempts if attempt.handle])
+    pairs = zip(attempts, statuses, strict=True)
+    return [_judged(ledger, backend, attempt, status, identity) for attempt, status in pairs]
+
+
+def _judged(
+    ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: AttemptStatus, identity: Identity
+) -> AttemptStatus:
+    if status.is_seen and attempt.account is None:
+        ledger.set_account(attempt.id, identity.account, identity.partition)
+    if not status.num_unseen:
+        if attempt.absences:
+            ledger.set_absences(attempt.id, ())
+        return status
+    if status.is_live or not _should_be_seen(attempt, backend.now()):
+        return status
+    absences = _with_absence(ledger.attempt(attempt.id).absences, backend.now())
+    ledger.set_absences(attempt.id, absences)
+    is_gone = _is_past(attempt, absences, backend) or _has_said_its_last_word(attempt, backend)
+    return replace(status, has_ended=is_gone)
+
+
+def _should_be_seen(attempt: Attempt, now: datetime) -> bool:
+    """Whether AWS has had long enough to show what the attempt started."""
+    assert attempt.handle is not None
+    return now - datetime.fromisoformat(attempt.handle["launched_at"]) > FORGOTTEN_AFTER
+
+
+def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
+    """Return the looks that count, `now` among them if the last one is long enough ago."""
+    if absences and now - datetime.fromisoformat(absences[-1]) < _BETWEEN_ABSENCES:
+        return tuple(absences)
+    return (*absences, now.astimezone(UTC).isoformat(timespec="seconds"))[-_NUM_ABSENCES:]
+
+
+def _is_past(attempt: Attempt, absences: Sequence[str], backend: CloudBackend) -> bool:
+    if attempt.account is None or len(absences) < _NUM_ABSENCES:
+        return False
+    assert attempt.handle is not None
+    started_at = datetime.fromisoformat(attempt.launched_at or attempt.handle["launched_at"])
+    minutes = timedelta(minutes=(attempt.max_minutes or 0) + MARGIN_MINUTES)
+    limit = started_at + backend.wait_limit + minutes + _PAST_LIMIT
+    return datetime.fromisoformat(absences[-1]) > limit
+
+
+def _has_said_its_last_word(attempt: Attempt, backend: CloudBackend) -> bool:
+    """Whether all nodes have, or one of them that EC2 took it back, more than ten minutes ago."""
+    assert attempt.handle is not None
+    try:
+        synced = backend.sync(attempt.handle)
+    except BadConfiguration:
+        # The bucket is gone: what is here is all that there will ever be.
+        synced = s3_sync.kept(backend.home, attempt.token, attempt.num_nodes)
+    notices = [
+        time_of(each, "billed_until") for each in synced.statuses.values() if each.get("reason") == SPOT
+    ]
+    is_taken = any(at and backend.now() - at > _OLD_NOTICE for at in notices)
+    return synced.status is not None or is_taken
+
+
+def _named(account: str | None, partition: str | None) -> str:
+    return f"{account}" if partition == "aws" else f"{account} ({partition})"
