@@ -1,6 +1,7 @@
 """`fastlaunch reap` against an AWS that keeps tags: what goes, what is left, and what is said of both."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from fastlaunch.runs.deadline_schedule import schedule_request
 if TYPE_CHECKING:
     from moto_server import MotoServer
 
+GONE = "20261121-050000-gone"
 PRICE_OF_P5 = 55.04
 PRICE_OF_ML_P5 = 63.296
 PLANS = Path(__file__).parents[1] / "plans"
@@ -26,16 +28,21 @@ def start(
     run_id: str = "20261121-090000-abcd",
     *,
     hours_ago: float = 0.0,
-    max_minutes: str | None = "60",
     region: str = "us-east-1",
+    tags: Mapping[str, str] | None = None,
     server: "MotoServer",
 ) -> str:
-    """Id of an instance as `submit` starts it, launched so long ago."""
+    """Id of an instance as `submit` starts it, launched so long ago. tags: some of them, in other forms."""
     import moto_gaps
 
-    tags = {"fastlaunch:run": run_id, "fastlaunch:attempt": "1", "Name": f"fastlaunch {run_id}"}
-    if max_minutes is not None:
-        tags["fastlaunch:max-minutes"] = max_minutes
+    given = {
+        "fastlaunch:run": run_id,
+        "fastlaunch:attempt": "1",
+        "fastlaunch:max-minutes": "60",
+        "fastlaunch:output": f"s3://acme/fastlaunch/runs/{run_id}/attempt-1",
+        "Name": f"fastlaunch {run_id}",
+        **(tags or {}),
+    }
     (instance,) = aws().run_instances(
         region,
         {
@@ -45,7 +52,7 @@ def start(
             "MaxCount": 1,
             "ClientToken": f"{run_id}-a1",
             "TagSpecifications": [
-                {"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}
+                {"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in given.items()]}
             ],
         },
     )
@@ -59,9 +66,10 @@ def states(server: "MotoServer") -> dict[str, str]:
     return {instance.id: instance.state for instance in server.instances()}
 
 
-def reaped(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> Any:
+def reaped(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0, minutes_later: float = 0) -> Any:
     capsys.readouterr()
-    assert cloud("reap", *argv, "--output", "json") == code
+    later = datetime.now(UTC) + timedelta(minutes=minutes_later)
+    assert cloud("reap", *argv, "--output", "json", now=lambda: later) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -136,8 +144,10 @@ def test_the_ledger_tells_what_has_ended_and_what_it_is_billed_at(
     gone = start(ended, server=aws_server)
     kept = start(running, hours_ago=0.5, server=aws_server)
     machines = {each["instance"]: each for each in reaped(capsys, "--dry-run")["instances"]}
-    assert machines[gone]["why"] == "its attempt has ended, and it still runs"
+    assert "may be shutting down" in machines[gone]["why"]
     assert machines[kept]["cost_usd"] == pytest.approx(20.0, abs=0.05)
+    machines = {each["instance"]: each for each in reaped(capsys, "--dry-run", minutes_later=11)["instances"]}
+    assert machines[gone]["why"].endswith("by the ledger or its own word, and still runs")
     assert "its own timer stops it" in machines[kept]["why"]
 
 
@@ -195,7 +205,41 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
             (machine,) = reaped(capsys, "--yes")["instances"]
         assert machine["why"].startswith("followed by its launcher; within its time until ")
         assert states(aws_server) == {kept: "running"}
-        assert reaped(capsys, "--yes")["instances"][0]["done"] == "terminated"
+        assert reaped(capsys, "--yes", minutes_later=11)["instances"][0]["done"] == "terminated"
+
+
+def test_a_last_word_ends_a_machine_that_lives_ten_minutes_after_it(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.set_up_region("us-east-1", bucket="acme")
+    with open_ledger(load_settings()) as ledger:
+        run_id, attempt = submitted(ledger)
+        machine, token = start(run_id, server=aws_server), f"{run_id}-a1"
+        output = f"s3://acme/fastlaunch/runs/{run_id}/attempt-1"
+        ledger.set_handle(
+            attempt,
+            {
+                **{"region": "us-east-1", "instance_id": machine, "token": token, "output": output},
+                "launched_at": datetime.now(UTC).isoformat(),
+            },
+        )
+    said = {"schema": 1, "token": token, "outcome": "completed", "runs": []}
+    said["billed_until"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    key = f"fastlaunch/runs/{run_id}/attempt-1/node-0/status.json"
+    aws().put_object("us-east-1", "acme", key, json.dumps(said).encode())
+    assert reaped(capsys, "--yes", minutes_later=9)["instances"][0]["done"] == "left"
+    assert reaped(capsys, "--yes", minutes_later=11)["instances"][0]["done"] == "terminated"
+
+
+@pytest.mark.parametrize("tags", [{"fastlaunch:run": "web-frontend"}, {"fastlaunch:attempt": "x"}])
+def test_a_foreign_machine_with_some_of_our_tags_is_listed_and_left(
+    tags: dict[str, str], aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = start(hours_ago=30, tags=tags, server=aws_server)
+    (machine,) = reaped(capsys, "--yes")["instances"]
+    assert (machine["done"], machine["ends_at"]) == ("left", None)
+    assert "fastlaunch's tags" in machine["why"]
+    assert states(aws_server) == {foreign: "running"}
 
 
 def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
@@ -208,7 +252,8 @@ def test_regions_of_attempts_that_are_held_to_have_ended_are_looked_at(
     live = start(run_id, region="us-east-2", server=aws_server)
     report = reaped(capsys, "--yes")
     assert report["regions"] == ["us-east-1", "us-east-2"]
-    assert states(aws_server) == {live: "shutting-down"}
+    assert "it counted as lost, and is taken back" in report["instances"][0]["why"]
+    assert states(aws_server) == {live: "running"}
 
 
 def start_job(
@@ -229,7 +274,11 @@ def start_job(
     for channel in plan["request"]["InputDataConfig"]:
         source = channel["DataSource"]["S3DataSource"]["S3Uri"]
         aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
-    given = {"fastlaunch:run": name.rpartition("-a")[0], "fastlaunch:max-minutes": "60"}
+    run_id, _, attempt = name.rpartition("-a")
+    given = {
+        **{"fastlaunch:run": run_id, "fastlaunch:attempt": attempt, "fastlaunch:max-minutes": "60"},
+        "fastlaunch:output": f"s3://acme-training/fastlaunch/runs/{run_id}/attempt-{attempt}",
+    }
     given = given if tags is None else tags
     asked = {
         "TrainingJobName": name,
@@ -334,7 +383,7 @@ def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
-    aws().create_schedule("us-east-1", schedule_request("fastlaunch-any-a1", "i-0123", role=role, at=at))
+    aws().create_schedule("us-east-1", schedule_request(f"fastlaunch-{GONE}-a1", "i-0123", role=role, at=at))
     aws_server.refuse("DescribeInstances", "UnauthorizedOperation", times=1)
     later = datetime.now(UTC) + timedelta(minutes=20)
     assert cloud("reap", "--yes", now=lambda: later) == 3

@@ -11,7 +11,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.deadline_schedule import arm, deadline, disarm, names, schedule_request, token_of
+from fastlaunch.runs.deadline_schedule import arm, deadline, disarm, names, schedule_request, schedule_token
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -151,9 +151,12 @@ def test_a_deadline_that_is_over_becomes_one_soon(ledger: Ledger) -> None:
 
 
 def test_a_schedule_is_known_by_the_token_in_its_name() -> None:
-    tokens = ["20261121-090000-abcd-a1", "20261121-090000-abcd-a12"]
-    for token in tokens:
+    for token in ("20261121-090000-abcd-a1", "20261121-090000-abcd-a12"):
         for name in names(token, 3):
-            assert token_of(name, tokens) == token
-    assert token_of("fastlaunch-20261121-090000-abcd-a1x", tokens) is None
-    assert token_of("fastlaunch-20261121-090000-abcd-a3", tokens) is None
+            assert schedule_token(name) == token
+    for name in (
+        "fastlaunch-20261121-090000-abcd-a1x",
+        "fastlaunch-web-a1",
+        "nightly-20261121-090000-abcd-a1",
+    ):
+        assert schedule_token(name) is None

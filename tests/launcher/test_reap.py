@@ -15,6 +15,8 @@ from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
 from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.runs.reap import (
     JOB_WAIT_MINUTES,
+    LINGER,
+    NOT_OURS,
     KnownAttempt,
     Orphan,
     judge_instance,
@@ -22,16 +24,21 @@ from fastlaunch.runs.reap import (
     judge_pool,
     judge_schedule,
     take_inventory,
-    tokens_of,
 )
 
 LAUNCHED = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 RUN = "20261121-090000-abcd"
-TAGS = {"fastlaunch:run": RUN, "fastlaunch:attempt": "2", "fastlaunch:max-minutes": "60"}
+TAGS = {
+    "fastlaunch:run": RUN,
+    "fastlaunch:attempt": "2",
+    "fastlaunch:max-minutes": "60",
+    "fastlaunch:output": f"s3://acme/fastlaunch/runs/{RUN}/attempt-2",
+}
 
-RUNNING = KnownAttempt(id=1, has_ended=False, is_followed=False)
-FOLLOWED = KnownAttempt(id=1, has_ended=False, is_followed=True)
-ENDED = KnownAttempt(id=1, has_ended=True, is_followed=False)
+RUNNING = KnownAttempt(id=1, over_since=None, is_followed=False)
+FOLLOWED = KnownAttempt(id=1, over_since=None, is_followed=True)
+LOST = KnownAttempt(id=1, over_since=None, is_followed=False, is_lost=True)
+ENDED = KnownAttempt(id=1, over_since=LAUNCHED, is_followed=False)
 
 
 def instance(*, state: str = "running", region: str = "us-east-1", **tags: str | None) -> Instance:
@@ -66,7 +73,8 @@ def test_over_its_time_goes_whatever_a_ledger_says(known: KnownAttempt | None) -
         (None, False, "of another ledger"),
         (FOLLOWED, False, "followed by its launcher"),
         (RUNNING, False, "nobody follows it, but its own timer stops it"),
-        (ENDED, True, "its attempt has ended, and it still runs"),
+        (LOST, False, "it counted as lost, and is taken back"),
+        (ENDED, True, "it ended at 2026-11-21 09:00 UTC by the ledger or its own word, and still runs"),
         (replace(ENDED, is_followed=True), False, "followed by its launcher"),
     ],
 )
@@ -74,17 +82,42 @@ def test_within_its_time_only_what_has_ended_goes(
     known: KnownAttempt | None, must_go: bool, why: str
 ) -> None:
     orphan = judged(69.9, known)
-    assert (orphan.must_go, orphan.warning) == (must_go, None)
+    assert orphan.must_go is must_go
     assert orphan.why.startswith(why)
 
 
-@pytest.mark.parametrize("text", [None, "soon", "0", "٣٠", "99999999999999"])
-def test_without_a_readable_limit_two_hours_are_assumed_and_told(text: str | None) -> None:
-    odd = instance(**{"fastlaunch:max-minutes": text})
-    assert not judged(129, RUNNING, odd).must_go
-    found = judged(131, RUNNING, odd)
-    assert found.must_go
-    assert found.warning is not None and "120 minutes are assumed" in found.warning
+def test_what_said_its_last_word_has_ten_minutes_to_go() -> None:
+    minutes = LINGER.total_seconds() / 60
+    assert not judged(minutes, ENDED).must_go
+    assert judged(minutes + 0.1, ENDED).must_go
+
+
+#: What a stranger's machine, or one of a hand that copied tags, may carry.
+LOOK_ALIKES: tuple[dict[str, str | None], ...] = (
+    {"fastlaunch:run": "web-frontend"},
+    {"fastlaunch:attempt": None},
+    {"fastlaunch:attempt": "02"},
+    {"fastlaunch:output": None},
+    {"fastlaunch:output": "yes"},
+    *({"fastlaunch:max-minutes": text} for text in (None, "soon", "0", "٣٠", "99999999999999")),
+)
+
+
+@pytest.mark.parametrize("tags", LOOK_ALIKES)
+def test_what_lacks_one_of_our_tags_is_listed_and_never_goes(tags: dict[str, str | None]) -> None:
+    day = LAUNCHED + timedelta(days=1)
+    for known in (None, ENDED):
+        orphan = judge_instance(instance(**tags), known, now=day)
+        assert (orphan.must_go, orphan.why, orphan.ends_at) == (False, NOT_OURS, None)
+        assert not judge_job(job(**tags), known, now=day).must_go
+    assert not judge_pool(replace(job("Stopped", **tags), ended_at=LAUNCHED), now=day).must_go
+
+
+@pytest.mark.parametrize("token", [None, "", "terraform-2026", f"{RUN}-a1", f"{RUN}-a2x"])
+def test_tags_alone_end_nothing(token: str | None) -> None:
+    day = LAUNCHED + timedelta(days=1)
+    assert not judge_instance(replace(instance(), token=token), ENDED, now=day).must_go
+    assert not judge_job(replace(job(), name=token or "x"), ENDED, now=day).must_go
 
 
 def job(status: str = "InProgress", *, minutes_waiting: float | None = 5, **tags: str | None) -> TrainingJob:
@@ -115,7 +148,7 @@ def test_a_job_that_sagemaker_did_not_end_in_its_time_goes() -> None:
 
 
 def test_a_job_whose_attempt_has_ended_goes_unless_it_is_being_stopped() -> None:
-    now = LAUNCHED + timedelta(minutes=10)
+    now = LAUNCHED + timedelta(minutes=11)
     assert judge_job(job(), ENDED, now=now).must_go
     assert not judge_job(job(), None, now=now).must_go
     stopping = judge_job(job("Stopping"), ENDED, now=now + timedelta(days=1))
@@ -140,10 +173,12 @@ def test_a_schedule_goes_once_its_machine_is_gone() -> None:
     later = made + timedelta(minutes=16)
     gone = judge_schedule(schedule, live_tokens=[f"{RUN}-a1"], now=later)
     assert (gone.must_go, gone.why) == (True, "its machine is gone")
-    assert not judge_schedule(schedule, live_tokens=tokens_of(instance()), now=later).must_go
+    assert not judge_schedule(schedule, live_tokens=[f"{RUN}-a2"], now=later).must_go
     # What was started a moment ago may not be seen, and what may not be looked at may live.
     assert not judge_schedule(schedule, live_tokens=[], now=made + timedelta(minutes=14)).must_go
     assert not judge_schedule(schedule, live_tokens=[], is_known=False, now=later).must_go
+    for name in ("fastlaunch-nightly", f"fastlaunch-{RUN}", f"fastlaunch-{RUN}-a2-old"):
+        assert not judge_schedule(replace(schedule, name=name), live_tokens=[], now=later).must_go
 
 
 class Unfiltered(Aws):

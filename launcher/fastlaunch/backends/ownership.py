@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from fastlaunch.core.conventions import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
-from fastlaunch_train.node.protocol import RUN_ID
+from fastlaunch.core.conventions import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_ID, RUN_TAG
 
+_RUN_ID = re.compile(RUN_ID)
 _NUMBER = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
 #: Nobody gives a longer limit: a capacity block lasts half a year at most.
 _MOST_MINUTES = 366 * 24 * 60
@@ -20,7 +20,7 @@ def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
     token = f"{run_id}-a{attempt}"
     is_ours = (
         name == token
-        and RUN_ID.fullmatch(run_id)
+        and _RUN_ID.fullmatch(run_id)
         and _NUMBER.fullmatch(attempt)
         and max_minutes(tags) is not None
         and tags.get(OUTPUT_TAG, "").startswith("s3://")

@@ -27,7 +27,6 @@ from fastlaunch.runs.reap import (
     known_attempts,
     note_ends,
     take_inventory,
-    tokens_of,
 )
 
 if TYPE_CHECKING:
@@ -61,16 +60,17 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     """End instances, training jobs and schedules that nobody stops any more, found by their tags and names.
 
     An instance goes if it is 10 minutes over its time limit, whoever started it; a training job if SageMaker
-    did not end it in time; both if their attempt in this ledger has ended; a warm pool of an earlier version
-    if its job did not complete; a schedule if its machine is gone. Everything else is listed and left.
-    Without --region it looks in the regions of the config file and of the ledger.
+    did not end it in time; both 10 minutes after their attempt in this ledger has ended; a warm pool of an
+    earlier version if its job did not complete; a schedule if its machine is gone. Everything else is listed
+    and left, also a machine that lacks one of fastlaunch's tags or has it in another form. Without --region
+    it looks in the regions of the config file and of the ledger.
     """
     context = app_context()
     with _ledger(context) as ledger:
         in_regions = _regions(context, regions, all_regions, ledger)
         inventory = take_inventory(context.aws, in_regions)
         refused = list(inventory.refused)
-        machines = _judge_machines(inventory, ledger, context.now())
+        machines = _judge_machines(context, inventory, ledger)
         refused += _end(context, ledger, machines, dry_run=dry_run, yes=yes)
         # After the machines: the schedules of those that stay stay too.
         schedules = _judge_schedules(inventory, machines, refused, context.now())
@@ -89,8 +89,9 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
 
 
-def _judge_machines(inventory: Inventory, ledger: "Ledger | None", now: datetime) -> list[Orphan]:
-    known = _ask(ledger, lambda own: known_attempts(own, inventory.instances, inventory.jobs)) or {}
+def _judge_machines(context: AppContext, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
+    now, found = context.now(), (inventory.instances, inventory.jobs)
+    known = _ask(ledger, lambda own: known_attempts(own, context.cloud_backends, *found)) or {}
     return [
         *(judge_instance(instance, known.get(instance.id), now=now) for instance in inventory.instances),
         *(judge_job(job, known.get(job.name), now=now) for job in inventory.jobs),
@@ -109,9 +110,7 @@ def _judge_schedules(
     return [
         judge_schedule(
             schedule,
-            live_tokens=[
-                token for each in live if each.region == schedule.region for token in tokens_of(each)
-            ],
+            live_tokens=[each.token for each in live if each.token and each.region == schedule.region],
             is_known=schedule.region not in unlisted,
             now=now,
         )
@@ -268,7 +267,7 @@ class _Report:
                 "hours": round(orphan.hours, 3),
                 "cost_usd": cost_usd,
             }
-        return {**row, "done": done, "why": refusal or orphan.why, "warning": orphan.warning}
+        return {**row, "done": done, "why": refusal or orphan.why}
 
     def unlisted(self, kind: "Kind") -> list[str]:
         """Return the regions in which AWS refused to list a kind."""
@@ -315,7 +314,7 @@ def _print(report: _Report) -> None:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    cells = {**row, "why": f"{row['why']} ({row['warning']})" if row["warning"] else row["why"]}
+    cells = dict(row)
     if "cost_usd" in row:
         count = f"{row['num_machines']} x " if row["num_machines"] > 1 else ""
         cells |= {

@@ -1,6 +1,9 @@
 """Names and times that requests, the ledger, IAM policies and `reap` agree on."""
 
-#: Tags of machines and jobs. Without the first three, `reap` ends nothing.
+#: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
+RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
+
+#: Tags of machines and jobs. What lacks one of them, or has it in another form, is ended by nothing here.
 RUN_TAG = "fastlaunch:run"
 ATTEMPT_TAG = "fastlaunch:attempt"
 MAX_MINUTES_TAG = "fastlaunch:max-minutes"

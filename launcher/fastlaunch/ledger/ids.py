@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from fastlaunch.core.conventions import RUN_ID
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.measure.summary import RunSummary
 
@@ -28,7 +29,7 @@ _Query = Callable[[str, Sequence[Any]], list[Any]]
 
 #: Without letters and digits that are mistaken for each other.
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
-_GIVEN_HERE = re.compile(r"\d{8}-\d{6}-[a-z0-9]{4}")
+_GIVEN_HERE = re.compile(RUN_ID)
 _MAX_FIELD_LENGTH = 40
 _DIGEST_LENGTH = 8
 

@@ -6,12 +6,13 @@ and forgets a machine an hour after its end, so a machine that ended would keep 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.core.conventions import SCHEDULE_PREFIX
+from fastlaunch.core.conventions import RUN_ID, SCHEDULE_PREFIX
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
@@ -20,6 +21,7 @@ from fastlaunch.ledger.rows import Attempt
 GRACE = timedelta(minutes=15)
 #: A schedule in the past may never run: if it is late, make it for soon.
 _SOONEST = timedelta(minutes=5)
+_NAME = re.compile(rf"{SCHEDULE_PREFIX}(?P<token>{RUN_ID}-a[0-9]+)(-[0-9]+)?", re.ASCII)
 _ONLY_NODE = "only the node's own timer protects"
 #: docs.aws.amazon.com/scheduler/latest/UserGuide/managing-targets-universal.html
 _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
@@ -124,11 +126,7 @@ def names(token: str, num_machines: int) -> list[str]:
     return [first, *(f"{first}-{k}" for k in range(1, num_machines))]
 
 
-def token_of(name: str, tokens: Sequence[str]) -> str | None:
-    """Return which of the attempts' tokens the schedule belongs to; None if to none of them."""
-    own = name.removeprefix(SCHEDULE_PREFIX)
-    for token in tokens:
-        rest = own.removeprefix(token)
-        if own.startswith(token) and (not rest or (rest[0] == "-" and rest[1:].isdecimal())):
-            return token
-    return None
+def schedule_token(name: str) -> str | None:
+    """Return the token of the attempt that the schedule belongs to; None if its name is not in our form."""
+    match = _NAME.fullmatch(name)
+    return match["token"] if match else None

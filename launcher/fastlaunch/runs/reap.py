@@ -14,20 +14,26 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Instance
-from fastlaunch.core.conventions import ATTEMPT_TAG, MARGIN_MINUTES, MAX_MINUTES_TAG, RUN_TAG
-from fastlaunch.core.errors import CloudRefused
+from fastlaunch.backends.node_report import time_of
+from fastlaunch.backends.ownership import max_minutes, token_of
+from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.core.conventions import MARGIN_MINUTES, RUN_TAG
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.runs.deadline_schedule import token_of
+from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.deadline_schedule import schedule_token
 from fastlaunch.runs.finish import STOPPED_BY
 
-#: The limit where neither tag nor ledger says one: what `submit` takes without --max-hours.
-ASSUMED_MAX_MINUTES = 120
 #: A training job's limit counts from when it has machines; it may wait for them so long, unbilled.
 JOB_WAIT_MINUTES = 60
 #: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
-#: Nobody gave a longer limit: a capacity block lasts half a year at most.
-_MOST_MINUTES = 366 * 24 * 60
+#: After its attempt's end, or its last word, a machine takes so long at most to be gone.
+LINGER = timedelta(minutes=10)
+
+#: Of what carries the run's tag, and lacks others or has them in another form.
+NOT_OURS = "it does not carry all of fastlaunch's tags in their form: nothing here ends it"
 
 Kind = Literal["instance", "job", "pool", "schedule"]
 T = TypeVar("T")
@@ -38,11 +44,12 @@ class KnownAttempt:
     """What a ledger says of the attempt that an instance or a training job carries out."""
 
     id: int
-    #: The attempt, or all its runs.
-    has_ended: bool
+    #: When the attempt, all its runs or its last word ended it; None while it goes on.
+    over_since: datetime | None
     #: Its launcher lives.
     is_followed: bool
-    max_minutes: int | None = None
+    #: It was given up because AWS did not show it.
+    is_lost: bool = False
     #: Of one machine, at its start.
     usd_per_hour: float | None = None
 
@@ -88,8 +95,6 @@ class Orphan:
     keeps_pool: bool = False
     #: None for what is of another ledger.
     known: KnownAttempt | None = None
-    #: What is odd about it.
-    warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +139,15 @@ def _live_instances(aws: Aws, region: str) -> list[Instance]:
 
 
 def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datetime) -> Orphan:
-    """Judge an instance: it must go if it is over its time, or if its attempt has ended.
+    """Judge an instance: it must go if it is fastlaunch's and over its time, or if its attempt has ended.
 
     known: by the ledger at hand; None if the attempt is not in it.
     """
-    minutes, warning = _limit(instance.tags, known)
-    ends_at = instance.launch_time + timedelta(minutes=minutes + MARGIN_MINUTES)
-    over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
-    must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
+    minutes, ends_at, must_go, why = max_minutes(instance.tags), None, False, NOT_OURS
+    if token_of(instance.tags, instance.token) and minutes is not None:
+        ends_at = instance.launch_time + timedelta(minutes=minutes + MARGIN_MINUTES)
+        over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
+        must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
     return Orphan(
         kind="instance",
         id=instance.id,
@@ -158,7 +164,6 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
         state=instance.state,
         hours=_hours(instance.launch_time, now),
         known=known,
-        warning=warning,
     )
 
 
@@ -168,13 +173,14 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     SageMaker itself keeps MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
     being stopped is left to it.
     """
-    minutes, warning = _limit(job.tags, known)
-    ends_at = job.created_at + timedelta(minutes=JOB_WAIT_MINUTES + minutes + MARGIN_MINUTES)
-    over = (
-        f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
-        f"ended at {_clock_time(ends_at)}"
-    )
-    must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
+    minutes, ends_at, must_go, why = max_minutes(job.tags), None, False, NOT_OURS
+    if token_of(job.tags, job.name) and minutes is not None:
+        ends_at = job.created_at + timedelta(minutes=JOB_WAIT_MINUTES + minutes + MARGIN_MINUTES)
+        over = (
+            f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
+            f"ended at {_clock_time(ends_at)}"
+        )
+        must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
     if job.status == "Stopping":
         must_go, why = False, "it is being stopped"
     return _of_job(
@@ -189,7 +195,6 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         is_spot=job.is_spot,
         keeps_pool=job.keeps_pool,
         known=known,
-        warning=warning,
     )
 
 
@@ -200,7 +205,9 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
     """
     since = job.ended_at or job.created_at
     ends_at = since + timedelta(seconds=job.keep_alive_s, minutes=MARGIN_MINUTES)
-    if job.status != "Completed":
+    if token_of(job.tags, job.name) is None:
+        must_go, why = False, NOT_OURS
+    elif job.status != "Completed":
         must_go, why = True, f"kept after a job that is {job.status.lower()}"
     elif now > ends_at:
         must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
@@ -231,9 +238,11 @@ def judge_schedule(
     listed.
     """
     must_go = False
-    if not is_known:
+    if schedule_token(schedule.name) is None:
+        why = "its name is not in fastlaunch's form: left alone"
+    elif not is_known:
         why = "whether its machine lives is not known"
-    elif token_of(schedule.name, live_tokens) is not None:
+    elif schedule_token(schedule.name) in live_tokens:
         why = "its machine lives"
     elif now - schedule.created_at < YOUNG_SCHEDULE:
         why = "made a moment ago: its machine may not be seen yet"
@@ -282,35 +291,47 @@ def note_ends(ledger: Ledger, orphans: Sequence[Orphan]) -> None:
 
 
 def known_attempts(
-    ledger: Ledger, instances: Sequence[Instance], jobs: Sequence[TrainingJob] = ()
+    ledger: Ledger,
+    backends: Mapping[str, CloudBackend],
+    instances: Sequence[Instance],
+    jobs: Sequence[TrainingJob] = (),
 ) -> dict[str, KnownAttempt]:
     """Return what the ledger says of the attempts, by id of their instance and name of their job.
 
-    The ledger knows an attempt by its request's token, or by the tags that hold the token's parts.
+    What is not fastlaunch's is not known, whatever token it carries.
     """
-    tokens = {instance.id: tokens_of(instance) for instance in instances}
-    tokens |= {job.name: [job.name] for job in jobs}
-    attempts = ledger.attempts_by_token([token for candidates in tokens.values() for token in candidates])
-    known = {}
-    for name, candidates in tokens.items():
-        attempt = next((attempts[token] for token in candidates if token in attempts), None)
-        if attempt is not None:
-            # No name would select every run.
-            runs = ledger.select(attempt.run_ids) if attempt.run_ids else []
-            known[name] = KnownAttempt(
-                id=attempt.id,
-                has_ended=attempt.ended_at is not None or all(run.state.is_final for run in runs),
-                is_followed=any(ledger.launcher_lives(run) for run in runs),
-                max_minutes=attempt.max_minutes,
-                usd_per_hour=attempt.billing.usd_per_hour,
-            )
-    return known
+    tokens = {each.id: token for each in instances if (token := token_of(each.tags, each.token))}
+    tokens |= {job.name: token for job in jobs if (token := token_of(job.tags, job.name))}
+    attempts = ledger.attempts_by_token(list(tokens.values()))
+    return {
+        name: _known(ledger, backends.get(attempts[token].backend), attempts[token])
+        for name, token in tokens.items()
+        if token in attempts
+    }
 
 
-def tokens_of(instance: Instance) -> list[str]:
-    """Return what the token of the instance's request may be, by EC2 and by its tags."""
-    tagged = f"{instance.tags[RUN_TAG]}-a{instance.tags.get(ATTEMPT_TAG)}"
-    return [instance.token, tagged] if instance.token else [tagged]
+def _known(ledger: Ledger, backend: CloudBackend | None, attempt: Attempt) -> KnownAttempt:
+    # No name would select every run.
+    runs = ledger.select(attempt.run_ids) if attempt.run_ids else []
+    is_followed = any(ledger.launcher_lives(run) for run in runs)
+    is_lost = attempt.state is RunState.LOST
+    over_since = None
+    if attempt.ended_at is not None:
+        over_since = None if is_lost else datetime.fromisoformat(attempt.ended_at)
+    elif all(run.state.is_final for run in runs):
+        ends = [ledger.history(run.id)[-1].at for run in runs]
+        over_since = datetime.fromisoformat(max(ends, default=attempt.started_at))
+    elif backend is not None and attempt.handle is not None and not is_followed:
+        # What the bucket does not tell now ends no machine.
+        with suppress(UserError):
+            over_since = time_of(backend.sync(attempt.handle).status, "billed_until")
+    return KnownAttempt(
+        id=attempt.id,
+        over_since=over_since,
+        is_followed=is_followed,
+        is_lost=is_lost,
+        usd_per_hour=attempt.billing.usd_per_hour,
+    )
 
 
 def _judged(
@@ -318,26 +339,22 @@ def _judged(
 ) -> tuple[bool, str]:
     if now > ends_at:
         return True, over
-    if known and known.has_ended and not known.is_followed:
-        return True, "its attempt has ended, and it still runs"
+    if known and known.over_since and not known.is_followed:
+        if now - known.over_since > LINGER:
+            return (
+                True,
+                f"it ended at {_clock_time(known.over_since)} by the ledger or its own word, and still runs",
+            )
+        return False, f"it ended at {_clock_time(known.over_since)}, and may be shutting down"
     if known is None:
         who = "of another ledger"
     elif known.is_followed:
         who = "followed by its launcher"
+    elif known.is_lost:
+        who = f"it counted as lost, and is taken back; {by}"
     else:
         who = f"nobody follows it, but {by}"
     return False, f"{who}; within its time until {_clock_time(ends_at)}"
-
-
-def _limit(tags: Mapping[str, str], known: KnownAttempt | None) -> tuple[int, str | None]:
-    """Return the minutes that it may run, and a warning if the tag does not say them."""
-    text = tags.get(MAX_MINUTES_TAG)
-    if text is not None and text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_MINUTES:
-        return int(text), None
-    flaw = "without a time limit in its tags" if text is None else f"its time limit is no number: {text!r}"
-    if known and known.max_minutes:
-        return known.max_minutes, f"{flaw}; the ledger says {known.max_minutes} minutes"
-    return ASSUMED_MAX_MINUTES, f"{flaw}; {ASSUMED_MAX_MINUTES} minutes are assumed"
 
 
 def _hours(since: datetime, now: datetime) -> float:

@@ -1,8 +1,9 @@
 """What AWS shows of attempts, and when it counts that it shows nothing. Seen is seen.
 
-What was started is gone only by a definite end: AWS shows it, or AWS shows nothing and the bucket has a last
-word or an old spot notice. Otherwise absence counts once it was seen three times, five minutes apart, the last
-time an hour past the limit, by the account that started it. Until then nobody knows whether it lives.
+What was started is gone only by a definite end: AWS shows it, or AWS shows nothing and the bucket has a
+last word or an old spot notice. Otherwise absence counts once it was seen three times, five minutes apart,
+the last time an hour past the limit, by the account that started it. Until then nobody knows whether it
+lives.
 """
 
 from collections.abc import Sequence
