@@ -32,6 +32,8 @@ def cloud(
     """Exit code of `fastlaunch ARGV` in this process, with AWS's backends beside the local one."""
     context = app_context(*argv)
     home = context.settings.home
+    # Every command is a process of its own, and asks anew who is logged in.
+    aws()._identity = None
     backends = {
         **context.backends,
         "ec2": Ec2Backend(aws=aws(), home=home, sleep=sleep, now=now),

@@ -81,9 +81,9 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
 
 def test_a_denial_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: StubbedAws) -> None:
     denied = {"EvalActionName": "iam:PassRole", "EvalDecision": "explicitDeny"}
+    who = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
+    stubbed_aws.stub("sts").add_response("get_caller_identity", who)
     for missing in ([], ["aws:MultiFactorAuthPresent"]):
-        who = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
-        stubbed_aws.stub("sts").add_response("get_caller_identity", who)
         results = {"EvaluationResults": [{**denied, "MissingContextValues": missing}]}
         stubbed_aws.stub("iam").add_response("simulate_principal_policy", results)
     role = "arn:aws:iam::123456789012:role/node"

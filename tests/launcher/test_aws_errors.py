@@ -139,6 +139,12 @@ def test_hints_name_what_to_change(action: str, code: str, message: str, hint: s
     assert hint in (refusal(call, code, message).hint or "")
 
 
+def test_the_login_that_has_expired_is_renewed_by_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ApiCall(service="sts", action="GetCallerIdentity", region="us-east-1")
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert "aws sso login --profile lab`" in (refusal(call, "ExpiredToken", "why").hint or "")
+
+
 @pytest.mark.parametrize(
     ("raised", "kind", "hint"),
     [

@@ -54,6 +54,37 @@ def test_status_shows_what_a_run_does_where_and_at_what_cost(
     assert found["cost_usd"] == pytest.approx(10.0, abs=1)
 
 
+def test_a_machine_over_its_time_is_an_alarm(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of 60 minutes, and 10 more.
+    run = started(aws_server, minutes_ago=71)
+    assert cloud("status") == 1
+    shown = capsys.readouterr()
+    assert "ALARM: over its time and its ceiling since" in " ".join(shown.out.split())
+    assert shown.err.endswith("next: fastlaunch reap --region us-east-1\n")
+    assert cloud("status", "--output", "json") == 1
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["alarm"].startswith("over its time")
+    assert (found["attempts"][0]["look"], found["attempts"][0]["account"]) == ("seen", "123456789012")
+    run.end()
+    assert [each["alarm"] for each in status(capsys)] == [None]
+
+
+def test_a_machine_that_is_not_shown_is_an_alarm(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server, minutes_ago=30)
+    assert cloud("status") == 0
+    aws_server.forget(run.instance_id)
+    capsys.readouterr()
+    assert cloud("status") == 1
+    assert "whether it lives is unknown" in " ".join(capsys.readouterr().out.split())
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(run.run_ids[0])
+    assert len(attempt.absences) == 1 and attempt.ended_at is None
+
+
 @pytest.mark.slow
 def test_status_of_many_runs_asks_ec2_a_few_times(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,7 @@
 """Quantities on the command line, tables, and questions."""
 
 import datetime
+import os
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
     confirm,
+    profile_option,
 )
 from fastlaunch.cli.render import fitted, table
 from fastlaunch.core.errors import UserError
@@ -70,6 +72,18 @@ def test_a_wrong_quantity_is_refused_with_its_option(kind: click.ParamType, text
     with pytest.raises(UserError, match=rf"^--much: '{text}' is not") as error:
         parsed(kind, text)
     assert error.value.hint
+
+
+def test_a_profile_counts_before_keys_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of another account")
+
+    @click.command()
+    @profile_option
+    def command() -> None:
+        assert os.environ["AWS_PROFILE"] == "lab" and "AWS_ACCESS_KEY_ID" not in os.environ
+
+    command.main(["--profile", "lab"], standalone_mode=False)
 
 
 def test_yes_is_an_answer() -> None:

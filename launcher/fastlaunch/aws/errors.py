@@ -7,6 +7,7 @@ docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. A missing o
 is an exception of botocore's own.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class ApiCall:
 
 
 _LOG_IN = (
-    "log in again (`aws sso login`, `aws login`, or new AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
-    "then `fastlaunch doctor`"
+    "log in again (`aws sso login{profile}`, `aws login{profile}`, or new AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY), then `fastlaunch doctor`"
 )
 _CLOCK = "set this machine's clock, which AWS finds more than five minutes off"
 # EC2 gives one code for a session that has ended and a clock that is wrong.
@@ -361,6 +362,8 @@ def _error(kind: type[CloudRefused], message: str, hint: str, api_call: ApiCall,
     right = _RIGHTS.get(api_call.action, api_call.action)
     if api_call.action not in ("RunInstances", "CreateTrainingJob"):
         hint = _WITHOUT_TOKEN.get(hint, hint)
-    error = kind(message, hint.format(service=api_call.service, action=right, region=api_call.region))
+    profile = f" --profile {os.environ['AWS_PROFILE']}" if os.environ.get("AWS_PROFILE") else ""
+    names = {"service": api_call.service, "action": right, "region": api_call.region, "profile": profile}
+    error = kind(message, hint.format(**names))
     error.code = code
     return error

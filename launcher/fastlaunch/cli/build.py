@@ -17,7 +17,7 @@ from fastlaunch.catalog.container_images import (
     registry_host,
 )
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, next_command, split_names, yes_option
+from fastlaunch.cli.options import confirm, next_command, profile_option, split_names, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.images.build import (
@@ -92,6 +92,7 @@ class BuildOptions:
 )
 @click.option("--dry-run", is_flag=True, help="Print the commands and the context; build and ask nothing.")
 @yes_option
+@profile_option
 def build(
     base: str | None,
     push: bool,

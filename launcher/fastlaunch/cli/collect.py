@@ -9,7 +9,7 @@ import click
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import AppContext, open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
-from fastlaunch.cli.options import next_command, table_or_json_option
+from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.runs.collect import as_json, checkpoints, collected, summary_of
@@ -32,6 +32,7 @@ _HEADERS = {
 @click.command(short_help="Bring home the records, logs and facts of runs on AWS.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option("the report is")
+@profile_option
 def collect(runs: tuple[str, ...], output: str) -> int:
     """Bring home the records, logs and facts of runs on AWS.
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.context import reconcile_here
-from fastlaunch.cli.options import DATE, NAMES, POSITIVE_COUNT, Quantity, next_command, output_option
+from fastlaunch.cli.options import (
+    DATE,
+    NAMES,
+    POSITIVE_COUNT,
+    Quantity,
+    next_command,
+    output_option,
+    profile_option,
+)
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +112,7 @@ def _parse_charged_as(text: str) -> "ChargedAs":
     " unranked rows and on commits far apart.",
 )
 @output_option
+@profile_option
 def compare(
     selectors: tuple[str, ...],
     baseline: str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import NAMES, next_command, split_names, table_or_json_option
+from fastlaunch.cli.options import NAMES, next_command, profile_option, split_names, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.cli.submit_options import purchase_options
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
@@ -43,6 +43,7 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "message": "
 @purchase_options
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @table_or_json_option("the checks are")
+@profile_option
 def doctor(
     instances: tuple[str, ...] | None,
     backend: str | None,

@@ -11,9 +11,9 @@ import click
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import AppContext, open_reconciled
-from fastlaunch.cli.options import next_command, table_or_json_option
+from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import RUN_HEADERS, run_json, run_row, table
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.runs.display import RecordTail, describe
@@ -33,29 +33,36 @@ _CHUNK_BYTES = 2**16
 @click.command(short_help="Show where runs stand, after checking that it is still true.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option("the rows are")
-def status(runs: tuple[str, ...], output: str) -> None:
+@profile_option
+def status(runs: tuple[str, ...], output: str) -> int:
     """Show where runs stand, after checking that it is still true.
 
     RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
+    The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
     with open_reconciled() as (context, ledger):
         shown = ledger.select(runs) if runs else current_runs(ledger)
         _fetch_unfollowed(context, ledger, shown)
+        alarmed = _alarmed_regions(context, ledger, shown)
+        code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
         if output == "json":
             click.echo(json.dumps({"runs": [_as_json(context, ledger, run) for run in shown]}, indent=2))
-            return
+            return code
         rows = [run_row(run, note=_note(context, ledger, run)) for run in shown]
     if rows:
         click.echo(table(rows, RUN_HEADERS) + "\n")
     counts = Counter(run.state for run in shown)
     summary = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
     click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {summary}." if shown else "No runs yet.")
-    next_command(_after_status(shown))
+    look = "".join(f" --region {region}" for region in alarmed)
+    next_command(f"fastlaunch reap{look}" if alarmed else _after_status(shown))
+    return code
 
 
 @click.command(short_help="Show what a run printed; -f follows it.")
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends.")
+@profile_option
 def logs(run: str | None, follow: bool) -> None:
     """Show what a run printed; -f follows it.
 
@@ -71,6 +78,7 @@ def logs(run: str | None, follow: bool) -> None:
 
 @click.command(short_help="Stop a run and keep what it recorded.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@profile_option
 def cancel(runs: tuple[str, ...]) -> None:
     """Stop a run and keep what it recorded.
 
@@ -154,6 +162,14 @@ def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any
 
     attempts = ledger.attempts_of(run.id)
     return {**run_json(run), **cloud_as_json(run, attempts, home=context.settings.home, now=context.now())}
+
+
+def _alarmed_regions(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:
+    """Return where machines of these runs are over their time, or may live without being seen."""
+    from fastlaunch.runs.sight import alarm
+
+    last = [ledger.attempts_of(run.id)[-1:] for run in runs if run.backend in CLOUD_BACKENDS]
+    return sorted({str(each.region) for attempts in last for each in attempts if alarm(each, context.now())})
 
 
 def _after_status(runs: "Sequence[Run]") -> str:

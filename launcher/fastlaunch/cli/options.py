@@ -1,6 +1,7 @@
 """What several commands share: options, quantities as people write them, questions, the next command."""
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -99,6 +100,26 @@ output_option = click.option(
 )
 #: `--yes`, as parameter `yes`.
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
+
+
+def _use_profile(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Make boto3, and every program that is started, use this profile, as the AWS CLI's own option does."""
+    if value is not None:
+        os.environ["AWS_PROFILE"] = value
+        # Keys in the environment would count before the profile's.
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)
+
+
+#: `--profile NAME`, of every command that talks to AWS.
+profile_option = click.option(
+    "--profile",
+    metavar="NAME",
+    expose_value=False,
+    is_eager=True,
+    callback=_use_profile,
+    help="Profile of the AWS login to use, before AWS_PROFILE and keys in the environment.",
+)
 
 
 def table_or_json_option(what: str) -> Decorator:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, next_command, table_or_json_option, yes_option
+from fastlaunch.cli.options import confirm, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
 from fastlaunch.runs.reap import (
@@ -56,6 +56,7 @@ _MACHINE_HEADERS = {"run": "run", "type": "type", "zone": "zone", "hours": "hour
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @table_or_json_option("the report is")
 @yes_option
+@profile_option
 def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str, yes: bool) -> int:
     """End instances, training jobs and schedules that nobody stops any more, found by their tags and names.
 

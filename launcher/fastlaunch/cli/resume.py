@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.context import app_context, open_launcher
-from fastlaunch.cli.options import USD, confirm, table_or_json_option, yes_option
+from fastlaunch.cli.options import USD, confirm, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import exit_code_of, print_runs
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--detach", is_flag=True, help="Return once a machine has started.")
 @table_or_json_option("the run is")
 @yes_option
+@profile_option
 def resume(run: str, max_cost_usd: float | None, detach: bool, output: str, yes: bool) -> int:
     """Resume an interrupted run on AWS from its last checkpoint.
 

@@ -15,6 +15,7 @@ from fastlaunch.cli.options import (
     confirm,
     next_command,
     output_option,
+    profile_option,
     table_or_json_option,
     yes_option,
 )
@@ -61,6 +62,7 @@ def runs(ctx: click.Context) -> None:
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Show only the last N.")
 @output_option
+@profile_option
 def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output: str = "table") -> None:
     with open_ledger(load_settings()) as ledger:
         reconcile_here(ledger)
@@ -82,6 +84,7 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
 @runs.command("show", short_help="Show everything that is known of a run.")
 @click.argument("name", metavar="RUN")
 @table_or_json_option("the run is")
+@profile_option
 def show(name: str, output: str) -> None:
     """Show everything that is known of a run: what was asked for, what was done and when, what it measured,
     what it was billed at, and where its files are.
@@ -106,6 +109,7 @@ def show(name: str, output: str) -> None:
 @runs.command("rm", short_help="Remove runs and their files.")
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @yes_option
+@profile_option
 def remove(selectors: tuple[str, ...], yes: bool) -> None:
     """Remove runs from the ledger, and their folders if fastlaunch made them. Files that were imported stay.
 

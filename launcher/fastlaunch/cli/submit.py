@@ -11,7 +11,7 @@ import click
 
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.cli.context import AppContext, app_context, open_launcher
-from fastlaunch.cli.options import NAMES, split_names, table_or_json_option, yes_option
+from fastlaunch.cli.options import NAMES, profile_option, split_names, table_or_json_option, yes_option
 from fastlaunch.cli.render import exit_code_of, print_runs
 from fastlaunch.cli.submit_options import (
     check_backend,
@@ -63,6 +63,7 @@ _RUN_ID = "<run-id>"
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
 @table_or_json_option("the runs are")
 @yes_option
+@profile_option
 def submit(
     local: bool,
     container: bool,

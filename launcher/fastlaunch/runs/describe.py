@@ -12,6 +12,7 @@ from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.collect import attempt_as_json, doing, run_facts
+from fastlaunch.runs.sight import alarm
 from fastlaunch_train.records.records import Check, Eval
 
 _INDENT = "  "
@@ -195,7 +196,8 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     spot = " before spot's discount" if is_discounted and last.ended_at is None else ""
     bound = f", at most ${ceiling:,.2f}" if ceiling is not None else ""
     machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
-    return f"{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
+    alarmed = f"ALARM: {problem}; " if (problem := alarm(last, now)) else ""
+    return f"{alarmed}{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
 
 
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
@@ -227,6 +229,7 @@ def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dat
     return {
         "instance": run.instance,
         "doing": None if run.state.is_final else doing(run, attempts, home),
+        "alarm": alarm(attempts[-1], now) if attempts else None,
         "attempts": [attempt_as_json(run, attempt, home=home, now=now) for attempt in attempts],
         "cost_usd": cost.usd,
         "sunk_usd": cost.sunk_usd,

@@ -33,6 +33,7 @@ from fastlaunch.runs.local import LocalRunner
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
 from fastlaunch.runs.resume import can_go_on, resumable, root_of
+from fastlaunch.runs.sight import check_account
 from fastlaunch.runs.stop_request import StopRequest
 
 #: What must fit on the disk before anything starts: more than the records of a few hundred steps.
@@ -83,6 +84,9 @@ class Launcher:
         Raises UserError where a job cannot be started here, and CloudRefused's kinds where AWS started no
         machine, or where that is not known.
         """
+        for placement in submission.placements[:1]:
+            # A login that has expired is told before anything is stored.
+            self.cloud_backends[placement.backend].aws.identity()
         submission_id = self.ledger.add_submission(command)
         with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, submission)
@@ -104,6 +108,8 @@ class Launcher:
         Raises UserError where that is impossible; see `resumable`.
         """
         plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
+        for attempt in self.ledger.attempts_of(run.id)[-1:]:
+            check_account(attempt, self._backend(attempt).aws.identity())
         with self._launching(run.submission_id):
             if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
                 raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")

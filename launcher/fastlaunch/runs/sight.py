@@ -58,6 +58,25 @@ def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> 
     return [_judged(ledger, backend, attempt, status, identity) for attempt, status in pairs]
 
 
+def alarm(attempt: Attempt, now: datetime) -> str | None:
+    """Return what is wrong with an open attempt that may cost, in words; None if nothing is known to be.
+
+    What is over its time is over its ceiling too, which is made for that time.
+    """
+    if attempt.ended_at is not None or attempt.handle is None or attempt.max_minutes is None:
+        return None
+    # A job that waits for machines has no launched_at yet, and costs nothing.
+    launched_at = attempt.launched_at or (attempt.handle["launched_at"] if attempt.backend == "ec2" else None)
+    if launched_at is None:
+        return None
+    ended_at = datetime.fromisoformat(launched_at) + timedelta(minutes=attempt.max_minutes + MARGIN_MINUTES)
+    unseen = f"AWS does not show it since {attempt.absences[0]}" if attempt.absences else None
+    if now > ended_at:
+        over = f"over its time and its ceiling since {ended_at:%Y-%m-%d %H:%M} UTC"
+        return f"{over}; {unseen}: whether it lives is unknown" if unseen else over
+    return f"{unseen}: whether it lives is unknown" if unseen else None
+
+
 def _judged(
     ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: AttemptStatus, identity: Identity
 ) -> AttemptStatus:
