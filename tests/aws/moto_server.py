@@ -6,6 +6,7 @@ moto has not implemented is refused as an error of the service. Every request is
 drops interfaces, reservations and placement: assert on `sent()`.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -150,13 +151,18 @@ class MotoServer:
     def set_up_region(
         self, region: str, *, bucket: str | None = None, profile: str = "fastlaunch-node"
     ) -> RegionSettings:
-        """Settings of a region of which all is there: bucket, profile with role, group, subnet by zone."""
+        """Settings of a region with all that EC2 takes: bucket, profile, timer's role, group, subnets."""
         iam, s3, ec2 = backend("iam", "aws"), backend("s3", "aws"), backend("ec2", region)
         name = bucket or f"runs-{region}"
         s3.create_bucket(name, region)
         if profile not in {known.name for known in iam.instance_profiles.values()}:
             iam.create_role(profile, "{}", "/", None, "", [], None)
             iam.create_instance_profile(profile, "/", [profile])
+        if "fastlaunch-scheduler" not in {role.name for role in iam.roles.values()}:
+            trust = {"Principal": {"Service": "scheduler.amazonaws.com"}, "Action": "sts:AssumeRole"}
+            policy = json.dumps({"Statement": [{"Effect": "Allow", **trust}]})
+            iam.create_role("fastlaunch-scheduler", policy, "/", None, "", [], None)
+        role = next(role for role in iam.roles.values() if role.name == "fastlaunch-scheduler")
         self._furnish(region)
         subnets = {zone: subnet.id for zone, subnet in sorted(ec2.get_default_subnets().items())}
         return RegionSettings(
@@ -164,6 +170,7 @@ class MotoServer:
             instance_profile=profile,
             security_groups=(ec2.get_default_security_group().id,),
             subnets=subnets,
+            scheduler_role=role.arn,
         )
 
     def refuse(

@@ -50,6 +50,7 @@ def configure(isolated: Path, region: RegionSettings | None = None, **changes: A
             "bucket": region.bucket,
             "instance_profile": region.instance_profile,
             "security_groups": list(region.security_groups),
+            "scheduler_role": region.scheduler_role,
             "subnets": dict(list(region.subnets.items())[:2]),
         }
     (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": written | changes}}))

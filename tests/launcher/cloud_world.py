@@ -54,7 +54,7 @@ class World:
     reports: list[str] = field(default_factory=list)
     shown: io.StringIO = field(default_factory=io.StringIO)
     discount: float = 0.0
-    scheduler_role: str | None = None
+    scheduler_role: str | None = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
 
     @property
     def clock(self) -> Clock:
@@ -63,7 +63,8 @@ class World:
 
     @property
     def settings(self) -> Settings:
-        aws = {"us-east-1": RegionSettings(scheduler_role=self.scheduler_role)}
+        region = RegionSettings(scheduler_role=self.scheduler_role)
+        aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
         return Settings(home=self.home, discount=self.discount, aws=aws)
 
     @property
@@ -97,6 +98,7 @@ class World:
         jobs: tuple[JobSpec, ...] | None = None,
         max_minutes: int = 120,
         detach: bool = False,
+        account_timer: bool = True,
     ) -> list[Run]:
         given = jobs or ((job() if self.placement.backend == "ec2" else training_job()),)
 
@@ -109,6 +111,7 @@ class World:
             jobs_at=jobs_at,
             max_minutes=max_minutes,
             detach=detach,
+            account_timer=account_timer,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 
@@ -145,7 +148,7 @@ class World:
         return self.ledger.get(first)
 
     def reconcile(self) -> None:
-        reconcile(self.ledger, self.backends)
+        reconcile(self.ledger, self.backends, self.settings)
 
     def cancel(self, run: Run) -> RunState:
         return cancel(

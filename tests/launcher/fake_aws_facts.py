@@ -142,12 +142,13 @@ def denied(action: str) -> NotAuthorised:
 
 
 def usual(region: str = "us-east-1", letters: str = "abc", **changes: Any) -> RegionSettings:
-    """A region with everything in the config file but roles."""
+    """A region with everything in the config file but SageMaker's role."""
     here = RegionSettings(
         bucket="acme",
         instance_profile="fastlaunch-node",
         security_groups=("sg-1",),
         subnets={f"{region}{letter}": f"subnet-{letter}" for letter in letters},
+        scheduler_role=ROLE,
     )
     return replace(here, **changes)
 

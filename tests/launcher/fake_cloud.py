@@ -16,7 +16,7 @@ from fake_records import write_run
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import Identity, Instance, StoredObject
-from fastlaunch.core.errors import CloudRefused, Unreachable
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, Unreachable
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 BOOT_S, SHUTDOWN_S = 60, 40
@@ -57,7 +57,8 @@ class FakeAws(Aws):
     then answers nothing, or `few`, which starts one too few; after them every request is carried out.
     hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
     refusals: errors by method, raised once each. caller: who is logged in. is_blind: EC2 answers, and shows
-    nothing.
+    nothing. schedules: by name, with the instances that each ends. when_asked: called
+    before a schedule is made.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -76,6 +77,8 @@ class FakeAws(Aws):
         self.spot_usd: float | None = 17.0
         self.caller = Identity(account="123456789012", arn="arn:aws:iam::123456789012:user/ada")
         self.is_blind = False
+        self.schedules: dict[str, str] = {}
+        self.when_asked: Callable[[], None] = lambda: None
 
     # What the launcher calls
 
@@ -160,6 +163,18 @@ class FakeAws(Aws):
             ),
             key=lambda one: one.key,
         )
+
+    def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
+        assert service == "scheduler", action
+        self._called(action)
+        if action == "CreateSchedule":
+            self.when_asked()
+            self.schedules[given["Name"]] = given["Target"]["Input"]
+        elif self.schedules.pop(given["Name"], None) is None:
+            error = BadConfiguration("there is none of the name")
+            error.code = "ResourceNotFoundException"
+            raise error
+        return {}
 
     # What a test does
 

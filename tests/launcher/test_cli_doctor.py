@@ -23,6 +23,9 @@ BASE = "2.13-cu133-amzn2023"
 AWS = Aws(attempts=1, timeouts_s=(5, 20))
 
 
+ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
+
+
 @pytest.fixture
 def account(aws_server: MotoServer, isolated: Path) -> MotoServer:
     """An account with all that a job on p5 in us-east-1 needs, and a config file that names it."""
@@ -35,15 +38,8 @@ def account(aws_server: MotoServer, isolated: Path) -> MotoServer:
     ec2.attach_internet_gateway(gateway.id, vpc.id)
     (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
     ec2.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
-    configure(isolated, region, scheduler_role=scheduler_role())
+    configure(isolated, region)
     return aws_server
-
-
-def scheduler_role() -> str:
-    """ARN of a role that EventBridge Scheduler may take on."""
-    trust = {"Effect": "Allow", "Principal": {"Service": "scheduler.amazonaws.com"}}
-    policy = json.dumps({"Statement": [{**trust, "Action": "sts:AssumeRole"}]})
-    return str(backend("iam", "aws").create_role("timer", policy, "/", None, "", [], None).arn)
 
 
 def doctor(*argv: str, aws: Aws = AWS) -> int:
@@ -181,7 +177,8 @@ def test_what_does_not_exist_ends_with_3(
     name: str,
     wrong: dict[str, Any],
 ) -> None:
-    configure(isolated, **{"bucket": "runs-us-east-1", "instance_profile": "fastlaunch-node", **wrong})
+    named = {"bucket": "runs-us-east-1", "instance_profile": "fastlaunch-node"}
+    configure(isolated, **{**named, "scheduler_role": ROLE, **wrong})
     results = checks(capsys, code=3).values()
     assert [check["name"] for check in results if check["result"] == "failed"] == [name]
 

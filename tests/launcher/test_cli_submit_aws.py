@@ -51,6 +51,8 @@ def region(aws_server: MotoServer, isolated: Path) -> MotoServer:
 def submit(*argv: str, aws: Aws = AWS, sleep: Callable[[float], None] = lambda _: None) -> int:
     """Exit code of `fastlaunch submit`, in this process."""
     argv = (*SUBMIT, *argv)
+    # Every command asks anew who is logged in.
+    aws._identity = None
     return run(list(argv), replace(app_context(*argv), connect=lambda: aws, sleep=sleep))
 
 
@@ -97,7 +99,7 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert all(run.id in str(run_list.text) for run in stored)
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.18 of instance time: (2 h + 10 min) x $1.006/h, g5.xlarge; price as of" in err
-    assert "--detach: nobody will follow it; only its own timer ends" in err
+    assert "--detach: nobody will follow it; only its own timer, and one in the account, end" in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
     assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"
 

@@ -1,48 +1,12 @@
-"""Detached submissions on EC2: a timer in the account ends what nobody follows, and goes when that ended."""
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+"""A timer in the account ends machines on EC2 that nothing else ended, and goes when they have ended."""
 
 import pytest
-from cloud_world import World, opened_world
-from fake_cloud import Clock, FakeAws, FakeNode
+from cloud_world import World
+from fake_cloud import FakeNode
 
-from fastlaunch.core.errors import BadConfiguration
+from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.runs.provision import NO_SCHEDULE
-
-ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
-
-
-class TimedAws(FakeAws):
-    """With EventBridge Scheduler: `schedules` by name, with the instances that each ends.
-
-    when_asked: called before a schedule is made.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
-        self.schedules: dict[str, str] = {}
-        self.when_asked: Callable[[], None] = lambda: None
-
-    def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
-        assert service == "scheduler", action
-        self._called(action)
-        if action == "CreateSchedule":
-            self.when_asked()
-            self.schedules[given["Name"]] = given["Target"]["Input"]
-        elif self.schedules.pop(given["Name"], None) is None:
-            error = BadConfiguration("there is none of the name")
-            error.code = "ResourceNotFoundException"
-            raise error
-        return {}
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path, TimedAws, scheduler_role=ROLE) as opened:
-        yield opened
 
 
 def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:
@@ -53,6 +17,53 @@ def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:
     assert attempt.reason is None
     # 120 minutes from 09:00 on, and fifteen more.
     assert world.reported("2026-11-21 11:15 UTC", f"logs -f {run.id}", f"cancel {run.id}")
+
+
+def test_what_is_followed_has_a_timer_while_it_lives(world: World) -> None:
+    seen: list[dict[str, str]] = []
+    world.clock.at(60, lambda: seen.append(dict(world.aws.schedules)))
+    (run,) = world.submit()
+    assert seen == [{f"fastlaunch-{run.id}-a1": '{"InstanceIds": ["i-0001"]}'}]
+    assert run.state is RunState.COMPLETED and world.aws.schedules == {}
+
+
+def test_without_the_role_nothing_is_started_unless_the_timer_is_declined(world: World) -> None:
+    world.scheduler_role = None
+    with pytest.raises(UserError, match=r"no `scheduler_role` .* for us-east-1") as caught:
+        world.submit()
+    assert "--no-account-timer" in (caught.value.hint or "")
+    assert world.aws.requests == [] and world.ledger.select() == []
+    (run,) = world.submit(account_timer=False)
+    assert run.state is RunState.COMPLETED and world.aws.calls["CreateSchedule"] == 0
+
+
+def test_a_timer_that_was_refused_is_made_by_the_next_look(world: World) -> None:
+    world.aws.refuse("CreateSchedule", NotAuthorised("not allowed"))
+    (run,) = world.submit(detach=True)
+    assert world.reported("warning", "not allowed", "only the node's own timer")
+    assert world.aws.schedules == {}
+    world.clock.sleep(30)
+    world.reconcile()
+    assert list(world.aws.schedules) == [f"fastlaunch-{run.id}-a1"]
+    world.reconcile()
+    assert world.aws.calls["CreateSchedule"] == 2
+
+
+def test_a_declined_timer_is_made_by_no_look(world: World) -> None:
+    world.submit(detach=True, account_timer=False)
+    world.clock.sleep(30)
+    world.reconcile()
+    assert world.aws.calls["CreateSchedule"] == 0
+    world.clock.sleep(600)
+    world.reconcile()
+    assert world.ledger.scheduled_attempts() == []
+
+
+def test_a_machine_whose_launcher_died_gets_a_timer(world: World) -> None:
+    world.aws.node = lambda node: node.train(upto=0)
+    run = world.add(noted=False)
+    world.reconcile()
+    assert list(world.aws.schedules) == [f"fastlaunch-{run.id}-a1"]
 
 
 def test_it_goes_when_the_attempt_has_ended(world: World) -> None:

@@ -34,7 +34,8 @@ def started(ledger: Ledger) -> Attempt:
     run_id = ledger.new_run_id()
     ledger.add_run(submission, run_id, spec={}, plan=None, workload="vit-tiny", recipe="bf16", backend="ec2")
     attempt, _ = ledger.add_attempt([run_id], region="us-east-1", max_minutes=120)
-    ledger.set_handle(attempt, {"region": "us-east-1", "launched_at": LAUNCHED.isoformat()})
+    machines = {"instance_ids": ["i-0a", "i-0b"], "launched_at": LAUNCHED.isoformat()}
+    ledger.set_handle(attempt, {"region": "us-east-1", **machines})
     return ledger.attempt(attempt)
 
 
@@ -71,7 +72,7 @@ def test_an_attempt_gets_a_schedule_for_each_machine_and_loses_them(
     ledger: Ledger, aws: Aws, aws_server: "MotoServer"
 ) -> None:
     attempt = started(ledger)
-    told = arm(ledger, aws, attempt, role=ROLE, ids=["i-0a", "i-0b"], now=NOW)
+    told = arm(ledger, aws, attempt, role=ROLE, now=NOW)
     assert told == (
         f"a timer in the account ends what is left at 2026-11-21 11:15 UTC (fastlaunch-{attempt.token})"
     )
@@ -86,7 +87,7 @@ def test_an_attempt_gets_a_schedule_for_each_machine_and_loses_them(
     assert noted is not None
     assert (noted["state"], noted["name"]) == ("created", f"fastlaunch-{attempt.token}")
     # Once more, as after a launcher that was killed: no second one, and no error.
-    assert arm(ledger, aws, attempt, role=ROLE, ids=["i-0a", "i-0b"], now=NOW) == told
+    assert arm(ledger, aws, attempt, role=ROLE, now=NOW) == told
     assert [schedule.name for schedule in aws.list_schedules("us-east-1")] == names(attempt.token, 2)
 
     disarm(ledger, aws, attempt)
@@ -105,10 +106,10 @@ def test_the_ledger_names_the_schedule_before_it_is_asked_for(ledger: Ledger) ->
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        arm(ledger, Aws(connect=lambda *_: Dies()), attempt, role=ROLE, ids=["i-0a"], now=NOW)
+        arm(ledger, Aws(connect=lambda *_: Dies()), attempt, role=ROLE, now=NOW)
     assert seen == [ledger.attempt(attempt.id).schedule]
     assert seen[0]["state"] == "unknown"
-    assert seen[0]["names"] == [f"fastlaunch-{attempt.token}"]
+    assert seen[0]["names"] == names(attempt.token, 2)
     assert [schedule.id for schedule in ledger.scheduled_attempts()] == [attempt.id]
 
 
@@ -125,7 +126,7 @@ def test_what_is_refused_is_said_and_noted(
     attempt = started(ledger)
     for _ in range(2 if status == 500 else 1):
         stubbed_aws.error("scheduler", "create_schedule", code, status=status)
-    told = arm(ledger, stubbed_aws.aws, attempt, role=ROLE, ids=["i-0a"], now=NOW)
+    told = arm(ledger, stubbed_aws.aws, attempt, role=ROLE, now=NOW)
     assert said in told
     assert told.endswith("only the node's own timer protects")
     noted = ledger.attempt(attempt.id).schedule

@@ -78,7 +78,16 @@ def test_where_all_is_well_every_check_says_so() -> None:
     found = run(aws, max_minutes=120, max_cost_usd=200.0, placements=[site()])
     assert results(found) == {}
     assert [each.name for each in found] == [
-        *("login", "config", "region", "machine image", "container image", "instance profile", "bucket"),
+        *(
+            "login",
+            "config",
+            "region",
+            "machine image",
+            "container image",
+            "instance profile",
+            "scheduler role",
+        ),
+        *("bucket",),
         *("security group", "subnet", "subnet", "subnet", "offered", "quota", "price file", "price", "cost"),
     ]
     assert first("login", found).message == "arn:aws:iam::123456789012:user/ada (account 123456789012)"
@@ -145,7 +154,7 @@ def test_a_region_that_is_not_there_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "name"),
+    ("facts", "names"),
     [
         ({"regions": denied("it")}, "region"),
         ({"quota": denied("it")}, "quota"),
@@ -153,15 +162,15 @@ def test_a_region_that_is_not_there_is_not_asked() -> None:
         ({"running_vcpus": denied("it")}, "quota"),
         ({"spot_price_usd": denied("it")}, "spot price"),
         ({"spot_price_usd": None}, "spot price"),
-        ({"may_pass": denied("it")}, "instance profile"),
+        ({"may_pass": denied("it")}, "instance profile,scheduler role"),
         ({"profile_role": denied("it")}, "instance profile"),
     ],
 )
 def test_what_aws_does_not_tell_and_the_job_does_not_need_holds_up_nothing(
-    facts: dict[str, Any], name: str
+    facts: dict[str, Any], names: str
 ) -> None:
     found = run(FakeAws(**facts), **SPOT)
-    assert results(found) == {name: "not checked"}
+    assert results(found) == dict.fromkeys(names.split(","), "not checked")
     assert usable([site()], found).placements == (site(),)
 
 
@@ -205,7 +214,7 @@ def test_a_way_out_is_seen(facts: dict[str, Any]) -> None:
 
 
 def test_without_subnets_it_warns_that_ec2_chooses() -> None:
-    bare = RegionSettings(bucket="acme", instance_profile="node")
+    bare = RegionSettings(bucket="acme", instance_profile="node", scheduler_role=ROLE)
     assert results(run(here=bare)) == {"subnet": "warning"}
     assert check("subnet", FakeAws(default_vpc=None), here=bare).result is Result.FAILED
 
@@ -324,19 +333,19 @@ def test_without_an_instance_type_the_account_is_checked() -> None:
     ("facts", "arn", "result"),
     [
         ({}, ROLE, Result.OK),
-        ({}, None, Result.NOT_CHECKED),
+        ({}, None, Result.FAILED),
         ({"may_pass": denied("it")}, ROLE, Result.NOT_CHECKED),
         ({"may_pass": lambda role, service: service != "scheduler.amazonaws.com"}, ROLE, Result.WARNING),
         ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, ROLE, Result.WARNING),
     ],
 )
-def test_a_detached_jobs_timer_holds_up_nothing(
+def test_without_the_timers_role_nothing_starts_and_with_it_the_timer_holds_up_nothing(
     facts: dict[str, Any], arn: str | None, result: Result
 ) -> None:
-    found = check("scheduler role", FakeAws(**facts), here=usual(scheduler_role=arn), is_unfollowed=True)
+    found = check("scheduler role", FakeAws(**facts), here=usual(scheduler_role=arn))
     assert found.result is result and (result is Result.OK or found.hint)
-    # A job that is followed has no such timer.
-    assert "scheduler role" not in {each.name for each in run()}
+    declined = run(here=usual(scheduler_role=None), account_timer=False)
+    assert "scheduler role" not in {each.name for each in declined}
 
 
 # Several nodes

@@ -197,9 +197,9 @@ def test_rows_of_a_dead_launcher_are_lost_and_of_a_living_one_left_alone(backend
     lock = backend.ledger.launcher_lock(backend.ledger.get(run_id).submission_id)
     lock.parent.mkdir()
     with locks.held(lock):
-        reconcile(backend.ledger, {"local": backend})
+        reconcile(backend.ledger, {"local": backend}, Settings(home=Path()))
         assert backend.ledger.get(run_id).state is RunState.PLANNED
-    reconcile(backend.ledger, {"local": backend})
+    reconcile(backend.ledger, {"local": backend}, Settings(home=Path()))
     run = backend.ledger.get(run_id)
     assert (run.state, run.reason) == (RunState.LOST, "its launcher ended before it started")
 
@@ -210,9 +210,9 @@ def test_job_whose_start_was_not_noted_is_found_again(backend: InstantBackend) -
     write_run(directory, steps=80, workload="vit-tiny")
     backend.alive[str(directory)] = 1
     backend.ledger.set_state(run_id, RunState.RUNNING)
-    reconcile(backend.ledger, {"local": backend})
+    reconcile(backend.ledger, {"local": backend}, Settings(home=Path()))
     assert backend.ledger.get(run_id).state is RunState.RUNNING
-    reconcile(backend.ledger, {"local": backend})
+    reconcile(backend.ledger, {"local": backend}, Settings(home=Path()))
     run = backend.ledger.get(run_id)
     assert run.state is RunState.COMPLETED
     assert run.summary is not None and run.summary.num_steps == 80
@@ -222,7 +222,7 @@ def test_damaged_record_is_the_reason(backend: InstantBackend) -> None:
     run_id = planned(backend)
     (path,) = write_run(backend.home / run_id, steps=80, workload="vit-tiny")
     path.write_text("not a record\n")
-    reconcile(backend.ledger, {"local": backend})
+    reconcile(backend.ledger, {"local": backend}, Settings(home=Path()))
     run = backend.ledger.get(run_id)
     assert (run.state, run.reason) == (RunState.LOST, f"{path}:1: not a fastlaunch record")
     assert run.summary is None

@@ -101,7 +101,7 @@ def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
 
     context = app_context()
     with open_ledger(context.settings) as ledger:
-        reconcile(ledger, context.backends)
+        reconcile(ledger, context.backends, context.settings)
         yield context, ledger
 
 
@@ -132,7 +132,8 @@ def reconcile_here(ledger: "Ledger") -> None:
 
     # Most ledgers have nothing under way, and what it takes to ask is slow to make.
     if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
-        reconcile(ledger, app_context().backends)
+        context = app_context()
+        reconcile(ledger, context.backends, context.settings)
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:

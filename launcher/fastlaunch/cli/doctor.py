@@ -102,7 +102,6 @@ def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOpti
         ),
         cloud=cloud,
         instances=instances_of(cloud, catalogue) if cloud.instances else (),
-        is_unfollowed=True,
     )
 
 

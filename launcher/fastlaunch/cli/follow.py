@@ -129,7 +129,7 @@ def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow
             if not lives:
                 break
             context.sleep(0.2)
-            reconcile(ledger, context.backends)
+            reconcile(ledger, context.backends, context.settings)
 
 
 def _last_started(ledger: "Ledger") -> "Run":
@@ -250,7 +250,7 @@ def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow
         if has_ended or not follow:
             break
         context.sleep(FETCH_INTERVAL_S)
-        reconcile(ledger, context.backends)
+        reconcile(ledger, context.backends, context.settings)
     if not shown:
         raise UserError(
             f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"

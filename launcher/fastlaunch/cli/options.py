@@ -98,6 +98,15 @@ output_option = click.option(
     show_default=True,
     help="Write the rows to stdout in this form.",
 )
+#: `--no-account-timer`, as parameter `account_timer`.
+account_timer_option = click.option(
+    "--no-account-timer",
+    "account_timer",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Make no schedule in the account that ends the machine. Its own timer does.",
+)
 #: `--yes`, as parameter `yes`.
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
 

@@ -185,7 +185,7 @@ def _reconcile(context: AppContext, ledger: "Ledger") -> list[dict[str, str | No
 
     selectors = ["state=planned", "state=running", "backend=ec2", "backend=sagemaker"]
     open_before = [run.id for run in ledger.select(selectors)]
-    reconcile(ledger, context.backends)
+    reconcile(ledger, context.backends, context.settings)
     ended = [run for run in ledger.select(open_before) if run.state.is_final] if open_before else []
     return [{"run": run.id, "state": str(run.state), "reason": run.reason} for run in ended]
 

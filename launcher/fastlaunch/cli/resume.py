@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.context import app_context, open_launcher
-from fastlaunch.cli.options import USD, confirm, profile_option, table_or_json_option, yes_option
+from fastlaunch.cli.options import (
+    USD,
+    account_timer_option,
+    confirm,
+    profile_option,
+    table_or_json_option,
+    yes_option,
+)
 from fastlaunch.cli.render import exit_code_of, print_runs
 
 if TYPE_CHECKING:
@@ -17,10 +24,13 @@ if TYPE_CHECKING:
 @click.argument("run")
 @click.option("--max-cost", "max_cost_usd", type=USD, metavar="USD", help="Refuse if it may cost more.")
 @click.option("--detach", is_flag=True, help="Return once a machine has started.")
+@account_timer_option
 @table_or_json_option("the run is")
 @yes_option
 @profile_option
-def resume(run: str, max_cost_usd: float | None, detach: bool, output: str, yes: bool) -> int:
+def resume(
+    run: str, max_cost_usd: float | None, detach: bool, account_timer: bool, output: str, yes: bool
+) -> int:
     """Resume an interrupted run on AWS from its last checkpoint.
 
     RUN is a run's id or a part of it. The new machine is of the type that the run began on, and gets the
@@ -31,10 +41,10 @@ def resume(run: str, max_cost_usd: float | None, detach: bool, output: str, yes:
 
     context = app_context()
     with open_launcher(context, context.cloud_backends) as launcher:
-        reconcile(launcher.ledger, context.backends)
+        reconcile(launcher.ledger, context.backends, context.settings)
         chosen = launcher.ledger.get(run)
         _ask(launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
-        resumed = launcher.resume(chosen, detach=detach)
+        resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
     print_runs([resumed], output=output)
     return exit_code_of([resumed], stopped=bool(launcher.stop.by))
 

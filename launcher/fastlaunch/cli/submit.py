@@ -230,7 +230,7 @@ def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], *, outp
 
     check_home(context.settings.home)
     with open_launcher(context, {backend.name: backend}) as launcher:
-        reconcile(launcher.ledger, context.backends)
+        reconcile(launcher.ledger, context.backends, context.settings)
         for other in launcher.ledger.select(["state=running", "backend=local"]):
             click.echo(f"warning: run {other.id} is under way here: both will be slower than alone", err=True)
         submission = Submission(jobs_at=lambda _: tuple(jobs))

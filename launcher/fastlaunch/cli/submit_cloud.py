@@ -16,7 +16,6 @@ from fastlaunch.cli.options import check_can_ask, confirm
 from fastlaunch.cli.plan_text import in_words, plan_text
 from fastlaunch.cli.render import exit_code_of, print_runs
 from fastlaunch.core.errors import EXIT_DONE
-from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
@@ -84,7 +83,6 @@ def submit_to_cloud(
         now=now,
         commit=context.commit,
         max_cost_usd=max_cost_usd,
-        detach=detach,
     )
     _check_plans(prepared.request, prepared.placements)
     return _submit(context, prepared, detach=detach, output=output, yes=yes)
@@ -151,9 +149,10 @@ def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: 
         jobs_at=lambda site: _jobs_of(prepared.request, site),
         max_minutes=prepared.request.cloud.max_minutes,
         detach=detach,
+        account_timer=prepared.request.cloud.account_timer,
     )
     with open_launcher(context, context.cloud_backends) as launcher:
-        click.echo("\n".join(_announcement(prepared, launcher.ledger, context.settings, detach)), err=True)
+        click.echo("\n".join(_announcement(prepared, launcher.ledger, detach)), err=True)
         confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
@@ -161,7 +160,7 @@ def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: 
     return exit_code_of(runs, stopped=bool(launcher.stop.by))
 
 
-def _announcement(prepared: "Prepared", ledger: "Ledger", settings: Settings, detach: bool) -> list[str]:
+def _announcement(prepared: "Prepared", ledger: "Ledger", detach: bool) -> list[str]:
     """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
     from fastlaunch.runs.resume import slow_checkpoint
 
@@ -180,18 +179,14 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", settings: Settings, de
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
         lines.append(f"warning: {slow}")
     if detach:
-        lines.append(f"--detach: nobody will follow it; {_timers(first, settings)}")
+        lines.append(f"--detach: nobody will follow it; {_timers(prepared.request, first)}")
     return [*lines, str(_ceiling(prepared.request, prepared.placements))]
 
 
-def _timers(site: "Placement", settings: Settings) -> str:
+def _timers(request: CloudRequest, site: "Placement") -> str:
     """What ends a job at a place that nobody follows."""
     if site.backend == "sagemaker":
         return "SageMaker ends it at its limit"
-    here = settings.aws.get(site.region)
-    if here is not None and here.scheduler_role:
+    if request.cloud.account_timer:
         return "only its own timer, and one in the account, end what hangs or is forgotten"
-    return (
-        "only its own timer ends what hangs or is forgotten: no `scheduler_role` is in the config file "
-        f"for {site.region}, for a second one in the account"
-    )
+    return "only its own timer ends what hangs or is forgotten"

@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from fastlaunch.cli.options import BATCH_SIZE, COUNT, MINUTES, POSITIVE_COUNT, USD, with_options
+from fastlaunch.cli.options import (
+    BATCH_SIZE,
+    COUNT,
+    MINUTES,
+    POSITIVE_COUNT,
+    USD,
+    account_timer_option,
+    with_options,
+)
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
 from fastlaunch.jobs.options import CloudOptions
@@ -154,6 +162,7 @@ cloud_options = with_options(
     click.option(
         "--detach", is_flag=True, help="Return once it runs. Timers end what hangs or is forgotten."
     ),
+    account_timer_option,
     click.option(
         "--bucket",
         metavar="NAME",

@@ -67,6 +67,8 @@ class CloudOptions:
     #: The most paid for an hour of spot; None for the on-demand price.
     max_price_usd: float | None = None
     max_minutes: int = 120
+    #: Whether a schedule in the account ends machines on EC2 that nothing else ended.
+    account_timer: bool = True
     #: A container image by digest that holds the training code; None for AWS's own with a code bundle.
     image: str | None = None
     #: Tag of AWS's own image; None for the newest.

@@ -77,8 +77,6 @@ class CheckContext:
     checkpoint_every: int | None = None
     #: The budget.
     max_cost_usd: float | None = None
-    #: Whether nobody follows the job, so that a timer in the account is to end its machines.
-    is_unfollowed: bool = False
 
     @property
     def aws(self) -> Aws:
@@ -223,7 +221,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "machine image"}, partial(_machine_image, job, region)
     yield {"name": "container image"}, partial(_container, job, region)
     yield {"name": "instance profile"}, partial(_profile, job, region)
-    if job.is_unfollowed:
+    if job.cloud.account_timer:
         yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
     yield from _network_checks(job, region)
@@ -274,13 +272,15 @@ def _role(job: CheckContext, region: str) -> str | Finding:
 
 
 def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
-    """Never an error: without the role, the machine's own timer still ends it."""
+    """Check the role of the timer in the account. A refusal by IAM only warns: the launch will show it."""
     arn = job.region_settings(region).scheduler_role
-    alone = "of a detached job only its machines' own timers would end it"
+    alone = "without it only the machines' own timers end what is forgotten"
     if arn is None:
         write = f"write `scheduler_role: ARN` under `aws: {region}:` in the config file"
-        hint = f"{write}; this makes one: {setup_command(region)}"
-        return Finding(Result.NOT_CHECKED, f"none is named: {alone}", hint)
+        raise UserError(
+            f"no scheduler role is named: {alone}",
+            f"{write}; this makes one: {setup_command(region)}; or go without it: --no-account-timer",
+        )
     try:
         check_role(job.aws, region, arn, SCHEDULER)
         return _passed(job, region, arn, SCHEDULER)

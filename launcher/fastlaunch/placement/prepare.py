@@ -51,12 +51,11 @@ def prepare(
     now: datetime.datetime,
     commit: str | None,
     max_cost_usd: float | None = None,
-    detach: bool = False,
     pins: "Sequence[Pin] | None" = None,
 ) -> Prepared:
     """Look up where the request can be carried out.
 
-    detach: nobody will follow it. pins: wheels of the bundle instead of the shipped ones.
+    pins: wheels of the bundle instead of the shipped ones.
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
@@ -81,7 +80,6 @@ def prepare(
         instances=request.instances,
         checkpoint_every=request.options.checkpoint_every,
         max_cost_usd=max_cost_usd,
-        is_unfollowed=detach,
     )
     results = checks(context, resolution.placements)
     left = usable(resolution.placements, results)

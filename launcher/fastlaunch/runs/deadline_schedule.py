@@ -1,4 +1,4 @@
-"""A timer in the account for attempts that nobody follows: it ends their machines after the deadline.
+"""A timer in the account for every attempt on EC2: it ends the machines after the deadline, whoever follows.
 
 EventBridge Scheduler calls ec2:TerminateInstances once, 15 minutes after the limit that the machines keep
 themselves, and deletes the schedule. Each machine has its own schedule: EC2 terminates all of a list or none,
@@ -12,8 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.backends.placements import Placement
 from fastlaunch.core.conventions import RUN_ID, SCHEDULE_PREFIX
-from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
+from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 
@@ -27,27 +29,40 @@ _ONLY_NODE = "only the node's own timer protects"
 _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
 
 
-def arm(
-    ledger: Ledger,
-    aws: Aws,
-    attempt: Attempt,
-    *,
-    role: str | None,
-    ids: Sequence[str],
-    now: datetime,
-) -> str:
+def check_timers(settings: Settings, placements: Sequence[Placement], *, account_timer: bool) -> None:
+    """Raise UserError if machines at a placement could get no timer, and none was declined."""
+    for placement in placements:
+        region = placement.region
+        is_named = settings.aws.get(region, RegionSettings()).scheduler_role is not None
+        if account_timer and placement.backend == "ec2" and not is_named:
+            raise UserError(
+                f"no `scheduler_role` is in the config file for {region}: nothing in the account would end a "
+                "machine that is forgotten",
+                "`fastlaunch iam template` makes one, `fastlaunch doctor --setup` says how to name it; "
+                "or rely on the machine's own timer: --no-account-timer",
+            )
+
+
+def decline(ledger: Ledger, attempt: Attempt) -> None:
+    """Note that the user wants no timer in the account for the attempt."""
+    ledger.set_schedule(attempt.id, {"state": "declined", "region": attempt.region, "names": []})
+
+
+def needs_timer(attempt: Attempt) -> bool:
+    """Whether the attempt's machines may live, and no timer in the account is known to end them."""
+    state = (attempt.schedule or {}).get("state")
+    has_machines = bool((attempt.handle or {}).get("instance_ids"))
+    return attempt.ended_at is None and has_machines and state not in ("created", "declined")
+
+
+def arm(ledger: Ledger, aws: Aws, attempt: Attempt, *, role: str, now: datetime) -> str:
     """Make schedules that end the attempt's machines; return what to tell the user.
 
     The ledger names the schedules before any is made; a second call makes none twice. What AWS refuses is not
-    raised but told. role: ARN of the role by which the scheduler ends machines; without one none is made.
+    raised but told. role: ARN of the role by which the scheduler ends machines.
     """
-    assert attempt.region is not None and attempt.max_minutes is not None
-    if role is None:
-        return (
-            f"no timer in the account was made: {_ONLY_NODE} (name a `scheduler_role` "
-            f"under `aws: {attempt.region}:` in the config file; `fastlaunch doctor --setup` says how)"
-        )
-    at = deadline(attempt, now)
+    assert attempt.region is not None and attempt.max_minutes is not None and attempt.handle is not None
+    ids, at = attempt.handle["instance_ids"], deadline(attempt, now)
     requests = [
         schedule_request(name, instance_id, role=role, at=at)
         for name, instance_id in zip(names(attempt.token, len(ids)), ids, strict=True)
@@ -83,7 +98,7 @@ def disarm(ledger: Ledger, aws: Aws, attempt: Attempt) -> None:
         return
     try:
         # After a refusal too: of several, the first may have been made.
-        for name in schedule.get("names", [schedule["name"]]):
+        for name in schedule["names"] if "names" in schedule else [schedule["name"]]:
             aws.delete_schedule(schedule["region"], name)
     except CloudRefused:
         return

@@ -25,7 +25,7 @@ from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.deadline_schedule import arm
+from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.runs.describe import ends_by_itself, machine_of
 from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
 from fastlaunch.runs.finish import held_runs, settle_run
@@ -52,6 +52,8 @@ class Submission:
     max_minutes: int = 0
     #: Return as soon as the machines were started.
     detach: bool = False
+    #: A timer in the account ends machines on EC2 that nothing else ended.
+    account_timer: bool = True
 
 
 @dataclass(kw_only=True)
@@ -84,6 +86,7 @@ class Launcher:
         Raises UserError where a job cannot be started here, and CloudRefused's kinds where AWS started no
         machine, or where that is not known.
         """
+        check_timers(self.settings, submission.placements, account_timer=submission.account_timer)
         for placement in submission.placements[:1]:
             # A login that has expired is told before anything is stored.
             self.cloud_backends[placement.backend].aws.identity()
@@ -97,24 +100,31 @@ class Launcher:
                     lambda placement: dict(zip(run_ids, submission.jobs_at(placement), strict=True)),
                     max_minutes=submission.max_minutes,
                     detach=submission.detach,
+                    account_timer=submission.account_timer,
                 )
             else:
                 self._run_here(run_ids, submission.jobs_at(None))
         return self.ledger.select(submission=submission_id)
 
-    def resume(self, run: Run, *, detach: bool = False) -> Run:
+    def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
         """Return the run after another attempt from its last checkpoint, in the minutes that are left.
 
-        Raises UserError where that is impossible; see `resumable`.
+        detach, account_timer: see `Submission`. Raises UserError where that is impossible; see `resumable`.
         """
         plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
+        check_timers(self.settings, plan.placements, account_timer=account_timer)
         for attempt in self.ledger.attempts_of(run.id)[-1:]:
             check_account(attempt, self._backend(attempt).aws.identity())
         with self._launching(run.submission_id):
             if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
                 raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
             self._run_on_aws(
-                [run.id], plan.placements, plan.jobs_at, max_minutes=plan.max_minutes, detach=detach
+                [run.id],
+                plan.placements,
+                plan.jobs_at,
+                max_minutes=plan.max_minutes,
+                detach=detach,
+                account_timer=account_timer,
             )
         return self.ledger.get(run.id)
 
@@ -206,9 +216,10 @@ class Launcher:
         *,
         max_minutes: int,
         detach: bool,
+        account_timer: bool,
     ) -> None:
         """Start and follow attempts until no run is left that another attempt could go on with."""
-        remaining, provisioner = tuple(run_ids), self._provisioner(detach)
+        remaining, provisioner = tuple(run_ids), self._provisioner()
         with self._settling(run_ids) as leftover:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
@@ -228,7 +239,8 @@ class Launcher:
                 if started is None:
                     return
                 attempt, placement = started
-                if detach and self._leave(attempt):
+                timer = self._protect(attempt, account_timer=account_timer)
+                if detach and self._leave(attempt, timer):
                     return
                 result = self._monitor(attempt, run_ids).follow()
                 remaining = result.left
@@ -237,7 +249,7 @@ class Launcher:
                     provisioner.refuse(placement, NoCapacity(result.reason or "it got no machines"))
                 elif remaining:
                     # From the first placement again: there may be capacity by now.
-                    provisioner = self._provisioner(detach)
+                    provisioner = self._provisioner()
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
                 placements = self._placements_to_go_on(placements, attempt)
 
@@ -250,14 +262,13 @@ class Launcher:
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
 
-    def _provisioner(self, detach: bool) -> Provisioner:
+    def _provisioner(self) -> Provisioner:
         return Provisioner(
             backends=self.cloud_backends,
             ledger=self.ledger,
             settings=self.settings,
             stop=self.stop,
             report=self.report,
-            detach=detach,
         )
 
     def _monitor(self, attempt: Attempt, run_ids: Sequence[str]) -> AttemptMonitor:
@@ -284,28 +295,37 @@ class Launcher:
             report=self.report,
         )
 
-    def _leave(self, attempt: Attempt) -> bool:
-        """Whether the attempt is left to itself, with a timer in the account where EC2 started its machines.
+    def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:
+        """Make the timer in the account that ends the attempt's machines; return what to say of it.
+
+        What went wrong is reported, and tried again by the next command that looks.
+        """
+        backend, timer = self._backend(attempt), None
+        role = self.settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
+        try:
+            if not account_timer:
+                decline(self.ledger, attempt)
+            elif role and not self.stop.by and needs_timer(attempt):
+                timer = arm(self.ledger, backend.aws, attempt, role=role, now=backend.now())
+                if needs_timer(self.ledger.attempt(attempt.id)):
+                    self.report(f"warning: {timer}")
+            self.ledger.explain_attempt(attempt.id, None)
+        except UserError as error:
+            timer = f"no timer in the account was noted ({error.message})"
+        except KeyboardInterrupt:
+            # Asked twice to stop: it is followed to its end, and a third signal ends it at once.
+            timer = "a timer in the account may have been made"
+        return timer
+
+    def _leave(self, attempt: Attempt, timer: str | None) -> bool:
+        """Whether the attempt is left to itself. timer: what `_protect` said.
 
         False if the user asked to stop meanwhile: it is followed then, and stopped.
         """
-        assert attempt.handle is not None
-        backend, first = self._backend(attempt), attempt.run_ids[0]
-        protection = ends_by_itself(attempt, backend)
-        ids = attempt.handle.get("instance_ids")
-        if ids and not self.stop.by:
-            role = self.settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
-            try:
-                timer = arm(self.ledger, backend.aws, attempt, role=role, ids=ids, now=backend.now())
-            except UserError as error:
-                timer = f"no timer in the account was noted ({error.message})"
-            except KeyboardInterrupt:
-                # Asked twice to stop: it is followed to its end, and a third signal ends it at once.
-                timer = "a timer in the account may have been made"
-            protection = f"{protection}; {timer}"
-        self.ledger.explain_attempt(attempt.id, None)
         if self.stop.by:
             return False
+        backend, first = self._backend(attempt), attempt.run_ids[0]
+        protection = "; ".join(filter(None, [ends_by_itself(attempt, backend), timer]))
         self.report(
             f"started {machine_of(attempt, backend)} ({_machines(attempt)}). Nobody follows it: "
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"

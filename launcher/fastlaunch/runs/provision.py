@@ -39,8 +39,8 @@ _LONGEST_WAIT_S = 30.0
 _STARTED_BEFORE = "IdempotentInstanceTerminated"
 #: AWS's error for a training job's name that another request has used: the job of that name is not ours.
 _NAME_IN_USE = "ResourceInUse"
-#: The ledger's reason of a detached attempt until its launcher has made a schedule for it.
-NO_SCHEDULE = "nobody follows it, and no schedule in the account was made: only its own timer ends it"
+#: The ledger's reason of an attempt on EC2 until its launcher has made a schedule for it.
+NO_SCHEDULE = "no schedule in the account was made: its own timer ends it, and who follows it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,6 @@ class Provisioner:
     stop: StopRequest
     #: Called with a line for the user.
     report: Callable[[str], None]
-    #: Nobody will follow the machines.
-    detach: bool = False
     _refused: dict[str, CloudRefused] = field(default_factory=dict)
     _over_quota: list[Placement] = field(default_factory=list)
 
@@ -143,8 +141,7 @@ class Provisioner:
         with self.ledger.transaction():
             self.ledger.set_handle(attempt_id, handle)
             # Taken back when the schedule is made: the launcher may die before that.
-            needs_schedule = self.detach and "instance_ids" in handle
-            self.ledger.explain_attempt(attempt_id, NO_SCHEDULE if needs_schedule else None)
+            self.ledger.explain_attempt(attempt_id, NO_SCHEDULE if "instance_ids" in handle else None)
             for run_id in run_ids:
                 self.ledger.explain(run_id, None)
                 self.ledger.set_state(run_id, RunState.RUNNING)

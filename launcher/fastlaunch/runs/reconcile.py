@@ -7,19 +7,21 @@ from typing import Any, cast
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.attempt_price import note_machines
-from fastlaunch.runs.deadline_schedule import disarm
+from fastlaunch.runs.deadline_schedule import arm, disarm, needs_timer
 from fastlaunch.runs.display import report_line
 from fastlaunch.runs.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.runs.local import finish_run
+from fastlaunch.runs.provision import NO_SCHEDULE
 from fastlaunch.runs.sight import is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
 
 
-def reconcile(ledger: Ledger, backends: Mapping[str, Backend]) -> None:
+def reconcile(ledger: Ledger, backends: Mapping[str, Backend], settings: Settings) -> None:
     """End the runs that ended while their launcher was gone.
 
     A run whose launcher lives is left to it. What AWS does not answer stays as it is, with a warning.
@@ -27,7 +29,7 @@ def reconcile(ledger: Ledger, backends: Mapping[str, Backend]) -> None:
     runs = ledger.select(["state=planned", "state=running"])
     if any(run.backend in CLOUD_BACKENDS for run in runs) or concerns_cloud(ledger):
         cloud = {name: cast(CloudBackend, backends[name]) for name in CLOUD_BACKENDS if name in backends}
-        reconcile_cloud(ledger, cloud, warn=lambda line: report_line(f"warning: {line}"))
+        reconcile_cloud(ledger, cloud, settings, warn=lambda line: report_line(f"warning: {line}"))
     for run in runs:
         backend = backends.get(run.backend)
         is_cloud = run.backend in CLOUD_BACKENDS
@@ -61,9 +63,15 @@ def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any
 
 
 def reconcile_cloud(
-    ledger: Ledger, backends: Mapping[str, CloudBackend], *, warn: Callable[[str], None]
+    ledger: Ledger,
+    backends: Mapping[str, CloudBackend],
+    settings: Settings,
+    *,
+    warn: Callable[[str], None],
 ) -> None:
     """End what ended on AWS, adopt what was started though nobody noted it, and settle what never was.
+
+    What lives on EC2 without a timer in the account gets one.
 
     A few requests per backend and region, however many attempts there are. Attempts whose launcher lives are
     left to it.
@@ -81,6 +89,7 @@ def reconcile_cloud(
                     ledger, backend, [each for each in here if each.handle is None and each.ended_at is None]
                 )
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
+                _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
             except UserError as error:
                 warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
     _settle_unheld(ledger, backends)
@@ -191,6 +200,25 @@ def _update(
             finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
         except UserError as error:
             warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
+
+
+def _protect(
+    ledger: Ledger,
+    backend: CloudBackend,
+    attempts: Sequence[Attempt],
+    settings: Settings,
+    warn: Callable[[str], None],
+) -> None:
+    """Make the timers in the account that are missing."""
+    for attempt in attempts:
+        role = settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
+        if role is None or not needs_timer(attempt):
+            continue
+        told = arm(ledger, backend.aws, attempt, role=role, now=backend.now())
+        if needs_timer(ledger.attempt(attempt.id)):
+            warn(f"{attempt.token}: {told}")
+        elif attempt.reason == NO_SCHEDULE:
+            ledger.explain_attempt(attempt.id, None)
 
 
 def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
