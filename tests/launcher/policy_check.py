@@ -12,7 +12,7 @@ class Ask:
 
     action: str
     resource: str = "*"
-    # The request's condition keys.
+    # The request's condition keys; of a key with several values, these with spaces between them.
     context: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -40,5 +40,8 @@ def _fits(statement: Mapping[str, Any], ask: Ask) -> bool:
 def _holds(operator: str, value: str | None, expected: list[str]) -> bool:
     if operator == "Null":
         return expected == ["true" if value is None else "false"]
-    assert operator in ("StringEquals", "StringLike", "Bool")
+    if operator.startswith("ForAllValues:"):
+        values = value.split() if value is not None else []
+        return all(any(fnmatchcase(one, pattern) for pattern in expected) for one in values)
+    assert operator in ("StringEquals", "StringLike", "ArnLike", "Bool")
     return value is not None and any(fnmatchcase(value, pattern) for pattern in expected)

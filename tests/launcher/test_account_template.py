@@ -18,6 +18,7 @@ from fastlaunch.core.settings import load_settings
 
 ZONES = ("us-east-1a", "us-east-1b")
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
+SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-x1y2z3"
 
 
 def test_the_bucket_is_closed_encrypted_and_kept() -> None:
@@ -60,15 +61,35 @@ def test_its_output_is_a_config_file(isolated: Path) -> None:
         group = "sg-1" if part[1] == "SecurityGroup.GroupId" else f"my-{part[1]}"
         return known.get(part[1], role if part[1].endswith(".Arn") else group)
 
-    text = template(zones=ZONES)["Outputs"]["ConfigFile"]["Value"]["Fn::Sub"]
-    (isolated.parent / "config.yaml").write_text(re.sub(r"\$\{(.*?)\}", value, text))
-    here = load_settings().aws["us-east-1"]
-    assert (here.bucket, here.prefix, here.role) == (
-        "my-Bucket",
-        "team",
-        "arn:aws:iam::123456789012:role/TrainingRole",
-    )
-    assert here.placement_groups == {zone: f"my-PlacementGroup{zone.replace('-', '')}" for zone in ZONES}
+    _, (roles, only_first) = template(zones=ZONES)["Outputs"]["ConfigFile"]["Value"]["Fn::Join"]
+    _, network, without = only_first["Fn::If"]
+    groups = {zone: f"my-PlacementGroup{zone.replace('-', '')}" for zone in ZONES}
+    for rest, security_groups, placement_groups in (
+        (network["Fn::Sub"], ("sg-1",), groups),
+        # A further user's stack has only roles.
+        (without, (), {}),
+    ):
+        text = re.sub(r"\$\{(.*?)\}", value, roles["Fn::Sub"] + rest)
+        (isolated.parent / "config.yaml").write_text(text)
+        here = load_settings().aws["us-east-1"]
+        assert (here.bucket, here.prefix) == ("my-BucketName", "team")
+        assert here.role == "arn:aws:iam::123456789012:role/TrainingRole"
+        assert (here.security_groups, here.placement_groups) == (security_groups, placement_groups)
+
+
+def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> None:
+    resources = template(zones=ZONES)["Resources"]
+    of_all = {name for name, one in resources.items() if "Condition" not in one}
+    assert {resources[name]["Type"] for name in of_all} == {
+        "AWS::IAM::InstanceProfile",
+        "AWS::IAM::ManagedPolicy",
+        "AWS::IAM::Role",
+    }
+    roles = [one["Properties"] for one in resources.values() if one["Type"] == "AWS::IAM::Role"]
+    assert len(roles) == 4
+    for role in roles:
+        bound, unbound = role["PermissionsBoundary"]["Fn::If"][1:]
+        assert (bound, unbound) == ({"Ref": "PermissionsBoundary"}, {"Ref": "AWS::NoValue"})
 
 
 @pytest.mark.slow
@@ -76,9 +97,10 @@ def test_its_output_is_a_config_file(isolated: Path) -> None:
 def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
     pytest.importorskip("cfnlint", reason="moto's server brings cfn-lint along")
     paths = []
-    for kms_key in (None, KEY):
+    strict = {"kms_key": KEY, "vpc": "vpc-0a1b2c3d", "instance_types": ("p5*",), "secrets": (SECRET,)}
+    for options in ({}, strict):
         paths.append(tmp_path / f"{len(paths)}.yaml")
-        paths[-1].write_text(template_text(template(zones=ZONES, kms_key=kms_key)))
+        paths[-1].write_text(template_text(template(zones=ZONES, **options)))
     start = "import sys; from cfnlint.runner import main; sys.exit(main())"
     argv = [sys.executable, "-c", start, "--regions", "us-east-1", "--", *map(str, paths)]
     told = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -104,6 +126,36 @@ def test_the_command_prints_one_policy_or_all_with_the_config_files_names(
     assert role in passed
     assert run(["iam", "print", "nodes"]) == 2
     assert "node-policy.json" in capsys.readouterr().err
+
+
+def test_the_command_allows_what_the_config_file_and_the_options_name(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = KEY.replace("0a1b", "ffff")
+    here = f"volume_kms_key: '{KEY}', output_kms_key: '{other}', ami_parameter: /ours/ami"
+    (isolated.parent / "config.yaml").write_text(f"aws: {{us-east-1: {{{here}}}}}\n")
+    options = ["--secret", SECRET, "--only-type", "p5*", "--only-region", "us-east-1", "--only-vpc", "vpc-1"]
+    assert run(["iam", "print", *options]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    launcher = {one["Sid"]: one for one in by_file["launcher-policy.json"]["Statement"]}
+    assert launcher["VolumeKey"]["Resource"] == [KEY, other]
+    assert launcher["OwnMachineImage"]["Resource"] == "arn:aws:ssm:*:*:parameter/ours/ami"
+    assert launcher["StartTagged"]["Condition"]["StringLike"] == {"ec2:InstanceType": "p5*"}
+    assert launcher["StartTagged"]["Condition"]["StringEquals"] == {"aws:RequestedRegion": "us-east-1"}
+    vpc = {"ArnLike": {"ec2:Vpc": "arn:aws:ec2:*:ACCOUNT:vpc/vpc-1"}}
+    assert launcher["StartIn"]["Condition"] == vpc
+    for name in ("node", "training"):
+        node = {one["Sid"]: one for one in by_file[f"{name}-policy.json"]["Statement"]}
+        assert node["Secrets"]["Resource"] == SECRET
+    assert run(["iam", "print", "--cloudformation", *options]) == 0
+    data = yaml.safe_load(capsys.readouterr().out)
+    assert data["Parameters"]["Vpc"]["Default"] == "vpc-1"
+    in_template = data["Resources"]["LauncherPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+    conditions = {one["Sid"]: one.get("Condition") for one in in_template}
+    within = {"Fn::Sub": "arn:${AWS::Partition}:ec2:*:${AWS::AccountId}:vpc/${Vpc}"}
+    assert conditions["StartIn"] == {"ArnLike": {"ec2:Vpc": within}}
+    # The keys of volumes and output are not the bucket's.
+    assert KEY not in json.dumps(data["Resources"]["Bucket"])
 
 
 def test_the_command_prints_the_template(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,25 @@ from fastlaunch.core.conventions import SCHEDULE_PREFIX
 
 ACCOUNT, BUCKET, REGION = "123456789012", "acme-training", "us-west-2"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d"
-NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_key=KEY)
+NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_keys=(KEY,))
 POLICIES = {name: policy(name, NAMES) for name in policy_names()}
+#: Of an account with rules.
+STRICT_NAMES = names_by_hand(
+    account=ACCOUNT,
+    bucket=BUCKET,
+    regions=("us-east-1", "us-west-2"),
+    instance_types=("p5*", "g6.xlarge"),
+    vpc="vpc-1",
+    ami_parameter="/ours/ami",
+    secrets=(f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:hub-x1y2z3",),
+)
+STRICT = {name: policy(name, STRICT_NAMES) for name in policy_names()}
 PLANS = Path(__file__).parents[1] / "plans"
 INSTANCE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*"
+INTERFACE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:network-interface/*"
+SUBNET = f"arn:aws:ec2:{REGION}:{ACCOUNT}:subnet/subnet-1"
+VPC = f"arn:aws:ec2:{REGION}:{ACCOUNT}:vpc/vpc-1"
+SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-x1y2z3"
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/run-a1"
 TAGS = {"aws:RequestTag/fastlaunch:run": "run", "aws:RequestTag/fastlaunch:max-minutes": "120"}
 OURS = {"aws:ResourceTag/fastlaunch:run": "run"}
@@ -30,10 +45,17 @@ RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
 FREE = {"sts:GetCallerIdentity"}
 
 
-def allows(name: str, action: str, resource: str = "*", context: Mapping[str, str] | None = None) -> bool:
+def allows(
+    name: str,
+    action: str,
+    resource: str = "*",
+    context: Mapping[str, str] | None = None,
+    *,
+    policies: Mapping[str, Any] = POLICIES,
+) -> bool:
     """Return whether the policy of this name allows the action on the resource."""
     return policy_check.allows(
-        [POLICIES[name]], policy_check.Ask(action=action, resource=resource, context=context or {})
+        [policies[name]], policy_check.Ask(action=action, resource=resource, context=context or {})
     )
 
 
@@ -85,6 +107,69 @@ def test_every_golden_plan_may_be_sent() -> None:
             assert allows("launcher-sagemaker", "sagemaker:CreateTrainingJob", JOB, tags)
 
 
+HERE = {**TAGS, "aws:RequestedRegion": REGION}
+TRAINING = {**HERE, "sagemaker:InstanceTypes": "ml.p5.48xlarge", "sagemaker:VpcSubnets": "subnet-1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "resource", "allowed", "changes"),
+    [
+        (
+            "launcher",
+            "ec2:RunInstances",
+            INSTANCE,
+            {**HERE, "ec2:InstanceType": "p5.48xlarge"},
+            [{"ec2:InstanceType": "p4d.24xlarge"}, {"aws:RequestedRegion": "eu-west-1"}],
+        ),
+        ("launcher", "ec2:RunInstances", SUBNET, {"ec2:Vpc": VPC}, [{"ec2:Vpc": VPC.replace("-1", "-2")}]),
+        (
+            "launcher-sagemaker",
+            "sagemaker:CreateTrainingJob",
+            JOB,
+            TRAINING,
+            [
+                {"sagemaker:InstanceTypes": "ml.p5.48xlarge ml.p4d.24xlarge"},
+                {"sagemaker:InstanceTypes": None},
+                {"sagemaker:VpcSubnets": None},
+                {"aws:RequestedRegion": "eu-west-1"},
+                {"aws:RequestTag/fastlaunch:max-minutes": None},
+            ],
+        ),
+        (
+            "training",
+            "ec2:CreateNetworkInterface",
+            SUBNET,
+            {"ec2:Vpc": VPC},
+            [{"ec2:Vpc": VPC.replace("-1", "-2")}, {"ec2:Vpc": None}],
+        ),
+    ],
+)
+def test_an_account_with_rules_lets_start_what_they_allow(
+    name: str, action: str, resource: str, allowed: dict[str, str], changes: list[dict[str, str | None]]
+) -> None:
+    assert allows(name, action, resource, allowed, policies=STRICT)
+    for change in changes:
+        context = {key: value for key, value in {**allowed, **change}.items() if value is not None}
+        assert not allows(name, action, resource, context, policies=STRICT)
+
+
+def test_what_only_some_accounts_need_is_allowed_by_name() -> None:
+    image = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ours/ami"
+    key = {"kms:GrantIsForAWSResource": "true"}
+    for name, action, resource, context in (
+        ("launcher", "ssm:GetParameter", image, {}),
+        ("node", "secretsmanager:GetSecretValue", SECRET, {}),
+        ("training", "secretsmanager:GetSecretValue", SECRET, {}),
+        ("training", "ec2:CreateNetworkInterfacePermission", INTERFACE, {}),
+    ):
+        assert allows(name, action, resource, context, policies=STRICT)
+        assert not allows(name, action, resource, context)
+    assert not allows("node", "secretsmanager:GetSecretValue", f"{SECRET[:-6]}other0", policies=STRICT)
+    for name, action in (("launcher", "kms:CreateGrant"), ("training", "kms:Encrypt")):
+        assert allows(name, action, KEY, key)
+        assert not allows(name, action, KEY, key, policies=STRICT)
+
+
 S3 = f"arn:aws:s3:::{BUCKET}"
 TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
 
@@ -101,6 +186,14 @@ TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
             INSTANCE,
             {"ec2:CreateAction": "RunInstances"},
             {"ec2:CreateAction": "CreateVolume"},
+        ),
+        ("launcher", "ec2:RunInstances", INTERFACE, TAGS, {}),
+        (
+            "launcher",
+            "ec2:CreateTags",
+            INTERFACE,
+            {"ec2:CreateAction": "RunInstances"},
+            {"ec2:CreateAction": "CreateNetworkInterface"},
         ),
         ("launcher", "ec2:TerminateInstances", INSTANCE, OURS, {}),
         ("launcher", "sagemaker:StopTrainingJob", JOB, OURS, {}),
@@ -202,7 +295,12 @@ def test_a_policy_is_no_larger_than_iam_takes(name: str) -> None:
         account=ACCOUNT,
         bucket="b" * 63,
         prefix="p" * 40,
-        kms_key="arn:aws-us-gov:kms:us-gov-east-1:123456789012:key/" + "0" * 36,
+        kms_keys=tuple("arn:aws-us-gov:kms:us-gov-east-1:123456789012:key/" + digit * 36 for digit in "01"),
+        secrets=("arn:aws-us-gov:secretsmanager:us-gov-east-1:123456789012:secret:" + "s" * 40,) * 5,
+        ami_parameter="/golden-images/gpu/latest",
+        regions=("us-gov-east-1", "us-gov-west-1"),
+        instance_types=("p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6.*"),
+        vpc="vpc-" + "0" * 17,
         partition="aws-us-gov",
     )
     assert len(re.sub(r"\s", "", json.dumps(policy(name, names)))) < 6144

@@ -9,6 +9,9 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.core.units import DEFAULT_REGION
 
+#: A key that machines in us-east-1 cannot use.
+ELSEWHERE = "arn:aws:kms:eu-west-1:123456789012:key/0a"
+
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -57,6 +60,7 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
     config.write_text(
         """
         discount: 0.12
+        tags: {team: vision, "cost-center": "4711"}
         aws:
           us-east-1:
             bucket: acme-training
@@ -67,11 +71,17 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
             placement_groups: {us-east-1a: cluster-a}
             ami_parameter: /ours/ami
             repository: training
+            volume_kms_key: arn:aws:kms:us-east-1:123456789012:key/mrk-0a1b
+            output_kms_key: arn:aws:kms:us-east-1:123456789012:key/0c2d
+            sagemaker_subnets: [subnet-0c]
+            sagemaker_security_groups: [sg-89ab]
+            encrypt_between_containers: true
           eu-west-1:
         """
     )
     settings = load_settings()
     assert settings.discount == 0.12
+    assert settings.tags == {"team": "vision", "cost-center": "4711"}
     assert settings.aws == {
         "us-east-1": RegionSettings(
             bucket="acme-training",
@@ -82,6 +92,11 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
             placement_groups={"us-east-1a": "cluster-a"},
             ami_parameter="/ours/ami",
             repository="training",
+            volume_kms_key="arn:aws:kms:us-east-1:123456789012:key/mrk-0a1b",
+            output_kms_key="arn:aws:kms:us-east-1:123456789012:key/0c2d",
+            sagemaker_subnets=("subnet-0c",),
+            sagemaker_security_groups=("sg-89ab",),
+            encrypt_between_containers=True,
         ),
         "eu-west-1": RegionSettings(),
     }
@@ -138,6 +153,14 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("aws: {us-east-1: {subnets: {us-west-2a: subnet-1}}}", "'us-west-2a': no zone of us-east-1", 1),
         ("aws: {us-east-1: {subnets: {us-east-1: subnet-1}}}", "'us-east-1': no zone of us-east-1", 1),
         ("aws: {us-east-1: {subnets: {us-east-1a: vpc-1}}}", "'vpc-1' for us-east-1a: an id", 1),
+        ("aws: {us-east-1: {sagemaker_subnets: [subnet-1]}}", "needs `sagemaker_security_groups`", 1),
+        ("aws: {us-east-1: {sagemaker_security_groups: [sg-1]}}", "needs `sagemaker_subnets`", 1),
+        ("aws: {us-east-1: {sagemaker_security_groups: [own]}}", "`sagemaker_security_groups` has 'own'", 1),
+        ("aws: {us-east-1: {sagemaker_subnets: [a]}}", "`sagemaker_subnets` has 'a'", 1),
+        ("aws: {us-east-1: {volume_kms_key: alias/ours}}", "the ARN of a key in us-east-1", 1),
+        (f"aws: {{us-east-1: {{output_kms_key: '{ELSEWHERE}'}}}}", "the ARN of a key in us-east-1", 1),
+        ("region: r\ntags: {team: 1}", "team is 1; it is text", 2),
+        ("region: r\ntags: {'aws:team': x}", "begins with aws:", 2),
     ],
 )
 def test_a_wrong_config_file_is_named(config: Path, text: str, problem: str, line: int | None) -> None:

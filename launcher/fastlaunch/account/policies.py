@@ -1,5 +1,6 @@
 """The policies of policies.yaml with an account's names in them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,8 +24,17 @@ class AccountNames:
     registry: str = "763104351884"
     # Of images built here.
     repository: str = "fastlaunch"
-    # ARN of a key for the bucket and the volumes, None for AWS's.
-    kms_key: str | None = None
+    # ARNs of the keys of bucket, volumes and output; none for AWS's.
+    kms_keys: tuple[str, ...] = ()
+    # ARNs of secrets and parameters that jobs may read.
+    secrets: tuple[str, ...] = ()
+    # Of a machine image of one's own.
+    ami_parameter: str | None = None
+    # Where alone jobs may start, and on which types, such as `p5.*`; empty for anywhere, and on any.
+    regions: tuple[str, ...] = ()
+    instance_types: tuple[str, ...] = ()
+    # Id of the VPC in which alone they stand.
+    vpc: str | None = None
 
 
 def names_by_hand(*, account: str, bucket: str, partition: str = "aws", **given: Any) -> AccountNames:
@@ -41,10 +51,11 @@ def policy_names() -> tuple[str, ...]:
 
 def statements(name: str, names: AccountNames) -> list[dict[str, Any]]:
     """Return the statements of a policy, each with its `Why`."""
+    values = _values(names)
     return [
-        {"Why": statement["Why"], "Sid": statement["Sid"], "Effect": "Allow", **_filled(statement, names)}
-        for statement in _data()["policies"][name]
-        if names.kms_key or statement["Resource"] != "{kms_key}"
+        {"Why": given.pop("Why"), "Sid": given.pop("Sid"), "Effect": "Allow", **_filled(given, values)}
+        for given in map(dict, _data()["policies"][name])
+        if values[given.pop("OnlyWith", "account")]
     ]
 
 
@@ -56,7 +67,7 @@ def policy(name: str, names: AccountNames) -> dict[str, Any]:
 
 def trust(name: str, names: AccountNames) -> dict[str, Any]:
     """Return the trust policy of the role `node`, `training` or `scheduler`."""
-    return _document(_filled(_data()["trust"][name], names))
+    return _document(_filled(_data()["trust"][name], _values(names)))
 
 
 def documents(names: AccountNames) -> dict[str, dict[str, Any]]:
@@ -76,10 +87,31 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return [mapped(part, change) for part in value] if isinstance(value, list) else change(value)
 
 
-def _filled(value: Any, names: AccountNames) -> Any:
-    """Return the data with the names in place of the braces."""
-    folder = f"{names.prefix}/" if names.prefix else ""
-    return mapped(value, lambda text: text.format(**asdict(names), folder=folder))
+def _values(names: AccountNames) -> dict[str, Any]:
+    """Return what stands for the names in braces."""
+    vpc = f"arn:{names.partition}:ec2:*:{names.account}:vpc/{names.vpc}"
+    return {
+        **asdict(names),
+        "folder": f"{names.prefix}/" if names.prefix else "",
+        "ami_parameter": (names.ami_parameter or "").lstrip("/"),
+        "vpcs": (vpc,) if names.vpc else (),
+        "training_types": tuple(f"ml.{name}" for name in names.instance_types),
+        "false_with_types": ("false",) if names.instance_types else (),
+        "false_with_vpc": ("false",) if names.vpc else (),
+    }
+
+
+def _filled(value: Any, values: dict[str, Any]) -> Any:
+    """Return the data with the values in place of the braces, without what would be empty."""
+    if isinstance(value, list):
+        return [_filled(part, values) for part in value]
+    if isinstance(value, dict):
+        filled = {key: _filled(part, values) for key, part in value.items()}
+        return {key: part for key, part in filled.items() if part not in ({}, [])}
+    alone = re.fullmatch(r"\{(\w+)\}", value)
+    if alone and isinstance(several := values[alone[1]], tuple):
+        return several[0] if len(several) == 1 else list(several)
+    return value.format(**values)
 
 
 @cache

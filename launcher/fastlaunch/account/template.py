@@ -16,11 +16,15 @@ def template(
     repository: str = "fastlaunch",
     registry: str = "763104351884",
     kms_key: str | None = None,
+    kms_keys: Sequence[str] = (),
+    vpc: str | None = None,
+    **allowed: Any,
 ) -> dict[str, Any]:
     """Return the template as data, each statement of its policies with a `Why`.
 
-    zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. The others become
-    defaults of the template's parameters.
+    zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: of
+    volumes and output. vpc: the only one in which jobs may stand; None for any. allowed: further fields of
+    `AccountNames`. The others become defaults of the template's parameters.
     """
     import yaml
 
@@ -34,24 +38,29 @@ def template(
         node_role="${NodeRole.Arn}",
         training_role="${TrainingRole.Arn}",
         scheduler_role="${SchedulerRole.Arn}",
-        kms_key=kms_key,
+        kms_keys=tuple(dict.fromkeys(filter(None, (kms_key, *kms_keys)))),
+        vpc="${Vpc}" if vpc else None,
+        **allowed,
     )
     text = (files("fastlaunch.account") / "template.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = mapped(yaml.safe_load(text), lambda value: _document(value, names))
     defaults = {"Prefix": prefix, "RepositoryName": repository, "ImageRegistry": registry}
-    for name, default in {**({"BucketName": bucket} if bucket else {}), **defaults}.items():
-        data["Parameters"][name]["Default"] = default
+    for name, default in {**defaults, "BucketName": bucket, "Vpc": vpc}.items():
+        if default:
+            data["Parameters"][name]["Default"] = default
     if kms_key:
         (rule,) = data["Resources"]["Bucket"]["Properties"]["BucketEncryption"][
             "ServerSideEncryptionConfiguration"
         ]
         rule["ServerSideEncryptionByDefault"] = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": kms_key}
-    config = data["Outputs"]["ConfigFile"]["Value"]
+    _, only_first = data["Outputs"]["ConfigFile"]["Value"]["Fn::Join"][1]
+    config = only_first["Fn::If"][1]
     config["Fn::Sub"] += "    placement_groups:\n" if zones else ""
     for zone in zones:
         group = "PlacementGroup" + re.sub(r"[^a-z0-9]", "", zone)
         data["Resources"][group] = {
             "Type": "AWS::EC2::PlacementGroup",
+            "Condition": "IsFirst",
             "Properties": {"Strategy": "cluster"},
         }
         config["Fn::Sub"] += f"      {zone}: ${{{group}}}\n"

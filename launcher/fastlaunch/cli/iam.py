@@ -9,7 +9,7 @@ from fastlaunch.account.policies import documents, names_by_hand
 from fastlaunch.account.template import template, template_text
 from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import RegionSettings, Settings, load_settings
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
 
 
@@ -32,8 +32,28 @@ def iam() -> None:
 @click.option("--repository", help="Push images of fastlaunch build to this repository.")
 @click.option("--kms-key", metavar="ARN", help="Encrypt the bucket and the volumes with this key.")
 @click.option("--zone", "zones", multiple=True, help="Let several nodes run in this zone; may be repeated.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="ARN",
+    help="Let jobs read this secret or parameter; may be repeated.",
+)
+@click.option(
+    "--only-type",
+    "instance_types",
+    multiple=True,
+    metavar="TYPE",
+    help="Let only these instance types start, such as 'p5*'; may be repeated.",
+)
+@click.option(
+    "--only-region", "regions", multiple=True, help="Let jobs start only in this region; may be repeated."
+)
+@click.option(
+    "--only-vpc", "vpc", metavar="ID", help="Let machines and training jobs stand only in this VPC."
+)
 def print_(
-    name: str | None, cloudformation: bool, region: str | None, zones: tuple[str, ...], **given: str | None
+    name: str | None, cloudformation: bool, region: str | None, zones: tuple[str, ...], **given: Any
 ) -> None:
     """Print what an account must allow, as IAM's JSON: all policies by file name, or the one called NAME.
 
@@ -55,14 +75,21 @@ def print_(
 
 
 #: Names that the template takes; roles are its own.
-_TEMPLATE = ("zones", "bucket", "prefix", "repository", "registry", "kms_key")
+_TEMPLATE = (
+    *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
+    *("kms_keys", "secrets", "ami_parameter", "instance_types", "regions"),
+)
 
 
-def _names(settings: Settings, region: str, given: dict[str, str | None]) -> dict[str, Any]:
+def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the names for the policies: as given, else the config file's, else None."""
     here = settings.aws.get(region, RegionSettings())
+    keys = (given["kms_key"], here.volume_kms_key, here.output_kms_key)
+    is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
     return {
         **given,
+        "kms_keys": tuple(dict.fromkeys(filter(None, keys))),
+        "ami_parameter": here.ami_parameter if is_own_image else None,
         "bucket": given["bucket"] or here.bucket,
         "prefix": here.prefix if given["prefix"] is None else given["prefix"].strip("/"),
         "repository": given["repository"] or here.repository or DEFAULT_REPOSITORY,
@@ -74,6 +101,7 @@ def _names(settings: Settings, region: str, given: dict[str, str | None]) -> dic
 
 
 def _policies(name: str | None, names: dict[str, Any]) -> str:
+    names = {key: value for key, value in names.items() if key != "kms_key"}
     by_file = documents(names_by_hand(**{"bucket": "BUCKET", **names}))
     if name is None:
         return json.dumps(by_file, indent=2)

@@ -4,7 +4,8 @@
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
-price that this account does not pay) and `aws`, which says for each region where jobs may run:
+price that this account does not pay), `tags` (of all that is started) and `aws`, which says for each region
+where jobs may run:
 
     aws:
       us-east-1:
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fastlaunch.core.conventions import check_tags
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
 from fastlaunch.core.yaml_file import YamlFile
@@ -37,6 +39,7 @@ _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
 #: docs.aws.amazon.com/IAM, "IAM identifiers".
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+", re.ASCII)
+_KEY = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):[0-9]{12}:key/[\w-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +56,19 @@ class RegionSettings:
     # By zone, for several nodes.
     placement_groups: Mapping[str, str] = field(default_factory=dict)
     ami_parameter: str = DEFAULT_AMI_PARAMETER
+    # ARN of the key of machines' volumes; None for the account's own choice.
+    volume_kms_key: str | None = None
     # Of images built here.
     repository: str | None = None
     # ARN of SageMaker's execution role.
     role: str | None = None
+    # Where training jobs stand; none for SageMaker's own network. Both, or neither.
+    sagemaker_subnets: tuple[str, ...] = ()
+    sagemaker_security_groups: tuple[str, ...] = ()
+    # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
+    output_kms_key: str | None = None
+    # Whether SageMaker encrypts what a job's containers send to each other.
+    encrypt_between_containers: bool = False
     # ARN of the role by which EventBridge Scheduler ends a detached job's machines.
     scheduler_role: str | None = None
 
@@ -72,12 +84,15 @@ class Settings:
     region: str = DEFAULT_REGION
     # Fraction of the list price that is not paid.
     discount: float = 0.0
+    # Of machines, their volumes and network interfaces, and training jobs.
+    tags: Mapping[str, str] = field(default_factory=dict)
     # By region.
     aws: Mapping[str, RegionSettings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount < 1:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
+        check_tags(self.tags)
 
 
 def load_settings() -> Settings:
@@ -108,9 +123,22 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
         arn = getattr(settings, name)
         if arn is not None and not _ROLE.fullmatch(arn):
             return f"`{name}` is {arn!r}: an ARN such as arn:aws:iam::123456789012:role/fastlaunch-training"
-    for group in settings.security_groups:
-        if not group.startswith("sg-"):
-            return f"`security_groups` has {group!r}: an id such as sg-0a1b2c, not a name"
+    for name in ("volume_kms_key", "output_kms_key"):
+        arn = getattr(settings, name)
+        if arn is not None and (not (key := _KEY.fullmatch(arn)) or key[1] != region):
+            example = f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"
+            return f"`{name}` is {arn!r}: the ARN of a key in {region}, such as {example}"
+    for name in ("security_groups", "sagemaker_security_groups"):
+        for group in getattr(settings, name):
+            if not group.startswith("sg-"):
+                return f"`{name}` has {group!r}: an id such as sg-0a1b2c, not a name"
+    for subnet in settings.sagemaker_subnets:
+        if not subnet.startswith("subnet-"):
+            return f"`sagemaker_subnets` has {subnet!r}: an id such as subnet-0a1b2c"
+    if settings.sagemaker_subnets and not settings.sagemaker_security_groups:
+        return "`sagemaker_subnets` needs `sagemaker_security_groups`: SageMaker takes both, or neither"
+    if settings.sagemaker_security_groups and not settings.sagemaker_subnets:
+        return "`sagemaker_security_groups` needs `sagemaker_subnets`: SageMaker takes both, or neither"
     for zone, subnet in settings.subnets.items():
         if not zone.startswith(region) or zone == region:
             return f"`subnets` has {zone!r}: no zone of {region}, such as {region}a"
