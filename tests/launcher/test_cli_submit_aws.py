@@ -36,6 +36,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SUBMIT = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--steps", "20", "--detach")
 #: For all tests, since making a client takes most of their time.
 AWS = Aws(attempts=2, sleep=lambda seconds: None, timeouts_s=(5, 20))
+TWO_TWICE = ("--recipe", "bf16,te-bf16", "--repeats", "2")
 CHANGES = {"RunInstances", "TerminateInstances", "CreateTags", "CreateBucket", "PutObject"}
 
 
@@ -72,7 +73,7 @@ def flat(parameters: dict[str, Any]) -> dict[str, str]:
 def test_a_machine_is_started_by_exactly_the_plan(
     region: MotoServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submit("--recipe", "bf16,te-bf16", "--repeats", "2", "--yes", "--output", "json") == 0
+    assert submit(*TWO_TWICE, "--tag", "team=vision", "--yes", "--output", "json") == 0
     out, err = capsys.readouterr()
     assert changes(region) == ["PutObject", "PutObject", "RunInstances"]
     (sent,) = region.sent("RunInstances")
@@ -93,7 +94,10 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert {str(value) for value in leaves({**plan.request, "UserData": ""})} - {""} <= {
         *flat(sent.parameters).values()
     }
-    assert sent.tags("volume")["fastlaunch:max-minutes"] == "120"
+    for kind in ("instance", "volume", "network-interface"):
+        assert sent.tags(kind)["fastlaunch:max-minutes"] == "120"
+        # The mock's only user.
+        assert (sent.tags(kind)["Owner"], sent.tags(kind)["team"]) == ("moto", "vision")
     (run_list,) = [each for each in plan.objects if each.text is not None]
     assert run_list.uri in sent.user_data()
     assert all(run.id in str(run_list.text) for run in stored)

@@ -54,8 +54,8 @@ def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[st
     ]
     assert (plan["backend"], plan["operation"], plan["region"]) == ("ec2", "RunInstances", "us-east-1")
     assert plan["placeholders"] == [
-        *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "root-device", "run-id"),
-        "runs-sha256",
+        *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "owner", "root-device"),
+        *("run-id", "runs-sha256"),
     ]
     # Known answer: (2 h + 10 min) at $55.04.
     assert plan["max_cost_usd"] == pytest.approx(119.2533333)
@@ -98,7 +98,7 @@ def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
 @pytest.mark.usefixtures("configured")
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(capsys, "--image", IMAGE, "--repeats", "2")
-    assert plan["placeholders"] == ["ami-id", "root-device", "run-id", "run-id-2", "runs-sha256"]
+    assert plan["placeholders"] == ["ami-id", "owner", "root-device", "run-id", "run-id-2", "runs-sha256"]
     assert plan["request"]["SubnetId"] == "subnet-0a"
     assert plan["request"]["SecurityGroupIds"] == ["sg-0123"]
     assert plan["request"]["IamInstanceProfile"] == {"Name": "fastlaunch-node"}
@@ -149,7 +149,8 @@ def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str]) -> N
     )
     assert after[-2] == (
         "Known when it is submitted: "
-        "<ami-id>, <code-sha256>, <image-digest>, <root-device>, <runs-sha256>, <run-id> to <run-id-4>"
+        "<ami-id>, <code-sha256>, <image-digest>, <owner>, <root-device>, <runs-sha256>, "
+        "<run-id> to <run-id-4>"
     )
     assert lines[-1] == (
         "Planned, not started: at most $137.14 of instance time: (2 h + 10 min) x $63.296/h, "

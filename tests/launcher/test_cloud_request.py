@@ -113,6 +113,16 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({**TRAINED, "training_plan": PLAN, **TWO_TYPES}, {}, "is of one instance type", "name one"),
         ({**TRAINED, "training_plan": PLAN, "regions": ("us-east-2",)}, {}, "of us-east-1", "--region us-"),
         ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
+        # What it is called.
+        ({"tags": ("team",)}, {}, "--tag 'team' is not KEY=VALUE", "team=vision"),
+        ({"tags": ("=vision",)}, {}, "--tag '=vision' is not KEY=VALUE", "team=vision"),
+        ({"tags": ("team=a", "team=b")}, {}, "--tag team is given twice", "once"),
+        ({"tags": ("team=a", "Team=b")}, {}, "differ only in upper and lower case", "keep one"),
+        ({"tags": ("aws:team=a",)}, {}, "begins with aws:", "another name"),
+        ({"tags": ("FastLaunch:run=a",)}, {}, "begins with FastLaunch:", "another name"),
+        ({"tags": ("k" * 129 + "=a",)}, {}, "has 129 characters", "1 to 128"),
+        ({"tags": ("k=" + "v" * 257,)}, {}, "its value 257", "up to 256"),
+        ({"tags": ("k=a,b",)}, {}, "a character that AWS does not take", "letters, digits"),
         # The image.
         ({**OWN, "base_image": "2.9"}, {}, "name two images", "one of the two"),
         ({"image": "acme/train:1"}, {}, "is not an image by its digest", "@sha256:"),

@@ -36,6 +36,8 @@ FP8 = "te-fp8"
 SPOT = {"purchase": "spot", "checkpoint_every": 50}
 BLOCK = {"purchase": "capacity-block", "reservation": ec2_builders.BLOCK.reservation}
 GROUP = "fastlaunch-us-east-1a"
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
+TAGS = {"Owner": "ada", "cost-center": "4711"}
 
 
 def nodes(instance: str, num_nodes: int = 1, *, purchase: str = "on-demand", **changes: Any) -> Plan:
@@ -86,6 +88,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
+        "ec2-account-with-rules": plan(at=site(tags=TAGS, volume_kms_key=KEY)),
     }
 
 
@@ -170,7 +173,8 @@ def test_the_machine_ends_its_own_cost() -> None:
             "fastlaunch:max-minutes": "75",
             "fastlaunch:output": f"s3://acme-training/fastlaunch/runs/{RUN_ID}/attempt-1",
         }
-    assert [tagged["ResourceType"] for tagged in request["TagSpecifications"]] == ["instance", "volume"]
+    tagged_kinds = [tagged["ResourceType"] for tagged in request["TagSpecifications"]]
+    assert tagged_kinds == ["instance", "volume", "network-interface"]
     (volume,) = request["BlockDeviceMappings"]
     assert volume["Ebs"]["DeleteOnTermination"] is True
     # The container, a network hop away, gets no credentials.

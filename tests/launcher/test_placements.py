@@ -18,8 +18,9 @@ from fastlaunch.core.errors import UserError
         site("g5.xlarge", code=None, zone=None, subnet=None, max_price_usd=0.4),
         site(block=BLOCK),
         training_site(),
+        training_site(subnets=("subnet-0a",), security_groups=("sg-0a",), tags={"team": "vision"}),
     ],
-    ids=["group", "small", "block", "sagemaker"],
+    ids=["group", "small", "block", "sagemaker", "vpc"],
 )
 def test_a_site_comes_back_as_it_was(place: Placement) -> None:
     stored = json.loads(json.dumps(placement_to_json(place)))
@@ -29,13 +30,15 @@ def test_a_site_comes_back_as_it_was(place: Placement) -> None:
 
 def test_sites_of_older_ledgers_are_ec2s() -> None:
     older: dict[str, Any] = placement_to_json(site())
-    for name in ("backend", "placement_group", "block"):
+    for name in ("backend", "placement_group", "block", "tags", "volume_kms_key"):
         del older[name]
     assert placement_from_json(older) == site()
 
 
 def test_placements_of_older_releases_name_one_type() -> None:
-    older = {**placement_to_json(training_site()), "others": [], "keep_alive_minutes": 30}
+    older: dict[str, Any] = {**placement_to_json(training_site()), "others": [], "keep_alive_minutes": 30}
+    for name in ("tags", "subnets", "security_groups", "encrypts_traffic"):
+        del older[name]
     assert placement_from_json(older) == training_site()
 
 

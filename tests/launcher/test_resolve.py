@@ -17,6 +17,7 @@ from fake_aws_facts import (
     denied,
     lookup,
     request,
+    rules,
     settings,
     subnets,
     usual,
@@ -26,6 +27,7 @@ from sagemaker_builders import training_job, training_site
 
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.iam import Role
+from fastlaunch.aws.types import Identity
 from fastlaunch.backends.placements import Ec2Placement, SageMakerPlacement
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
@@ -335,6 +337,80 @@ def test_several_training_types_ask_for_what_they_share_once() -> None:
     assert aws.asked["parameter", "us-east-1"] == aws.asked["subnets", "us-east-1"] == 0
 
 
+IN_VPC = {"sagemaker_subnets": ("subnet-a", "subnet-b"), "sagemaker_security_groups": ("sg-1",)}
+
+
+def test_a_training_job_stands_where_the_config_says_with_its_keys() -> None:
+    here = usual(
+        role=ROLE, volume_kms_key="key-v", output_kms_key="key-o", encrypt_between_containers=True, **IN_VPC
+    )
+    (found,) = trains(here=here, num_nodes=2).placements
+    assert isinstance(found, SageMakerPlacement)
+    assert (found.subnets, found.security_groups) == (("subnet-a", "subnet-b"), ("sg-1",))
+    assert (found.volume_kms_key, found.output_kms_key, found.encrypts_traffic) == ("key-v", "key-o", True)
+    assert on_ec2(here=here)[0].volume_kms_key == "key-v"
+
+
+@pytest.mark.parametrize(
+    ("facts", "num_nodes", "word"),
+    [
+        ({"subnets": subnets(subnet_b={"vpc": "vpc-2"})}, 1, "of vpc-1 and vpc-2"),
+        ({"security_group_vpcs": {"sg-1": "vpc-2"}}, 1, "of vpc-1 and vpc-2"),
+        ({"subnets": subnets(missing="subnet-b")}, 1, "no subnet subnet-b"),
+        ({"group_rules": rules(lets_out=False)}, 2, "no egress rule"),
+    ],
+)
+def test_a_network_that_cannot_serve_a_training_job_ends_it(
+    facts: dict[str, Any], num_nodes: int, word: str
+) -> None:
+    with pytest.raises(BadConfiguration, match=word):
+        trains(FakeAws(**facts), here=usual(role=ROLE, **IN_VPC), num_nodes=num_nodes)
+
+
+# Tags
+
+
+@pytest.mark.parametrize(
+    ("arn", "owner", "is_shared"),
+    [
+        ("arn:aws:iam::123456789012:user/vision/ada", "ada", False),
+        ("arn:aws:iam::123456789012:user/lovelace,ada", "lovelace_ada", False),
+        ("arn:aws:sts::123456789012:assumed-role/Dev/ada@example.com", "ada@example.com", False),
+        ("arn:aws:sts::123456789012:assumed-role/Dev/botocore-session-1763900000", "Dev", True),
+        ("arn:aws:sts::123456789012:assumed-role/Dev/AWSCLI-Session", "Dev", True),
+        ("arn:aws:sts::123456789012:assumed-role/Notebook/i-0123456789abcdef0", "Notebook", True),
+        ("arn:aws:sts::123456789012:federated-user/bob", "bob", False),
+        ("arn:aws:iam::123456789012:root", "root", True),
+    ],
+)
+def test_all_that_is_started_says_whose_it_is(arn: str, owner: str, is_shared: bool) -> None:
+    identity = Identity(account="123456789012", arn=arn)
+    assert identity.is_shared is is_shared
+    aws = FakeAws(identity=identity)
+    assert on_ec2(aws)[0].tags == {"Owner": owner}
+    assert trains(aws).placements[0].tags == {"Owner": owner}
+
+
+def test_tags_are_the_config_files_and_on_top_those_that_were_typed() -> None:
+    config = replace(settings(), tags={"team": "vision", "stage": "test"})
+    typed = request(tags=("stage=prod", "note=a=b", "empty="))
+    (found, *_) = resolve(typed, lookup(settings=config)).placements
+    assert found.tags == {"Owner": "ada", "team": "vision", "stage": "prod", "note": "a=b", "empty": ""}
+    # Whoever names an owner, in whatever case, is asked for no other.
+    for own in ("Owner=bob", "owner=bob"):
+        (found, *_) = resolve(request(tags=(own,)), lookup()).placements
+        assert set(found.tags.values()) == {"bob"}
+    for number, fits in ((44, True), (45, False)):
+        tags = tuple(f"t{n}=x" for n in range(number))
+        (found, *_) = resolve(request(tags=tags), lookup()).placements
+        job = ec2_builders.job()
+        if fits:
+            check_plan(found, [job], max_minutes=120)
+        else:
+            with pytest.raises(UserError, match="has 51 tags, above 50"):
+                check_plan(found, [job], max_minutes=120)
+
+
 @pytest.mark.parametrize(
     ("facts", "here", "word"),
     [
@@ -377,7 +453,7 @@ def offline_ec2(here: RegionSettings | None = None, **changes: Any) -> Ec2Placem
 def test_without_settings_everything_is_to_be_looked_up() -> None:
     found = offline_ec2()
     assert found.placeholders == (
-        *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "root-device"),
+        *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "owner", "root-device"),
     )
     assert (found.zone, found.subnet, found.security_groups) == (None, None, ())
     assert (found.usd_per_hour, found.price_as_of) == (55.04, "2026-07-20")
@@ -387,7 +463,7 @@ def test_without_settings_everything_is_to_be_looked_up() -> None:
 
 def test_settings_and_an_own_image_fill_the_placeholders() -> None:
     found = offline_ec2(usual(letters="a", prefix="a/b"))
-    assert found.placeholders == ("ami-id", "code-sha256", "image-digest", "root-device")
+    assert found.placeholders == ("ami-id", "code-sha256", "image-digest", "owner", "root-device")
     assert (found.bucket, found.prefix, found.instance_profile) == ("acme", "a/b", "fastlaunch-node")
     assert (found.zone, found.subnet, found.security_groups) == ("us-east-1a", "subnet-a", ("sg-1",))
     own = offline_ec2(image=IMAGE)

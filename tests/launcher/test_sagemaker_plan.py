@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import tarfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ from fastlaunch_train.node.protocol import program_from_json
 
 GOLDEN = Path(__file__).parents[1] / "plans"
 SPOT = {"purchase": "spot", "checkpoint_every": 50}
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
+RULES: dict[str, Any] = {
+    "tags": {"Owner": "ada", "cost-center": "4711"},
+    "subnets": ("subnet-0a", "subnet-0b"),
+    "security_groups": ("sg-0a",),
+    "volume_kms_key": KEY,
+    "output_kms_key": KEY,
+    "encrypts_traffic": True,
+}
 
 
 def of(instance: str, num_nodes: int = 1, **changes: Any) -> JobSpec:
@@ -53,6 +63,7 @@ def golden_plans() -> dict[str, Plan]:
             training_job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=own),
         ),
+        "sagemaker-account-with-rules": plan(at=site(**RULES)),
         "sagemaker-third-attempt": plan(
             of("p5.48xlarge", **SPOT), attempt=3, max_minutes=47, root="20261121-085959-root"
         ),
@@ -147,6 +158,16 @@ def test_everything_of_an_attempt_lies_under_its_root() -> None:
 
 def tags(request: Any) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+
+
+def test_a_key_for_volumes_is_for_those_that_sagemaker_attaches() -> None:
+    # p5 has local disks, whose encryption is the machine's own, and SageMaker refuses a key for them.
+    with_disks = training_site(**RULES)
+    attached = replace(with_disks, instance=replace(with_disks.instance, local_nvme_gb=0))
+    plan = training_plan_of(at=attached)
+    check(plan)
+    assert plan.request["ResourceConfig"]["VolumeKmsKeyId"] == KEY
+    assert "VolumeKmsKeyId" not in training_plan_of(at=with_disks).request["ResourceConfig"]
 
 
 def test_the_runs_are_listed_in_order() -> None:

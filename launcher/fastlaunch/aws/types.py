@@ -1,8 +1,12 @@
 """What AWS's answers are turned into."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+
+#: Names of sessions that programs make up: botocore's, SDKs', and those of EC2's instances.
+_GENERATED_SESSION = re.compile(r"(botocore|aws)[\w-]*(session|sdk)[\w-]*|i-[0-9a-f]+|\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +21,20 @@ class Identity:
     def partition(self) -> str:
         """The partition of the account, such as `aws` or `aws-cn`."""
         return self.arn.split(":")[1]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether `owner` fits several people: the root user, or a role whose session's name is generated."""
+        kind, *names = self.arn.rpartition(":")[2].split("/")
+        return not names or (kind == "assumed-role" and bool(_GENERATED_SESSION.fullmatch(names[-1])))
+
+    @property
+    def owner(self) -> str:
+        """The value of the tag `Owner`: name of the user or session; of the role, if that is generated."""
+        kind, *names = self.arn.rpartition(":")[2].split("/")
+        name = (names[0] if self.is_shared else names[-1]) if names else kind
+        # IAM's names may have a comma, which tags of SageMaker may not.
+        return name.replace(",", "_")
 
 
 @dataclass(frozen=True, kw_only=True)

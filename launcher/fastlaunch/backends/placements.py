@@ -5,7 +5,7 @@ A text such as `<ami-id>` stands for what is not known without asking AWS.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from fastlaunch.catalog.hardware import InstanceType
@@ -49,6 +49,10 @@ class _Placement:
     # capacity block.
     usd_per_hour: float
     price_as_of: str
+    # The user's, and the owner's; ours come on top.
+    tags: Mapping[str, str] = field(default_factory=dict)
+    # ARN of the key of the volumes; None for AWS's choice.
+    volume_kms_key: str | None = None
 
     @property
     def placeholders(self) -> tuple[str, ...]:
@@ -114,6 +118,13 @@ class SageMakerPlacement(_Placement):
     volume_gib: int
     # ARN.
     training_plan: str | None = None
+    # Of a VPC; none for SageMaker's own network.
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
+    output_kms_key: str | None = None
+    # Whether SageMaker encrypts what the containers send to each other.
+    encrypts_traffic: bool = False
 
     @property
     def name(self) -> str:
@@ -144,6 +155,9 @@ def placement_from_json(data: Mapping[str, Any]) -> Placement:
             # Of earlier releases, which let SageMaker choose among types and kept warm pools.
             values.pop("others", None)
             values.pop("keep_alive_minutes", None)
+            # Older placements are in no VPC.
+            for name in ("subnets", "security_groups"):
+                values[name] = tuple(values.get(name, ()))
             return SageMakerPlacement(**values)
         values["security_groups"] = tuple(values["security_groups"])
         values["block"] = CapacityBlock(**values["block"]) if values.get("block") else None

@@ -13,6 +13,7 @@ Request = Mapping[str, Any]
 
 #: Characters of a tag's value.
 _MAX_TAG_VALUE = 256
+_MAX_TAGS = 50
 #: 28 days.
 _MAX_RUNTIME_S = 2_419_200
 
@@ -28,7 +29,10 @@ def request_problems(plan: Plan) -> list[str]:
 
 def _ec2_problems(request: Request) -> Iterator[str]:
     # botocore's model of RunInstances holds no limits. User data does not grow: it is far below EC2's 16 KB.
-    for tag in request["TagSpecifications"][0]["Tags"]:
+    tags = request["TagSpecifications"][0]["Tags"]
+    if len(tags) > _MAX_TAGS:
+        yield f"it has {len(tags)} tags, above {_MAX_TAGS}; Owner and five others are fastlaunch's"
+    for tag in tags:
         if len(tag["Value"]) > _MAX_TAG_VALUE:
             length = len(tag["Value"])
             yield f"the value of tag {tag['Key']} has {length} characters, above {_MAX_TAG_VALUE}"

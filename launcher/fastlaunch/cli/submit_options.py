@@ -164,6 +164,14 @@ cloud_options = with_options(
     ),
     account_timer_option,
     click.option(
+        "--tag",
+        "tags",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Tag machines, volumes, network interfaces and training jobs; may be repeated.  "
+        "[default: the config's, and Owner]",
+    ),
+    click.option(
         "--bucket",
         metavar="NAME",
         help="Keep code, records and checkpoints in this bucket.  [default: the config's]",
@@ -206,8 +214,8 @@ cloud_options = with_options(
 #: Options of one backend alone, and what to do instead on the other.
 _EC2_ONLY = {
     "instance_profile": "give --role ARN",
-    "subnets": "leave it out: SageMaker's own network is used",
-    "security_groups": "leave it out: SageMaker's own network is used",
+    "subnets": "leave it out; `sagemaker_subnets` in the config file names those of jobs",
+    "security_groups": "leave it out; `sagemaker_security_groups` in the config file names those of jobs",
     "placement_groups": "leave it out: SageMaker places the nodes of a job by itself",
 }
 _SAGEMAKER_ONLY = {"role": "give --instance-profile NAME, or --backend sagemaker"}

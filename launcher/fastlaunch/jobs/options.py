@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.core.conventions import MIN_MINUTES
+from fastlaunch.core.conventions import MIN_MINUTES, check_tags
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
 from fastlaunch.jobs.spec import Inputs
@@ -78,6 +78,8 @@ class CloudOptions:
     block_fee_usd: float | None = None
     #: ARN of SageMaker's.
     training_plan: str | None = None
+    #: KEY=VALUE each, on top of the config file's.
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,26 @@ def check_cloud_options(cloud: CloudOptions) -> None:
     (_check_training_job if cloud.backend == "sagemaker" else _check_machines)(cloud)
     _check_block(cloud)
     _check_limits(cloud)
+    check_tags(given_tags(cloud))
     _check_image(cloud)
+
+
+def given_tags(cloud: CloudOptions) -> dict[str, str]:
+    """Return the tags that were typed. Raises UserError for a text that is none."""
+    return _pairs("--tag", cloud.tags, "KEY=VALUE", "team=vision")
+
+
+def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
+    """Return what was typed as NAME=VALUE, by name."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not (name and separator):
+            raise UserError(f"{option} {text!r} is not {form}", f"give one such as {example}")
+        if name in pairs:
+            raise UserError(f"{option} {name} is given twice", "give it once")
+        pairs[name] = value
+    return pairs
 
 
 def _check_machines(cloud: CloudOptions) -> None:

@@ -20,11 +20,13 @@ from fastlaunch.backends.validate import request_problems
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, rate_at
+from fastlaunch.jobs.options import given_tags
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -118,6 +120,17 @@ class Lookup(ABC):
     def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
         """Return when the request's capacity block ends (ISO 8601), its hours, and its instances."""
 
+    def tags(self, request: CloudRequest) -> dict[str, str]:
+        """Return the tags of all that is started, less our own; `Owner` unless the user gives one."""
+        given = {**self.settings.tags, **given_tags(request.cloud)}
+        if any(key.lower() == OWNER_TAG.lower() for key in given):
+            return given
+        return {OWNER_TAG: self.owner(), **given}
+
+    @abstractmethod
+    def owner(self) -> str:
+        """Return whose credentials start it."""
+
     @abstractmethod
     def setting(self, region: str, name: str) -> str:
         """Return `bucket`, `instance_profile` or `role` of the region."""
@@ -165,6 +178,9 @@ class OfflineLookup(Lookup):
     def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
         # The shortest there is, and so the dearest an hour.
         return UNKNOWN_END, MIN_BLOCK_HOURS, request.cloud.num_nodes
+
+    def owner(self) -> str:
+        return "<owner>"
 
     def setting(self, region: str, name: str) -> str:
         return getattr(self.region_settings(region), name) or f"<{name.replace('_', '-')}>"
@@ -315,6 +331,8 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        tags=lookup.tags(request),
+        volume_kms_key=settings.volume_kms_key,
         max_price_usd=request.cloud.max_price_usd,
         placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
@@ -325,17 +343,24 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
     instance, region = candidate.instance, candidate.region
     price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
     bucket, role = lookup.setting(region, "bucket"), lookup.setting(region, "role")
+    here = lookup.region_settings(region)
     lookup.check(request, candidate)
     return SageMakerPlacement(
         instance=instance,
         region=region,
         role=role,
         bucket=bucket,
-        prefix=lookup.region_settings(region).prefix,
+        prefix=here.prefix,
         image=lookup.image(request, region),
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        tags=lookup.tags(request),
+        volume_kms_key=here.volume_kms_key,
         volume_gib=TRAINING_VOLUME_GIB,
         training_plan=request.cloud.training_plan,
+        subnets=here.sagemaker_subnets,
+        security_groups=here.sagemaker_security_groups,
+        output_kms_key=here.output_kms_key,
+        encrypts_traffic=here.encrypt_between_containers,
     )

@@ -68,6 +68,7 @@ def plan_ec2(
     )
     tags = {
         "Name": f"fastlaunch {first}",
+        **placement.tags,
         RUN_TAG: first,
         ATTEMPT_TAG: str(attempt),
         MAX_MINUTES_TAG: str(max_minutes),
@@ -99,13 +100,14 @@ def plan_ec2(
                     "VolumeSize": placement.root_gib,
                     "Throughput": _ROOT_MIB_PER_S,
                     "Encrypted": True,
+                    **({"KmsKeyId": placement.volume_kms_key} if placement.volume_kms_key else {}),
                     "DeleteOnTermination": True,
                 },
             }
         ],
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-            for kind in ("instance", "volume")
+            for kind in ("instance", "volume", "network-interface")
         ],
         "UserData": render(bootstrap),
     }

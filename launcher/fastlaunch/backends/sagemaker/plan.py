@@ -67,6 +67,7 @@ def plan_sagemaker(
     stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
     run_list = run_list_object(_node_program(jobs, token, attempt), output, unknown)
     tags = {
+        **placement.tags,
         RUN_TAG: first,
         ATTEMPT_TAG: str(attempt),
         MAX_MINUTES_TAG: str(max_minutes),
@@ -91,12 +92,16 @@ def plan_sagemaker(
         "InputDataConfig": _channels(placement, agent=stored, runs=run_list),
         # SageMaker puts what the container leaves in /opt/ml/model and output here, in the end; not among
         # the checkpoints, all of which the next attempt has to fetch.
-        "OutputDataConfig": {"S3OutputPath": f"{placement.runs_uri}/sagemaker-output"},
+        "OutputDataConfig": {
+            "S3OutputPath": f"{placement.runs_uri}/sagemaker-output",
+            **({"KmsKeyId": placement.output_kms_key} if placement.output_kms_key else {}),
+        },
         "CheckpointConfig": {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
         "ResourceConfig": _resources(job, placement),
         "StoppingCondition": _stopping(job, placement, max_minutes),
         # The container uploads nothing itself, but a workload of the user's may fetch its data.
         "EnableNetworkIsolation": False,
+        **_network(placement),
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
@@ -204,9 +209,25 @@ def _resources(job: JobSpec, placement: SageMakerPlacement) -> dict[str, Any]:
         "InstanceCount": job.num_nodes,
         "VolumeSizeInGB": placement.volume_gib,
     }
+    # Local disks are encrypted by the machine itself, and SageMaker refuses a key for them.
+    if placement.volume_kms_key and not placement.instance.local_nvme_gb:
+        resources["VolumeKmsKeyId"] = placement.volume_kms_key
     if placement.training_plan:
         resources["TrainingPlanArn"] = placement.training_plan
     return resources
+
+
+def _network(placement: SageMakerPlacement) -> dict[str, Any]:
+    network: dict[str, Any] = {}
+    if placement.subnets:
+        network["VpcConfig"] = {
+            "Subnets": list(placement.subnets),
+            "SecurityGroupIds": list(placement.security_groups),
+        }
+    # Also of one node: rules of an account look for it in every request.
+    if placement.encrypts_traffic:
+        network["EnableInterContainerTrafficEncryption"] = True
+    return network
 
 
 def _stopping(job: JobSpec, placement: SageMakerPlacement, max_minutes: int) -> dict[str, int]:
