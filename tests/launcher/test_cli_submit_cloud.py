@@ -95,6 +95,14 @@ def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
     assert plan["max_cost_usd"] == pytest.approx(63.296)
 
 
+def test_tags_and_secrets_stand_in_the_request(capsys: pytest.CaptureFixture[str]) -> None:
+    arn = "arn:aws:ssm:us-east-1:123456789012:parameter/hub"
+    plan = plan_of(capsys, "--image", IMAGE, "--tag", "team=vision", "--secret", f"HUB={arn}")
+    tags = [{tag["Key"]: tag["Value"] for tag in one["Tags"]} for one in plan["request"]["TagSpecifications"]]
+    assert [(one["Owner"], one["team"]) for one in tags] == [("<owner>", "vision")] * 3
+    assert run_list(plan)["secrets"] == {"HUB": arn}
+
+
 @pytest.mark.usefixtures("configured")
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(capsys, "--image", IMAGE, "--repeats", "2")

@@ -76,6 +76,9 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
     assert {job.num_gpus for job in on_1} == {1}
 
 
+SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2z3"
+
+
 @pytest.mark.parametrize(
     ("terms", "request_", "message", "hint"),
     [
@@ -115,7 +118,7 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
         # What it is called.
         ({"tags": ("team",)}, {}, "--tag 'team' is not KEY=VALUE", "team=vision"),
-        ({"tags": ("=vision",)}, {}, "--tag '=vision' is not KEY=VALUE", "team=vision"),
+        ({"tags": ("=vision",)}, {}, "--tag '' is not KEY=VALUE", "team=vision"),
         ({"tags": ("team=a", "team=b")}, {}, "--tag team is given twice", "once"),
         ({"tags": ("team=a", "Team=b")}, {}, "differ only in upper and lower case", "keep one"),
         ({"tags": ("aws:team=a",)}, {}, "begins with aws:", "another name"),
@@ -123,6 +126,15 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         ({"tags": ("k" * 129 + "=a",)}, {}, "has 129 characters", "1 to 128"),
         ({"tags": ("k=" + "v" * 257,)}, {}, "its value 257", "up to 256"),
         ({"tags": ("k=a,b",)}, {}, "a character that AWS does not take", "letters, digits"),
+        # What it may know.
+        ({**TRAINED, "secrets": (SECRET,)}, {}, "--secret is for EC2", "has the role's credentials"),
+        ({"secrets": ("HUB",)}, {}, "--secret 'HUB' is not NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager"),
+        ({"secrets": (SECRET, SECRET)}, {}, "--secret HUB is given twice", "once"),
+        ({"secrets": (f"FASTLAUNCH_{SECRET}",)}, {}, "'FASTLAUNCH_HUB' cannot be a variable", "HF_TOKEN"),
+        ({"secrets": (SECRET.replace("HUB", "PATH"),)}, {}, "'PATH' cannot be a variable", "HF_TOKEN"),
+        ({"secrets": (SECRET.replace("HUB", "a-b"),)}, {}, "'a-b' cannot be a variable", "letters, digits"),
+        ({"secrets": ("HUB=hf_0123",)}, {}, "--secret HUB names neither a secret nor", ":secret:NAME"),
+        ({"secrets": (SECRET.replace(":secret:", ":secrets:"),)}, {}, "names neither", ":secret:NAME"),
         # The image.
         ({**OWN, "base_image": "2.9"}, {}, "name two images", "one of the two"),
         ({"image": "acme/train:1"}, {}, "is not an image by its digest", "@sha256:"),

@@ -37,6 +37,7 @@ SPOT = {"purchase": "spot", "checkpoint_every": 50}
 BLOCK = {"purchase": "capacity-block", "reservation": ec2_builders.BLOCK.reservation}
 GROUP = "fastlaunch-us-east-1a"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
+SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-x1y2z3"
 TAGS = {"Owner": "ada", "cost-center": "4711"}
 
 
@@ -88,7 +89,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
-        "ec2-account-with-rules": plan(at=site(tags=TAGS, volume_kms_key=KEY)),
+        "ec2-account-with-rules": plan(at=site(tags=TAGS, volume_kms_key=KEY, secrets={"HF_TOKEN": SECRET})),
     }
 
 

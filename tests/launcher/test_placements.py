@@ -15,12 +15,13 @@ from fastlaunch.core.errors import UserError
     "place",
     [
         site(placement_group="fastlaunch-us-east-1a"),
+        site(secrets={"HF_TOKEN": "arn:aws:ssm:us-east-1:123456789012:parameter/hub"}),
         site("g5.xlarge", code=None, zone=None, subnet=None, max_price_usd=0.4),
         site(block=BLOCK),
         training_site(),
         training_site(subnets=("subnet-0a",), security_groups=("sg-0a",), tags={"team": "vision"}),
     ],
-    ids=["group", "small", "block", "sagemaker", "vpc"],
+    ids=["group", "secret", "small", "block", "sagemaker", "vpc"],
 )
 def test_a_site_comes_back_as_it_was(place: Placement) -> None:
     stored = json.loads(json.dumps(placement_to_json(place)))

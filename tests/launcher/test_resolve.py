@@ -411,6 +411,23 @@ def test_tags_are_the_config_files_and_on_top_those_that_were_typed() -> None:
                 check_plan(found, [job], max_minutes=120)
 
 
+def test_a_value_that_was_typed_for_a_secret_is_not_repeated() -> None:
+    with pytest.raises(UserError) as caught:
+        request(secrets=("HUB=hf_0123",))
+    assert "hf_0123" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_secrets_are_named_where_the_machine_reads_them() -> None:
+    arns = {
+        "HUB": "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/hub-x1y2z3",
+        "KEY": "arn:aws-us-gov:ssm:us-gov-east-1:123456789012:parameter/key",
+    }
+    (found, *_) = on_ec2(secrets=tuple(f"{name}={arn}" for name, arn in arns.items()))
+    assert found.secrets == arns
+    plan = plan_at({"a-1": ec2_builders.job()}, found, attempt=1, max_minutes=120)
+    assert ec2_builders.program_of(plan)["secrets"] == arns
+
+
 @pytest.mark.parametrize(
     ("facts", "here", "word"),
     [

@@ -88,7 +88,9 @@ def run(argv: list[str], settings: dict[str, object]) -> int:
     environment = {"PATH": f"{settings['python_folder']}:/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
     if settings["stand_in"]:
         environment["PYTHONPATH"] = str(settings["stand_in_path"])
-    environment |= dict(entry.split("=", 1) for entry in options.get("-e", []))
+    for entry in options.get("-e", []):
+        name, is_given, value = entry.partition("=")
+        environment[name] = value if is_given else os.environ[name]
     mounts = ["set -e", "mount -t proc proc /proc", "ip link set lo up"]
     for volume in options.get("-v", []):
         source, target, *mode = volume.split(":")

@@ -111,6 +111,29 @@ def test_container_gets_what_the_program_says(scene: Scene) -> None:
     }
 
 
+def test_a_secret_reaches_the_container_and_nothing_else(scene: Scene) -> None:
+    value = "s3cr3t täken"
+    arn = scene.client("secretsmanager").create_secret(Name="hub", SecretString=value)["ARN"]
+    scene.client("ssm").put_parameter(Name="/exit", Value="41", Type="SecureString")
+    parameter = f"arn:aws:ssm:us-east-1:{ACCOUNT}:parameter/exit"
+    program = node_program(node_run(), secrets={"HUB": arn, "FAKE_EXIT": parameter})
+    instance = scene.launch(program)
+    assert instance.wait() == "shutdown"
+    assert ends(scene.status(program)) == [("failed", 41)]
+    assert instance.docker_calls()[-1][-1] == "/out"
+    said = [instance.console, json.dumps(instance.docker_calls(), ensure_ascii=False)]
+    said += [body.decode(errors="replace") for body in scene.objects(program.output).values()]
+    assert not any("s3cr3t" in text for text in said)
+
+
+def test_a_secret_that_may_not_be_read_ends_the_machine(scene: Scene) -> None:
+    arn = f"arn:aws:secretsmanager:us-east-1:{ACCOUNT}:secret:none-x1y2z3"
+    program = node_program(node_run(), secrets={"HUB": arn})
+    instance = scene.launch(program)
+    assert instance.wait() == "shutdown"
+    assert outcome(scene.status(program)) == ("configuration", "secret")
+
+
 def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
     program = node_program(node_run(FIRST, FAKE_FAIL_AT="3"), node_run(SECOND))
     instance = scene.launch(program)

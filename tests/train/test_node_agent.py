@@ -1,6 +1,8 @@
 """The node agent's pure parts, and its programs' limits. Whole nodes are in tests/node."""
 
 import ast
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,10 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from moto_server import ACCOUNT, MotoServer
+from server_client import server_client
 
 import fastlaunch_train
 from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch_train.node.agent import Ending, Machine
+from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Commands, Log, Stop
 from fastlaunch_train.node.ec2 import block_left_s
 from fastlaunch_train.node.peers import answers, next_in_ring, reason_of
@@ -28,7 +33,7 @@ from fastlaunch_train.node.protocol import (
     program_from_json,
     stop_lead_s,
 )
-from fastlaunch_train.node.training import Training
+from fastlaunch_train.node.training import ContainerTraining, Training
 from fastlaunch_train.node.uploads import Store, Uploads
 
 NODE = Path(fastlaunch_train.__file__).parent / "node"
@@ -60,7 +65,9 @@ def test_the_archive_runs_isolated_and_is_the_same_twice(tmp_path: Path) -> None
 
 def test_a_program_is_read_as_it_was_written() -> None:
     runs = (NodeRun("a-1", ("--x", "a\n 'b' # c")), NodeRun("a-2", (), {"A": " = "}))
-    program = NodeProgram(token="a-1-a1", attempt=1, runs=runs, environment={"B": "ä"}, num_nodes=2)
+    program = NodeProgram(
+        token="a-1-a1", attempt=1, runs=runs, environment={"B": "ä"}, secrets={"C": "arn:c"}, num_nodes=2
+    )
     assert program_from_json(program.to_json()) == program
     with pytest.raises(BadRunList, match="names none, or one twice"):
         program_from_json(NodeProgram(token="a", attempt=1, runs=(runs[0], runs[0])).to_json())
@@ -164,6 +171,44 @@ def test_the_last_upload_ends_though_a_training_goes_on(grows: bool, tmp_path: P
     assert uploads.last()
     arrived = b"".join(path.read_bytes() for path in sorted(bucket.root.glob("node-0/one/*")))
     assert record.read_bytes().startswith(arrived) and len(arrived) >= 2000
+
+
+def test_a_secret_is_read_by_the_machines_aws_cli(
+    aws_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    if shutil.which("aws") is None:
+        pytest.skip("there is no awscli: install the extra `test`")
+    value = ' a\t"täken"\nof two lines\n'
+    secrets, parameters = (server_client(aws_server, name, "eu-west-1") for name in ("secretsmanager", "ssm"))
+    text = secrets.create_secret(Name="hub", SecretString=value)["ARN"]
+    binary = secrets.create_secret(Name="key", SecretBinary=b"\0")["ARN"]
+    parameters.put_parameter(Name="/team/hub", Value=value, Type="SecureString")
+    parameter = f"arn:aws:ssm:eu-west-1:{ACCOUNT}:parameter/team/hub"
+    # The region is the secret's own.
+    cli = AwsCli("us-east-1")
+    assert cli.secret(text) == value
+    assert cli.secret(parameter) == value
+    assert cli.secret(binary) is cli.secret(f"{text}-other") is None
+
+
+def test_a_containers_secrets_are_in_no_list_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f'#!/bin/bash\nprintf "%s\\n" "$@" >{tmp_path}/argv; printf "%s" "$HUB" >{tmp_path}/hub\n'
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    training = ContainerTraining(
+        ["-e", "A=b"], "image", ["run"], log=tmp_path / "log.txt", secrets={"HUB": "s3cr3t\n"}
+    )
+    assert Clock().attempts(100, 0.1, lambda: training.exit_code() is not None)
+    training.close()
+    argv = (tmp_path / "argv").read_text().split()
+    assert argv[-6:] == ["-e", "A=b", "-e", "HUB", "image", "run"]
+    assert (tmp_path / "hub").read_text() == "s3cr3t\n"
 
 
 class Deaf(Training):

@@ -90,6 +90,8 @@ class Ec2Placement(_Placement):
     # For several nodes outside of a block.
     placement_group: str | None = None
     block: CapacityBlock | None = None
+    # ARNs, by the variable of a job's environment that gets the value.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -172,6 +172,14 @@ cloud_options = with_options(
         "[default: the config's, and Owner]",
     ),
     click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME=ARN",
+        help="Give jobs on EC2 this secret or parameter as the variable NAME, read on the machine; may be "
+        "repeated.",
+    ),
+    click.option(
         "--bucket",
         metavar="NAME",
         help="Keep code, records and checkpoints in this bucket.  [default: the config's]",

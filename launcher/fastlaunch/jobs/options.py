@@ -20,6 +20,12 @@ MAX_MINUTES = 30 * 24 * 60
 MAX_TRAINING_MINUTES = 28 * 24 * 60
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
+_SECRET = re.compile(
+    r"arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:|ssm:[a-z0-9-]+:[0-9]{12}:parameter/)[\w./+=@-]+",
+    re.ASCII,
+)
+#: Names of variables; not ours, nor those that docker or the machine's shell would take for theirs.
+_VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
 
 
@@ -80,6 +86,8 @@ class CloudOptions:
     training_plan: str | None = None
     #: KEY=VALUE each, on top of the config file's.
     tags: tuple[str, ...] = ()
+    #: NAME=ARN each: a variable of the job, and what holds its value.
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +149,7 @@ def check_cloud_options(cloud: CloudOptions) -> None:
     _check_block(cloud)
     _check_limits(cloud)
     check_tags(given_tags(cloud))
+    _check_secrets(cloud)
     _check_image(cloud)
 
 
@@ -149,13 +158,40 @@ def given_tags(cloud: CloudOptions) -> dict[str, str]:
     return _pairs("--tag", cloud.tags, "KEY=VALUE", "team=vision")
 
 
+def given_secrets(cloud: CloudOptions) -> dict[str, str]:
+    """Return ARNs by variable, as they were typed. Raises UserError for a text that is none."""
+    return _pairs("--secret", cloud.secrets, "NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager:...")
+
+
+def _check_secrets(cloud: CloudOptions) -> None:
+    secrets = given_secrets(cloud)
+    if secrets and cloud.backend == "sagemaker":
+        raise UserError(
+            "--secret is for EC2: on SageMaker nothing but the container itself could read it",
+            "leave it out; the container has the role's credentials, with which your workload may read it",
+        )
+    for name, arn in secrets.items():
+        if not _VARIABLE.fullmatch(name):
+            raise UserError(
+                f"--secret {name!r} cannot be a variable of the job",
+                "give letters, digits and _, such as HF_TOKEN; FASTLAUNCH_ and DOCKER_ are taken",
+            )
+        # The value itself may have been typed: it is not repeated.
+        if not _SECRET.fullmatch(arn):
+            raise UserError(
+                f"--secret {name} names neither a secret nor a parameter by its ARN",
+                f"give {name}=arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME, or "
+                "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME",
+            )
+
+
 def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
     """Return what was typed as NAME=VALUE, by name."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not (name and separator):
-            raise UserError(f"{option} {text!r} is not {form}", f"give one such as {example}")
+            raise UserError(f"{option} {name!r} is not {form}", f"give one such as {example}")
         if name in pairs:
             raise UserError(f"{option} {name} is given twice", "give it once")
         pairs[name] = value

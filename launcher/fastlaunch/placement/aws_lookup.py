@@ -18,8 +18,8 @@ from fastlaunch.placement.capacity_block import check_reservation, max_minutes_i
 from fastlaunch.placement.config_checks import SAGEMAKER, check_bucket, check_role, configured
 from fastlaunch.placement.network import (
     check_default_vpc,
-    check_open_groups,
     check_subnet,
+    check_training_network,
     find_subnet,
     group_vpcs,
 )
@@ -81,7 +81,8 @@ class AwsLookup(Lookup):
         region = candidate.region
         if request.cloud.backend == "sagemaker":
             check_role(self.aws, region, self.setting(region, "role"), SAGEMAKER)
-            self._check_training_network(request, candidate)
+            by_efa = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
+            check_training_network(self.aws, region, self.region_settings(region), by_efa=by_efa)
         else:
             check_offered(candidate, self.aws.zones_offering(region, candidate.instance.name))
             self._check_network(request, candidate)
@@ -133,23 +134,6 @@ class AwsLookup(Lookup):
             return None
         prefix = self.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
-
-    def _check_training_network(self, request: CloudRequest, candidate: Candidate) -> None:
-        aws, region = self.aws, candidate.region
-        here = self.region_settings(region)
-        groups = here.sagemaker_security_groups
-        if not groups:
-            return
-        subnet_vpcs = {subnet.vpc for subnet in aws.subnets(region, here.sagemaker_subnets)}
-        vpcs = subnet_vpcs | set(aws.security_group_vpcs(region, groups).values())
-        if len(vpcs) > 1:
-            raise BadConfiguration(
-                f"the subnets and security groups of training jobs are of {' and '.join(sorted(vpcs))}",
-                "name those of one VPC: `sagemaker_subnets` and `sagemaker_security_groups` under "
-                f"`aws: {region}:` in the config file",
-            )
-        if has_several_interfaces(candidate.instance, request.cloud.num_nodes):
-            check_open_groups(aws, region, groups)
 
     def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
         aws, region = self.aws, candidate.region

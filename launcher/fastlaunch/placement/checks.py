@@ -37,6 +37,7 @@ from fastlaunch.placement.network import (
     check_open_groups,
     check_placement_group,
     check_subnet,
+    check_training_network,
     find_subnet,
     group_vpcs,
     network_exit,
@@ -458,9 +459,18 @@ def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "container image"}, partial(_container, job, region)
     yield {"name": "role"}, partial(_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
+    if job.region_settings(region).sagemaker_subnets:
+        yield {"name": "network"}, partial(_training_network, job, region)
     # A training plan's instances were granted when it was bought.
     for instance in () if job.cloud.training_plan else job.instances:
         yield {"name": "quota", "instance": job.name_of(instance)}, partial(_quota, job, instance, region)
+
+
+def _training_network(job: CheckContext, region: str) -> str:
+    here = job.region_settings(region)
+    by_efa = any(has_several_interfaces(instance, job.cloud.num_nodes) for instance in job.instances)
+    check_training_network(job.aws, region, here, by_efa=by_efa)
+    return f"{', '.join(here.sagemaker_subnets)} with {', '.join(here.sagemaker_security_groups)}"
 
 
 def _money_checks(job: CheckContext, placements: "Sequence[Placement]") -> Iterator[Check]:

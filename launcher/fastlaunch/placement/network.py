@@ -6,6 +6,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import GroupRules
 from fastlaunch.aws.types import Subnet
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised
+from fastlaunch.core.settings import RegionSettings
 from fastlaunch.placement.check import Finding, Result
 from fastlaunch.placement.config_checks import setup_command
 
@@ -104,6 +105,26 @@ def check_open_groups(aws: Aws, region: str, groups: tuple[str, ...]) -> None:
             "EFA needs",
             commands,
         )
+
+
+def check_training_network(aws: Aws, region: str, here: RegionSettings, *, by_efa: bool) -> None:
+    """Raise BadConfiguration if training jobs cannot stand where the config file says.
+
+    by_efa: their nodes talk to each other so.
+    """
+    groups = here.sagemaker_security_groups
+    if not groups:
+        return
+    subnet_vpcs = {subnet.vpc for subnet in aws.subnets(region, here.sagemaker_subnets)}
+    vpcs = subnet_vpcs | set(aws.security_group_vpcs(region, groups).values())
+    if len(vpcs) > 1:
+        raise BadConfiguration(
+            f"the subnets and security groups of training jobs are of {' and '.join(sorted(vpcs))}",
+            "name those of one VPC: `sagemaker_subnets` and `sagemaker_security_groups` under "
+            f"`aws: {region}:` in the config file",
+        )
+    if by_efa:
+        check_open_groups(aws, region, groups)
 
 
 def _is_open(rules: Mapping[str, GroupRules], way: str) -> bool:

@@ -26,7 +26,7 @@ from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, rate_at
-from fastlaunch.jobs.options import given_tags
+from fastlaunch.jobs.options import given_secrets, given_tags
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -336,6 +336,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         max_price_usd=request.cloud.max_price_usd,
         placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
+        secrets=given_secrets(request.cloud),
     )
 
 

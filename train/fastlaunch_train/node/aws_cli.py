@@ -1,4 +1,4 @@
-"""S3 by the AWS CLI that the machine's image brings, 1.17 or newer: every call in seconds, or given up."""
+"""S3 and secrets by the AWS CLI that the machine's image brings, 1.17 or newer: in seconds, or given up."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ class AwsCli:
         """Return the text of an object; None if it cannot be had."""
         done = self.call("s3", "cp", "--only-show-errors", uri, "-", is_quiet=True)
         return done.stdout if done.is_ok else None
+
+    def secret(self, arn: str) -> str | None:
+        """Return the value of a secret or parameter, which nobody tells; None if it cannot be had."""
+        service, region = arn.split(":")[2:4]
+        what = ["secretsmanager", "get-secret-value", "--query", "SecretString", "--secret-id", arn]
+        if service == "ssm":
+            what = ["ssm", "get-parameter", "--with-decryption", "--query", "Parameter.Value", "--name", arn]
+        done = self.call(*what, "--output", "json", region=region)
+        try:
+            value = json.loads(done.stdout) if done.is_ok else None
+        except ValueError:
+            return None
+        # No variable of a process holds the character 0.
+        return value if isinstance(value, str) and "\0" not in value else None
 
     def names(self, uri: str) -> list[str] | None:
         """Return the last parts of all keys that begin as `uri` does; None if they cannot be listed."""

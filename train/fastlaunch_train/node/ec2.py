@@ -106,6 +106,8 @@ class Ec2(Machine):
             fail=self.fail,
         )
         self._pulled_s: float | None = None
+        #: Values by variable.
+        self._secrets: dict[str, str] = {}
         #: Checkpoints that lie in S3.
         self._sent: set[str] = set()
         self._has_all_ended = threading.Event()
@@ -145,6 +147,7 @@ class Ec2(Machine):
             (program.has_nvswitch, "fabric manager", 60, 5, self._has_fabric_manager),
             (program.num_gpus > 0, "driver", 24, 5, lambda: count_gpus() == program.num_gpus),
             (True, "docker", 24, 5, self._has_docker),
+            (bool(program.secrets), "secret", 5, 10, self._read_secrets),
             (program.code_uri is not None, "code", 5, 10, self._fetch_code),
             (True, "image pull", 5, 20, self._pull),
         )
@@ -228,6 +231,15 @@ class Ec2(Machine):
     def _has_docker(self) -> bool:
         return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
 
+    def _read_secrets(self) -> bool:
+        for name, arn in self.program.secrets.items():
+            value = self._work_cli.secret(arn)
+            if value is None:
+                self.say(f"{name}: {arn} has no text that this machine may read")
+                return False
+            self._secrets[name] = value
+        return True
+
     def _fetch_code(self) -> bool:
         program, file = self.program, WORK / "code.tar.gz"
         if not self._work_cli.copy(program.code_uri, file, limit_s=_DOCKER_S):
@@ -272,6 +284,7 @@ class Ec2(Machine):
             self.program.image,
             [*command, *["--resume"][: self.program.attempt - 1]],
             log=WORK / "log" / run.run_id / LOG,
+            secrets=self._secrets,
         )
 
     def _is_settled(self, run_id: str) -> bool:

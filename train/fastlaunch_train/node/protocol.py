@@ -140,6 +140,8 @@ class NodeProgram:
     runs: tuple[NodeRun, ...]
     #: For every container.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: ARNs of secrets and parameters, by the variable of every container that gets the value.
+    secrets: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     region: str = ""
     #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.

@@ -41,15 +41,28 @@ class Training(ABC):
 
 
 class ContainerTraining(Training):
-    """Training in a container of docker's, named NAME, which prints into the file `log`."""
+    """Training in a container of docker's, named NAME, which prints into the file `log`.
+
+    secrets: of its environment. Docker takes their values from its own, which no list of processes shows.
+    """
 
     NAME = "fastlaunch"
 
-    def __init__(self, options: Sequence[str], image: str, command: Sequence[str], *, log: Path) -> None:
+    def __init__(
+        self,
+        options: Sequence[str],
+        image: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        secrets: Mapping[str, str],
+    ) -> None:
         self._commands = Commands()
+        variables = [word for name in secrets for word in ("-e", name)]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                ["docker", "run", "--rm", "--name", self.NAME, *options, image, *command],
+                ["docker", "run", "--rm", "--name", self.NAME, *options, *variables, image, *command],
+                env={**os.environ, **secrets},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -179,6 +179,7 @@ def _program(
             for run_id, one in jobs.items()
         ),
         environment=environment,
+        secrets=placement.secrets,
     )
 
 
