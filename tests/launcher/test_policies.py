@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,94 @@ def test_every_condition_allows_and_forbids(
 def test_resources(name: str, action: str, allowed: str, forbidden: str) -> None:
     assert allows(name, action, allowed)
     assert not allows(name, action, forbidden)
+
+
+RUNS, CODE, LOGS = f"{S3}/fastlaunch/runs/r/x", f"{S3}/fastlaunch/code/x", f"arn:aws:logs:{REGION}:{ACCOUNT}"
+AWS_IMAGE = f"arn:aws:ecr:{REGION}:763104351884:repository/pytorch"
+OWN_IMAGE = f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/fastlaunch"
+ALL_NAMES = replace(STRICT_NAMES, kms_keys=(KEY,))
+_Need = tuple[str, str, Mapping[str, str]]
+#: What a machine or a training job does.
+JOB_NEEDS: list[_Need] = [
+    ("ecr:GetAuthorizationToken", "*", {}),
+    ("ecr:BatchGetImage", AWS_IMAGE, {}),
+    ("s3:GetObject", CODE, {}),
+    ("s3:ListBucket", S3, {"s3:prefix": "fastlaunch/runs/r/"}),
+    ("s3:PutObject", RUNS, {}),
+    ("kms:GenerateDataKey", KEY, {}),
+    ("secretsmanager:GetSecretValue", SECRET, {}),
+]
+GRANT = {"kms:GrantIsForAWSResource": "true"}
+#: What is done with each policy: a submission in an account with rules, and what goes with it.
+NEEDS: dict[str, list[_Need]] = {
+    "node": JOB_NEEDS,
+    "training": [
+        *JOB_NEEDS,
+        ("s3:GetBucketLocation", S3, {}),
+        ("logs:PutLogEvents", f"{LOGS}:log-group:/aws/sagemaker/TrainingJobs:x", {}),
+        ("cloudwatch:PutMetricData", "*", {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}),
+        ("kms:Encrypt", KEY, {}),
+        ("kms:CreateGrant", KEY, GRANT),
+        ("ec2:DescribeSubnets", "*", {}),
+        ("ec2:CreateNetworkInterface", SUBNET, {"ec2:Vpc": VPC}),
+        ("ec2:CreateNetworkInterface", INTERFACE, {}),
+    ],
+    "scheduler": [("ec2:TerminateInstances", INSTANCE, OURS)],
+    "launcher": [
+        # submit
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}::parameter/aws/service/deeplearning/x", {}),
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ours/ami", {}),
+        ("ec2:DescribeImages", "*", {}),
+        ("ecr:BatchGetImage", AWS_IMAGE, {}),
+        ("s3:ListBucket", S3, {}),
+        ("s3:PutObject", CODE, {}),
+        ("kms:GenerateDataKey", KEY, {}),
+        ("iam:SimulatePrincipalPolicy", "*", {}),
+        ("ec2:RunInstances", INSTANCE, {**HERE, "ec2:InstanceType": "p5.48xlarge"}),
+        ("ec2:RunInstances", INTERFACE, TAGS),
+        ("ec2:RunInstances", SUBNET, {"ec2:Vpc": VPC}),
+        ("ec2:RunInstances", f"arn:aws:ec2:{REGION}::image/ami-1", {}),
+        ("ec2:CreateTags", INTERFACE, {"ec2:CreateAction": "RunInstances"}),
+        ("iam:PassRole", NAMES.node_role, {"iam:PassedToService": "ec2.amazonaws.com"}),
+        ("kms:DescribeKey", KEY, {}),
+        ("kms:CreateGrant", KEY, GRANT),
+        # --detach
+        ("scheduler:CreateSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", {}),
+        ("iam:PassRole", NAMES.scheduler_role, {"iam:PassedToService": "scheduler.amazonaws.com"}),
+        # reap
+        ("ec2:TerminateInstances", INSTANCE, OURS),
+        ("sagemaker:DescribeTrainingJob", JOB, {}),
+        ("sagemaker:StopTrainingJob", JOB, OURS),
+    ],
+    "launcher-sagemaker": [
+        ("sagemaker:CreateTrainingJob", JOB, TRAINING),
+        ("sagemaker:CreateTrainingJob", f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/x", TRAINING),
+        ("sagemaker:AddTags", JOB, {"sagemaker:TaggingAction": "CreateTrainingJob"}),
+        ("iam:PassRole", NAMES.training_role, {"iam:PassedToService": "sagemaker.amazonaws.com"}),
+        ("logs:GetLogEvents", f"{LOGS}:log-group:/aws/sagemaker/TrainingJobs:x", {}),
+    ],
+    "launcher-build": [
+        ("ecr:GetAuthorizationToken", "*", {}),
+        ("ecr:BatchGetImage", AWS_IMAGE, {}),
+        ("ecr:PutImage", OWN_IMAGE, {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_without_any_of_its_statements_a_policy_does_not_do(name: str) -> None:
+    every: list[Any] = policy(name, ALL_NAMES)["Statement"]
+
+    def refused(statements: list[Any]) -> list[str]:
+        """The actions that these do not allow."""
+        asks = [
+            policy_check.Ask(action=act, resource=on, context=context) for act, on, context in NEEDS[name]
+        ]
+        return [ask.action for ask in asks if not policy_check.allows([{"Statement": statements}], ask)]
+
+    assert refused(every) == []
+    spare = [one["Sid"] for one in every if not refused([other for other in every if other is not one])]
+    assert spare == []
 
 
 def test_the_node_gets_its_image_and_code_and_ends_nothing() -> None:

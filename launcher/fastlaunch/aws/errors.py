@@ -98,7 +98,10 @@ _JOB_IMAGE = "name an image by digest, in ECR of {region}, that the role may pul
 _JOB_TYPE = "SageMaker has no such instance type in {region}; choose another (`--instance`, `--region`)"
 _JOB_PLAN = "name a training plan of {region} that is active or scheduled: --training-plan ARN"
 _PASS_ROLE = "ask for iam:PassRole on the role that the message names, for sagemaker.amazonaws.com"
-_KEY = "let the role use the key of the volume, or make another the default for EBS in {region}"
+_KEY = (
+    "let your login, and for spot EC2's own role, use the key of the volume: `aws.{region}.volume_kms_key` "
+    "in the config file, else the region's default for EBS"
+)
 
 
 def _by_name(*groups: tuple[type[CloudRefused], str, str]) -> Mapping[str, tuple[type[CloudRefused], str]]:
