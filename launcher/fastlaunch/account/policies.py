@@ -28,12 +28,13 @@ class AccountNames:
     kms_keys: tuple[str, ...] = ()
     # ARNs of secrets and parameters that jobs may read.
     secrets: tuple[str, ...] = ()
-    # Of a machine image of one's own.
+    # SSM parameter of the user's own machine image; None for AWS's.
     ami_parameter: str | None = None
-    # Where alone jobs may start, and on which types, such as `p5.*`; empty for anywhere, and on any.
+    # In which jobs may start; empty for all.
     regions: tuple[str, ...] = ()
+    # On which they may, such as `p5*`; empty for all.
     instance_types: tuple[str, ...] = ()
-    # Id of the VPC in which alone they stand.
+    # Id of the only VPC for machines and training jobs; None for any.
     vpc: str | None = None
 
 

@@ -22,9 +22,9 @@ def template(
 ) -> dict[str, Any]:
     """Return the template as data, each statement of its policies with a `Why`.
 
-    zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: of
-    volumes and output. vpc: the only one in which jobs may stand; None for any. allowed: further fields of
-    `AccountNames`. The others become defaults of the template's parameters.
+    zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: those
+    of volumes and output. vpc: the only one for machines and training jobs; None for any. allowed: further
+    fields of `AccountNames`. The others become defaults of the template's parameters.
     """
     import yaml
 

@@ -39,7 +39,7 @@ class AwsCli:
         return done.stdout if done.is_ok else None
 
     def secret(self, arn: str) -> str | None:
-        """Return the value of a secret or parameter, which nobody tells; None if it cannot be had."""
+        """Return the value of a secret or parameter; None if it cannot be had. It is told nobody."""
         service, region = arn.split(":")[2:4]
         what = ["secretsmanager", "get-secret-value", "--query", "SecretString", "--secret-id", arn]
         if service == "ssm":

@@ -43,7 +43,8 @@ class Training(ABC):
 class ContainerTraining(Training):
     """Training in a container of docker's, named NAME, which prints into the file `log`.
 
-    secrets: of its environment. Docker takes their values from its own, which no list of processes shows.
+    secrets: variables of the container. Docker reads them from its own environment, so that no list of
+    processes shows their values.
     """
 
     NAME = "fastlaunch"
