@@ -23,7 +23,7 @@ from ec2_builders import IMAGE, LANGUAGE, RUN_ID, bootstrap_as_text, catalogue, 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastlaunch.backends.ec2.plan import _decimal, has_nvswitch, interfaces_of, plan_ec2
+from fastlaunch.backends.ec2.plan import _decimal, interfaces_of, plan_ec2
 from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
 from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.errors import UserError
@@ -300,7 +300,7 @@ def test_what_would_start_in_vain_is_refused(
 
 
 def test_nvswitch_is_where_eight_large_gpus_are() -> None:
-    assert {name for name, instance in catalogue().instances.items() if has_nvswitch(instance)} == {
+    assert {name for name, instance in catalogue().instances.items() if instance.has_nvswitch} == {
         *("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
         *("p6-b200.48xlarge", "p6-b300.48xlarge"),
     }

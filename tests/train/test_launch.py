@@ -13,8 +13,16 @@ def test_nothing_said_is_a_first_attempt_with_the_default_grace() -> None:
 
 def test_what_is_said_is_taken() -> None:
     values = {"ATTEMPT": "12", "STOP_GRACE_S": "90", "FABRIC": "efa", "PRINT_METRICS": "1"}
+    values |= {"ALL_REDUCE_FLOOR_GB_PER_S": "12.5", "INSTANCE": "p4d.24xlarge"}
     settings = read_launch_settings({f"FASTLAUNCH_{name}": text for name, text in values.items()})
-    assert settings == LaunchSettings(attempt=12, stop_grace_s=90.0, fabric="efa", print_metrics=True)
+    assert settings == LaunchSettings(
+        attempt=12,
+        stop_grace_s=90.0,
+        fabric="efa",
+        all_reduce_floor_gb_per_s=12.5,
+        is_on_aws=True,
+        print_metrics=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -22,6 +30,7 @@ def test_what_is_said_is_taken() -> None:
     [
         *(("FABRIC", "EFA"), ("PRINT_METRICS", "yes")),
         *(("ATTEMPT", text) for text in ("0", "1.5", "1000000")),
+        ("ALL_REDUCE_FLOOR_GB_PER_S", "low"),
         *(("STOP_GRACE_S", text) for text in ("0", "nan", "soon")),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 import toy
 from torch import nn
 
-from fastlaunch_train.distributed.all_reduce import Bandwidth
+from fastlaunch_train.distributed.all_reduce import Bandwidth, slow_warning
 from fastlaunch_train.distributed.parallel import (
     agree,
     barrier,
@@ -170,6 +170,15 @@ def test_bus_bandwidth_is_nccl_tests() -> None:
     measured = Bandwidth(seconds=0.01, message_bytes=2**30, num_ranks=16, num_repeats=5)
     assert measured.detail(fabric="efa", num_nodes=2) == (
         "bus_gb_per_s=201.327 seconds=0.01 bytes=1073741824 repeats=5 ranks=16 nodes=2 fabric=efa"
+    )
+
+
+def test_a_slow_network_is_warned_of() -> None:
+    measured = Bandwidth(seconds=0.02, message_bytes=2**28, num_ranks=16, num_repeats=5)
+    assert slow_warning(measured, 25.0) is None
+    assert slow_warning(measured, 25.5) == (
+        "all-reduce between the nodes reached 25.2 GB/s, under 25.5 GB/s, "
+        "a quarter of what their network carries"
     )
 
 

@@ -177,7 +177,15 @@ def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [([78, -15], 78), ([1, 78], 78), ([130, -15, 130], 130), ([130, 1], None), ([1], None), ([-15], None)],
+    [
+        ([78, -15], 78),
+        ([1, 78], 78),
+        ([78, 79, -15], 79),
+        ([130, -15, 130], 130),
+        ([130, 1], None),
+        ([1], None),
+        ([-15], None),
+    ],
 )
 def test_ranks_have_two_exit_codes_that_say_more(codes: list[int], code: int | None) -> None:
     assert exit_code_of(codes) == code

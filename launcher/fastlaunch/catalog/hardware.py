@@ -8,6 +8,9 @@ from fastlaunch.core.errors import UserError
 
 #: Number formats of matrix products for which a peak can be given; `formats` of an accelerator uses them too.
 FORMATS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+#: GPUs that AWS joins by NVSwitch wherever there are eight of them: p4d, p4de, p5.48xlarge, p5e, p5en,
+#: p6-b200 and p6-b300, but not p5.4xlarge. CUDA answers with error 802 until their fabric manager is up.
+_NVSWITCH_GPUS = ("A100 40GB", "A100 80GB", "H100", "H200", "B200", "B300")
 PURCHASE_OPTIONS = ("on-demand", "spot", "capacity-block")
 
 
@@ -62,6 +65,19 @@ class InstanceType:
     # How AWS sells it, of PURCHASE_OPTIONS.
     purchase_options: tuple[str, ...]
     source: str
+
+    @property
+    def has_nvswitch(self) -> bool:
+        """Return whether its GPUs are joined by NVSwitch, and wait for a fabric manager."""
+        return self.accelerator in _NVSWITCH_GPUS and self.num_accelerators == 8
+
+    @property
+    def all_reduce_floor_gb_per_s(self) -> float:
+        """Return the bus bandwidth between nodes under which something is amiss: a quarter of the network's.
+
+        A rule of thumb, not a measurement: reason for a warning, and not to refuse a machine.
+        """
+        return self.network_gbps / 8 / 4
 
     def __post_init__(self) -> None:
         for field in ("num_accelerators", "vcpus", "memory_gib", "network_gbps", "num_network_cards"):

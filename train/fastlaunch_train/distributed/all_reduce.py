@@ -6,6 +6,7 @@ link carries whatever n is (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). G
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +48,32 @@ class Bandwidth:
         )
 
 
-def all_reduce_between_nodes(process: Process, output: Path, launched: LaunchSettings) -> str:
+def all_reduce_between_nodes(
+    process: Process, output: Path, launched: LaunchSettings, *, warn: Callable[[str], None]
+) -> str:
     """Return the detail of the phase `all-reduce`: the bandwidth and the network that was measured.
 
-    Raises FabricError if `launched` requires EFA and a node uses something else.
+    Warns if that is less than an EFA network should give. Raises FabricError if `launched` requires EFA and a
+    node uses something else.
     """
     fabric = check_fabric(process, output, launched.fabric)
-    return measure(process).detail(fabric=fabric.name, num_nodes=process.num_nodes)
+    bandwidth = measure(process)
+    if fabric.is_efa and (warning := slow_warning(bandwidth, launched.all_reduce_floor_gb_per_s)):
+        warn(warning)
+    return bandwidth.detail(fabric=fabric.name, num_nodes=process.num_nodes)
+
+
+def slow_warning(bandwidth: Bandwidth, floor_gb_per_s: float) -> str | None:
+    """Return a warning if the bandwidth is below the floor.
+
+    It fails no run: no floor is a measured one.
+    """
+    if bandwidth.bus_gb_per_s >= floor_gb_per_s:
+        return None
+    return (
+        f"all-reduce between the nodes reached {bandwidth.bus_gb_per_s:.3g} GB/s, under "
+        f"{floor_gb_per_s:g} GB/s, a quarter of what their network carries"
+    )
 
 
 def measure(process: Process, message_bytes: int | None = None) -> Bandwidth:

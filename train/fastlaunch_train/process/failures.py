@@ -11,6 +11,8 @@ EXIT_BAD_REQUEST = 2
 EXIT_DISK_FULL = 28
 #: These machines cannot do it, and a second attempt would change nothing; EX_CONFIG of sysexits.h.
 EXIT_CONFIGURATION = 78
+#: A GPU of this machine is faulty; another machine can do it.
+EXIT_HARDWARE = 79
 
 _OUT_OF_MEMORY = (
     *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
@@ -42,6 +44,10 @@ class FabricError(RuntimeError):
         self.hint = hint
 
 
+class HardwareError(RuntimeError):
+    """A GPU of this machine is faulty."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """What an error means for the record and the process."""
@@ -62,6 +68,8 @@ def classify(error: BaseException) -> Failure:
         status, message = "nan_loss", _first_line(error)
     elif isinstance(error, FabricError):
         message, code = error.message, EXIT_CONFIGURATION
+    elif isinstance(error, HardwareError):
+        message, code = str(error), EXIT_HARDWARE
     elif is_out_of_memory(error):
         status = "out_of_memory"
     elif is_disk_full(error):

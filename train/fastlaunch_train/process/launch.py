@@ -18,11 +18,15 @@ class LaunchSettings:
     attempt: int = 1
     stop_grace_s: float = DEFAULT_STOP_GRACE_S  #: how long a rank may take to end after a signal
     fabric: str = "any"  #: between nodes; `efa`: nothing else will do
+    #: Bus bandwidth between nodes over EFA, below which an all-reduce is suspect
+    all_reduce_floor_gb_per_s: float = 0.0
+    is_on_aws: bool = False  #: on an instance, which may be a faulty one
     print_metrics: bool = False  #: whether rank 0 prints a line for programs about once a second
 
 
 def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
-    """Read FASTLAUNCH_ATTEMPT, _STOP_GRACE_S, _FABRIC (`efa` or `any`) and _PRINT_METRICS (1).
+    """Read FASTLAUNCH_ATTEMPT, _STOP_GRACE_S, _FABRIC (`efa` or `any`), _ALL_REDUCE_FLOOR_GB_PER_S, _INSTANCE
+    and _PRINT_METRICS (1).
 
     An empty variable counts as unset. Raises RecipeError for a value that means nothing.
     """
@@ -30,10 +34,15 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
     seconds, default = r"(?!0+(\.0+)?$)[0-9]{1,5}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
     grace = _value(environment, "FASTLAUNCH_STOP_GRACE_S", default, seconds, "a number of seconds above 0")
+    floor = _value(
+        environment, "FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S", "0", r"[0-9]{1,5}(\.[0-9]+)?", "a number of GB/s"
+    )
     return LaunchSettings(
         attempt=int(attempt),
         stop_grace_s=float(grace),
         fabric=_value(environment, "FASTLAUNCH_FABRIC", "any", "any|efa", "any or efa"),
+        all_reduce_floor_gb_per_s=float(floor),
+        is_on_aws=bool(environment.get("FASTLAUNCH_INSTANCE")),
         print_metrics=_value(environment, "FASTLAUNCH_PRINT_METRICS", "0", "0|1", "0 or 1") == "1",
     )
 

@@ -3,8 +3,8 @@
 On SIGTERM or SIGINT torchrun kills its ranks after 30 s, in the middle of a checkpoint if need be. Here every
 such signal is passed on to the ranks, which end by themselves; they are killed only if one still runs
 FASTLAUNCH_STOP_GRACE_S and a little more after the first signal. Arguments and all else are torchrun's. The
-exit code is too, 1 if a rank fails, except that the ranks' 78 (the machines cannot do it) and 130 (asked to
-stop, on this node or another) are passed on.
+exit code is too, 1 if a rank fails, except that the ranks' 79 (a GPU is faulty), 78 (the machines cannot do
+it) and 130 (asked to stop, on this node or another) are passed on.
 
 This uses two public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start` and `pids`
 (torch 1.9 to 2.13). Where they are missing torchrun behaves as ever, and a warning says so.
@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from fastlaunch_train.process.failures import EXIT_CODES, EXIT_CONFIGURATION
+from fastlaunch_train.process.failures import EXIT_CODES, EXIT_CONFIGURATION, EXIT_HARDWARE
 from fastlaunch_train.process.launch import LaunchSettings, read_launch_settings
 from fastlaunch_train.recipes.recipe import RecipeError
 
@@ -145,8 +145,9 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
 
     A negative code is a signal: torchrun kills the other ranks after the first has failed.
     """
-    if EXIT_CONFIGURATION in codes:
-        return EXIT_CONFIGURATION
+    for code in (EXIT_HARDWARE, EXIT_CONFIGURATION):
+        if code in codes:
+            return code
     interrupted = EXIT_CODES["interrupted"]
     return interrupted if interrupted in codes and all(c == interrupted or c < 0 for c in codes) else None
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.checks.batch_size import computed_in, largest_batch_that_fits, probe_request
+from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks
 from fastlaunch_train.checks.runs_here import check_runs_here
@@ -82,8 +83,13 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     # Before any product: cuBLAS reads its settings when its first handle is made.
     set_deterministic(recipe)
     arithmetic = precision.setup_precision(recipe, process.device)
+    if process.device.type == "cuda" and session.launch.is_on_aws:
+        phase("gpu-clocks", lambda: check_clocks_under_load(process))
     if process.num_nodes > 1:
-        phase("all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launch))
+        warn = session.warnings.append
+        phase(
+            "all-reduce", lambda: all_reduce_between_nodes(process, options.output, session.launch, warn=warn)
+        )
 
     session.batch_size = options.batch_size
     if options.batch_size is None:

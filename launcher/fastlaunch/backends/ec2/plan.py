@@ -22,9 +22,6 @@ ROOT_GIB = 200
 _ROOT_MIB_PER_S = 500
 #: How long a rank may take to end after SIGTERM, within the 100 s that the node gives the container.
 _STOP_GRACE_S = 90
-#: GPUs that EC2 joins by NVSwitch wherever there are eight of them: p4d, p4de, p5.48xlarge, p5e, p5en,
-#: p6-b200 and p6-b300, but not p5.4xlarge. CUDA answers with error 802 until their fabric manager is up.
-_NVSWITCH_GPUS = ("A100 40GB", "A100 80GB", "H100", "H200", "B200", "B300")
 _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+")
 
 
@@ -125,11 +122,6 @@ def plan_ec2(
     )
 
 
-def has_nvswitch(instance: InstanceType) -> bool:
-    """Return whether its GPUs are joined by NVSwitch, and wait for a fabric manager."""
-    return instance.accelerator in _NVSWITCH_GPUS and instance.num_accelerators == 8
-
-
 def _program(
     jobs: Mapping[str, JobSpec],
     *,
@@ -153,6 +145,9 @@ def _program(
     if job.num_nodes > 1:
         environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
+        if not job.allow_tcp:
+            floor = placement.instance.all_reduce_floor_gb_per_s
+            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
     if placement.code and placement.code.commit:
         environment["FASTLAUNCH_COMMIT"] = placement.code.commit
     return NodeProgram(
@@ -168,7 +163,7 @@ def _program(
         max_minutes=max_minutes,
         num_gpus=placement.instance.num_accelerators,
         has_instance_store=placement.instance.local_nvme_gb > 0,
-        has_nvswitch=has_nvswitch(placement.instance),
+        has_nvswitch=placement.instance.has_nvswitch,
         is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,
         needs_efa=job.num_nodes > 1 and not job.allow_tcp,

@@ -65,7 +65,7 @@ def plan_sagemaker(
     output = f"{checkpoints}/{token}"
     unknown = placement.unknown_names([*jobs, *([root] if root else [])])
     stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
-    run_list = run_list_object(_node_program(jobs, token, attempt), output, unknown)
+    run_list = run_list_object(_node_program(jobs, token, attempt, placement), output, unknown)
     tags = {
         **placement.tags,
         RUN_TAG: first,
@@ -161,9 +161,18 @@ def _program(placement: SageMakerPlacement) -> dict[str, list[str]]:
     return {"ContainerEntrypoint": ["/bin/bash"], "ContainerArguments": script}
 
 
-def _node_program(jobs: Mapping[str, JobSpec], token: str, attempt: int) -> NodeProgram:
+def _node_program(
+    jobs: Mapping[str, JobSpec], token: str, attempt: int, placement: SageMakerPlacement
+) -> NodeProgram:
     runs = tuple(NodeRun(run_id=run_id, arguments=entrypoint_arguments(job)) for run_id, job in jobs.items())
-    return NodeProgram(token=token, attempt=attempt, runs=runs)
+    instance = placement.instance
+    return NodeProgram(
+        token=token,
+        attempt=attempt,
+        runs=runs,
+        num_gpus=instance.num_accelerators,
+        has_nvswitch=instance.has_nvswitch,
+    )
 
 
 def _environment(job: JobSpec, placement: SageMakerPlacement, token: str, attempt: int) -> dict[str, str]:
@@ -179,6 +188,9 @@ def _environment(job: JobSpec, placement: SageMakerPlacement, token: str, attemp
         environment["FASTLAUNCH_COMMIT"] = placement.code.commit
     if job.num_nodes > 1:
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
+        if not job.allow_tcp:
+            floor = placement.instance.all_reduce_floor_gb_per_s
+            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
     return environment
 
 

@@ -1,0 +1,110 @@
+"""Whether a machine's GPUs keep their clocks under load: a few seconds of matrix products before the steps.
+
+nvidia-smi's XML says why a clock is lower than it could be: `clocks_event_reason_...`, and for drivers before
+535 `clocks_throttle_reason_...`, `Active` or `Not Active`.
+"""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.process.failures import HardwareError
+
+#: Long enough to be warm, and for nvidia-smi to answer three times of eight GPUs.
+LOAD_S = 6.0
+WARM_UP_S = 2.0
+NUM_LOOKS = 3
+PAUSE_S = 0.5
+#: Rows of the square matrices, by device; on a CPU only tests compute them.
+SIZE = {"cuda": 8192, "cpu": 64}
+#: The GPU, or what feeds and cools it, is faulty.
+_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+#: No more than worth telling: a power cap is what a large product runs into.
+_NOTES = ("sw_power_cap", "sw_thermal_slowdown", "gpu_idle")
+_ACTIVE = re.compile(r"<clocks_(?:event|throttle)_reason_(\w+)>\s*Active\s*<")
+
+
+def check_clocks_under_load(
+    process: Process, *, load_s: float = LOAD_S, look: Callable[[], str] | None = None
+) -> str:
+    """Load this rank's GPU; return the detail of the phase `gpu-clocks`: which GPUs run slower, and why.
+
+    The first rank of a machine looks at all of its GPUs. Raises HardwareError there if a slowdown of the
+    hardware's own shows each time: one that passes is what a sudden load may do.
+    look: returns what `nvidia-smi -q -x` says.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(_looks, look or _nvidia_smi, load_s) if process.local_rank == 0 else None
+        _load(process.device, load_s)
+        reports = looks.result() if looks else []
+    lasting = lasting_reasons(reports)
+    faults = {reason: gpus for reason, gpus in lasting.items() if reason in _FAULTS}
+    if faults:
+        raise HardwareError(f"under load GPUs slow themselves down: {_in_words(faults)}")
+    return _in_words({reason: gpus for reason, gpus in lasting.items() if reason in _NOTES}) or "clocks=free"
+
+
+def lasting_reasons(reports: Sequence[str]) -> dict[str, list[int]]:
+    """Return the reasons that all reports tell of a GPU, with the numbers of the GPUs that they hold for."""
+    told = [
+        {
+            (reason, gpu)
+            for gpu, part in enumerate(report.split("<gpu ")[1:])
+            for reason in _ACTIVE.findall(part)
+        }
+        for report in reports
+    ]
+    lasting: dict[str, list[int]] = {}
+    for reason, gpu in sorted(set.intersection(*told)) if told else ():
+        lasting.setdefault(reason, []).append(gpu)
+    return lasting
+
+
+def _in_words(reasons: dict[str, list[int]]) -> str:
+    """Return `hw_slowdown=0,3 sw_power_cap=1`."""
+    return " ".join(f"{reason}={','.join(map(str, gpus))}" for reason, gpus in reasons.items())
+
+
+def _looks(look: Callable[[], str], load_s: float) -> list[str]:
+    scale = load_s / LOAD_S
+    time.sleep(WARM_UP_S * scale)
+    reports = []
+    for _ in range(NUM_LOOKS):
+        reports.append(look())
+        time.sleep(PAUSE_S * scale)
+    return reports
+
+
+def _load(device: torch.device, seconds: float) -> None:
+    size = SIZE[device.type]
+    # Not the global one, which the model's weights are drawn from.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator, device=device).half() for _ in range(2))
+    product = torch.empty_like(left)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(16):
+            torch.mm(left, right, out=product)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    del left, right, product
+    if device.type == "cuda":
+        # Leave no trace in the memory statistics of the training.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _nvidia_smi() -> str:
+    """Return its report; "" where it has none, which the agent of the machine judges."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
