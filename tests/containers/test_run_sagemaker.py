@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvidia_smi import report
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
 
 from fastlaunch.backends.node_agent import agent_archive, agent_sha256
@@ -30,6 +31,17 @@ out=${@: -1}
 echo "training $FASTLAUNCH_RUN_ID: $*"
 eval "$1"
 """
+
+
+PENDING = {0: {"remapped_row_pending": "Yes"}}
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """report: file of what nvidia-smi says. path: where programs are looked for."""
+
+    report: Path
+    path: str
 
 
 @dataclass
@@ -58,12 +70,14 @@ class Container:
         found: dict[str, Any] = json.loads((self.node / "status.json").read_text())
         return found
 
-    def start(self, *arguments: str, attempt: int = 1, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, attempt: int = 1, num_gpus: int = 0, **environment: str
+    ) -> subprocess.Popen[str]:
         runs = tuple(
             NodeRun(run_id, (text, "--steps", "5"))
             for run_id, text in zip((FIRST, SECOND), arguments, strict=False)
         )
-        self.list_runs(NodeProgram(token=TOKEN, attempt=attempt, runs=runs).to_json())
+        self.list_runs(NodeProgram(token=TOKEN, attempt=attempt, runs=runs, num_gpus=num_gpus).to_json())
         config = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.g5.xlarge"}
         self.write("resourceconfig.json", json.dumps(config))
         return self.enter(**environment)
@@ -104,8 +118,10 @@ class Container:
         self.processes.append(process)
         return process
 
-    def run(self, *arguments: str, attempt: int = 1, **environment: str) -> tuple[int, str]:
-        return self.end(self.start(*arguments, attempt=attempt, **environment))
+    def run(
+        self, *arguments: str, attempt: int = 1, num_gpus: int = 0, **environment: str
+    ) -> tuple[int, str]:
+        return self.end(self.start(*arguments, attempt=attempt, num_gpus=num_gpus, **environment))
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         out, _ = process.communicate(timeout=60)
@@ -237,6 +253,61 @@ def test_a_training_that_does_not_hear_is_killed_with_all_that_it_started(
     assert container.end(process)[0] == 143
     assert container.states() == [("interrupted", 137)]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Gpus:
+    """Programs of a container that has a GPU."""
+    (tmp_path / "bin").mkdir()
+    for name, text in (("nvidia-smi", f"cat {tmp_path}/gpus.xml"), ("dmesg", "exit 1")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    return Gpus(
+        report=tmp_path / "gpus.xml",
+        path=f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+
+
+def test_a_faulty_gpu_ends_the_job_before_its_first_run(container: Container, gpus: Gpus) -> None:
+    gpus.report.write_text(report(8, PENDING))
+    assert container.run("true", "true", num_gpus=8, PATH=gpus.path)[0] == 3
+    status = container.status
+    assert (status["outcome"], status["reason"]) == ("hardware", "GPU 0: a row remap is pending")
+    assert container.states() == [("not-started", None)] * 2
+    assert container.failure == "GPU 0: a row remap is pending\n"
+
+
+def test_a_gpu_that_breaks_during_a_run_makes_it_no_failure(container: Container, gpus: Gpus) -> None:
+    gpus.report.write_text(report(8))
+    broken = gpus.report.with_name("broken.xml")
+    broken.write_text(report(8, PENDING))
+    breaks = f"mv {broken} {gpus.report}; exit 1"
+    code, out = container.run(breaks, "true", num_gpus=8, PATH=gpus.path)
+    assert (code, container.status["outcome"]) == (3, "hardware"), out
+    assert container.states() == [("interrupted", 1), ("not-started", None)]
+
+
+def test_what_was_completed_before_the_fault_counts(container: Container, gpus: Gpus) -> None:
+    gpus.report.write_text(report(8))
+    gpus.report.with_name("broken.xml").write_text(report(8, PENDING))
+    breaks = f"mv {gpus.report.with_name('broken.xml')} {gpus.report}"
+    assert container.run(breaks, num_gpus=8, PATH=gpus.path)[0] == 0
+    assert (container.status["outcome"], container.states()) == ("completed", [("completed", 0)])
+    assert container.status["gpu_notes"] == ["GPU 0: a row remap is pending"]
+    assert container.another(gpus.report.parent / "2").run("true", "true", num_gpus=8, PATH=gpus.path)[0] == 3
+
+
+def test_a_run_whose_gpus_slow_down_under_load_ends_the_job(container: Container, gpus: Gpus) -> None:
+    gpus.report.write_text(report(1))
+    assert container.run("exit 79", "true", num_gpus=1, PATH=gpus.path)[0] == 3
+    assert (container.status["outcome"], container.status["reason"]) == ("hardware", "slowdown")
+    assert container.states() == [("interrupted", 79), ("not-started", None)]
+
+
+def test_a_run_that_fails_on_sound_gpus_is_a_failure(container: Container, gpus: Gpus) -> None:
+    gpus.report.write_text(report(1))
+    assert container.run("exit 1", "true", num_gpus=1, PATH=gpus.path)[0] == 1
+    assert container.states() == [("failed", 1), ("completed", 0)]
 
 
 def test_a_later_container_of_the_job_goes_on_and_truncates_nothing(

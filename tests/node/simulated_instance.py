@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fake_nvidia_smi import DMESG, NVIDIA_SMI, report
 from instance_network import MetadataService, Switch, Wire, listen_inside
 from moto_server import MotoServer
 from server_client import server_client
@@ -71,14 +72,12 @@ for unit in "$@"; do
     start) touch "/run/fake-systemd/$unit" ;;
     stop) rm -f "/run/fake-systemd/$unit" ;;
     is-active) [ -e "/sim/$unit.active" ] || exit 3 ;;
+    is-failed) [ -e "/sim/$unit.failed" ] || exit 1 ;;
+    restart) mv "/sim/$unit.failed" "/sim/$unit.active" ;;
   esac
 done
 exit 0
 """
-_NVIDIA_SMI = """#!/bin/bash
-for gpu in $(seq 0 {last_gpu}); do echo "GPU $gpu: NVIDIA A10G (UUID: GPU-$gpu)"; done
-"""
-
 
 _REAL_DOCKER = """#!/bin/bash
 # The node's folders are its instance store's, which the daemon sees elsewhere.
@@ -128,10 +127,11 @@ class SimulatedInstance:
 
     folder: an empty one of its own. scale: seconds of the instance (of sleep and shutdown) in one of ours.
     training: `real` runs the container's command, `fake` the stand-in instead. num_gpus: that its driver
-    shows. missing_images: cannot be pulled. fabric_manager: whether it comes up. broken_runtime: docker can
-    start no container. connected: whether it reaches AWS at first. store_mib: size of its instance store, 0
-    for none. shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it
-    reaches other instances by. has_aws_cli: whether its image brings one.
+    shows. gpus: what nvidia-smi says of them, if they are not sound. missing_images: cannot be pulled.
+    fabric_manager: whether it comes up, `late` if it has to be restarted. broken_runtime: docker can start no
+    container. connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
+    shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it reaches other
+    instances by. has_aws_cli: whether its image brings one.
     """
 
     def __init__(
@@ -143,9 +143,10 @@ class SimulatedInstance:
         scale: float = 20.0,
         training: str = "fake",
         num_gpus: int = 1,
+        gpus: str | None = None,
         store_mib: int = 4096,
         missing_images: tuple[str, ...] = (),
-        fabric_manager: bool = True,
+        fabric_manager: bool | str = True,
         broken_runtime: bool = False,
         connected: bool = True,
         shutdown_ends: bool = True,
@@ -165,6 +166,7 @@ class SimulatedInstance:
         self._shutdown_ends = shutdown_ends
         self._fabric_manager = fabric_manager
         self._num_gpus = num_gpus
+        self._gpus = report(num_gpus) if gpus is None else gpus
         self._docker = docker
         self._switch = switch
         self._has_aws_cli = has_aws_cli
@@ -233,6 +235,11 @@ class SimulatedInstance:
     def take(self) -> None:
         """EC2 takes the spot instance."""
         self._end("taken", "Server.SpotInstanceTermination: Spot instance termination")
+
+    def kernel_says(self, line: str) -> None:
+        """Add a line to what `dmesg` prints."""
+        with (self._folder / "sim" / "dmesg").open("a") as log:
+            log.write(line)
 
     def kill_container(self) -> None:
         """Its container's processes are killed, as by the kernel where memory runs out."""
@@ -321,6 +328,7 @@ class SimulatedInstance:
             "sleep": _SLEEP.format(scale=self._scale),
             "shutdown": _SHUTDOWN.format(now=_OFF if self._shutdown_ends else ":"),
             "sysctl": "#!/bin/bash\n",
+            "dmesg": DMESG,
             "systemctl": _SYSTEMCTL,
             "docker": docker,
             "aws": f'#!/bin/bash\nexec {AWS_CLI} "$@"\n',
@@ -328,7 +336,8 @@ class SimulatedInstance:
             **dict.fromkeys(("poweroff", "reboot", "halt"), _POWEROFF),
         }
         if self._num_gpus:
-            programs["nvidia-smi"] = _NVIDIA_SMI.format(last_gpu=self._num_gpus - 1)
+            programs["nvidia-smi"] = NVIDIA_SMI.format(last_gpu=self._num_gpus - 1)
+            (sim / "gpus.xml").write_text(self._gpus)
         if not self._has_aws_cli:
             del programs["aws"]
         for name, text in programs.items():
@@ -338,7 +347,8 @@ class SimulatedInstance:
         (sim / "user-data").chmod(0o755)
         (sim / "settings.json").write_text(json.dumps(self._settings))
         if self._fabric_manager:
-            (sim / "nvidia-fabricmanager.active").touch()
+            how = "failed" if self._fabric_manager == "late" else "active"
+            (sim / f"nvidia-fabricmanager.{how}").touch()
         environment = {
             "PATH": "/sim/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "AWS_ENDPOINT_URL": f"http://{_ENDPOINT[0]}:{_ENDPOINT[1]}",

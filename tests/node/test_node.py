@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from fake_nvidia_smi import report, xid
 from moto_server import ACCOUNT
 from node_scene import (
     BUCKET,
@@ -81,7 +82,7 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(scen
     times += [status.pop("uptime_s")]
     assert times == sorted(times)
     assert datetime.strptime(status.pop("billed_until"), "%Y-%m-%dT%H:%M:%S%z") >= booted_at
-    assert status == {**identity, "node": 0, "outcome": "completed", "reason": None}
+    assert status == {**identity, "node": 0, "outcome": "completed", "reason": None, "gpu_notes": []}
 
     files = scene.joined(program)
     assert set(files) == {
@@ -151,8 +152,7 @@ def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
     [
         ("image pull", {}, {"missing_images": (IMAGE,)}, ("not-started", None)),
         ("code", {"code_sha256": "0" * 64}, {}, ("not-started", None)),
-        ("fabric manager", {"has_nvswitch": True}, {"fabric_manager": False}, ("not-started", None)),
-        ("driver", {"num_gpus": 8}, {}, ("not-started", None)),
+        ("driver", {}, {"num_gpus": 0}, ("not-started", None)),
         # A container that docker cannot start is the machine's fault: the next run would fare no better.
         ("container: exit code 125", {}, {"broken_runtime": True}, ("failed", 125)),
     ],
@@ -170,6 +170,55 @@ def test_a_machine_that_cannot_run_anything_says_why(
     assert outcome(status) == ("configuration", reason)
     assert ends(status) == [ended, ("not-started", None)]
     assert b"failed: configuration" in scene.joined(program)["node-0/log.txt"]
+
+
+PENDING = report(1, {0: {"remapped_row_pending": "Yes"}})
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes", "machine"),
+    [
+        ("GPU 0: a row remap is pending", {}, {"gpus": PENDING}),
+        ("1 of 8 GPUs are there", {"num_gpus": 8}, {}),
+        ("fabric manager", {"has_nvswitch": True}, {"fabric_manager": False}),
+    ],
+)
+def test_a_machine_with_a_faulty_gpu_begins_nothing(
+    reason: str, changes: dict[str, Any], machine: dict[str, Any], scene: Scene
+) -> None:
+    program = node_program(node_run(FIRST), node_run(SECOND), **changes)
+    instance = scene.launch(program, scale=40.0, **machine)
+    assert instance.wait() == "shutdown"
+    status = scene.status(program)
+    assert outcome(status) == ("hardware", reason)
+    assert ends(status) == [("not-started", None)] * 2
+    # Found before the image is pulled.
+    assert not instance.docker_calls()
+
+
+def test_a_fabric_manager_that_lost_a_race_at_boot_is_restarted(scene: Scene) -> None:
+    program = node_program(node_run(), has_nvswitch=True)
+    instance = scene.launch(program, fabric_manager="late")
+    assert instance.wait() == "shutdown"
+    assert outcome(scene.status(program)) == ("completed", None)
+    calls = (scene.folder / instance.instance_id / "sim" / "systemctl.log").read_text()
+    assert calls.count("restart nvidia-fabricmanager") == 1
+
+
+def test_an_xid_of_the_hardware_ends_a_training_that_waits_for_its_gpu(scene: Scene) -> None:
+    program = node_program(ENDLESS, node_run(SECOND))
+    instance = scene.launch(program)
+    instance.kernel_says(xid(31))
+    scene.wait_for(f"{program.output}/node-0/{FIRST}/rank-")
+    instance.kernel_says(xid(79, "GPU has fallen off the bus."))
+    assert instance.wait() == "shutdown"
+    status = scene.status(program)
+    assert outcome(status) == ("hardware", "Xid 79 at 0000:53:00 (fallen off the bus)")
+    assert ends(status) == [("interrupted", 130), ("not-started", None)]
+    assert status["gpu_notes"] == ["Xid 31 at 0000:53:00", status["reason"]]
+    # For another machine to go on from.
+    assert len(scene.keys(f"{RUNS}/{FIRST}/checkpoints")) == 1
+    assert_records_arrived(scene, instance, program, 1)
 
 
 def test_a_full_disk_ends_the_node_and_what_was_recorded_arrives(scene: Scene) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fake_nvidia_smi import DMESG, NVIDIA_SMI, report
+
 import fastlaunch_train
 
 HERE = Path(__file__).parent
@@ -195,6 +197,10 @@ class TrainingHost:
             text = _FAKE_PYTHON.format(python=python, path=path, stand_in=_STAND_IN)
             (sim / "bin/python").write_text(text)
             (sim / "bin/python").chmod(0o755)
+        for name, text in (("nvidia-smi", NVIDIA_SMI.format(last_gpu=0)), ("dmesg", DMESG)):
+            (sim / "bin" / name).write_text(text)
+            (sim / "bin" / name).chmod(0o755)
+        (sim / "gpus.xml").write_text(report())
         folders = f"/sim/bin:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
         environment = {"PATH": folders, "HOME": "/root", **container.environment}
         lines = [f"{name}={value}" for name, value in environment.items()]

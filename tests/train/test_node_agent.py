@@ -22,6 +22,7 @@ from fastlaunch_train.node.agent import Ending, Machine
 from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Commands, Log, Stop
 from fastlaunch_train.node.ec2 import block_left_s
+from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.peers import answers, next_in_ring, reason_of
 from fastlaunch_train.node.protocol import (
     BadRunList,
@@ -74,6 +75,7 @@ def test_a_program_is_read_as_it_was_written() -> None:
 
 
 DONE, FAILED, LEFT = RunEnd("a", "completed", 0), RunEnd("b", "failed", 3), RunEnd("c")
+FAULTY = Outcome("hardware", "GPU 3: a row remap is pending")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,10 @@ DONE, FAILED, LEFT = RunEnd("a", "completed", 0), RunEnd("b", "failed", 3), RunE
     [
         ([DONE], {"stop": "spot"}, Outcome("completed")),
         ([DONE, LEFT], {"skipped": ["c"]}, Outcome("completed")),
-        ([DONE, LEFT], {"stop": "spot", "problem": "driver"}, Outcome("interrupted", "spot")),
-        ([FAILED, LEFT], {"problem": "driver"}, Outcome("configuration", "driver")),
+        ([DONE, LEFT], {"stop": "spot", "problem": FAULTY}, Outcome("interrupted", "spot")),
+        ([FAILED, LEFT], {"problem": FAULTY}, FAULTY),
+        # What the fault was too late for is done.
+        ([DONE], {"problem": FAULTY}, Outcome("completed")),
         ([DONE, FAILED], {}, Outcome("failed", "run b: exit code 3")),
         ([DONE, RunEnd("d", "interrupted", 143)], {}, Outcome("interrupted", "peer")),
     ],
@@ -141,7 +145,8 @@ def test_no_program_outlives_its_limit_nor_a_stop() -> None:
 def test_the_first_reason_to_stop_counts() -> None:
     stop = Stop()
     assert stop.ask("spot") and not stop.ask("stop") and stop.reason == "spot"
-    assert stop.fail("driver") and not stop.fail("docker") and stop.problem == "driver"
+    assert stop.fail(Outcome("configuration", "driver")) and not stop.is_faulty
+    assert not stop.fail(FAULTY) and stop.problem == Outcome("configuration", "driver")
 
 
 class Bucket(Store):
@@ -236,7 +241,7 @@ class Alone(Machine):
     """A machine whose first training has to end at once; starting the second one is a bug."""
 
     def __init__(self, program: NodeProgram) -> None:
-        super().__init__(program, stop=Stop(), clock=Clock(), log=Log(str))
+        super().__init__(program, gpus=Gpus(0), stop=Stop(), clock=Clock(), log=Log(str))
         self.training = Deaf()
         self.outcome: Outcome | None = None
 

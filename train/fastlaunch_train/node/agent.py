@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastlaunch_train.node.commands import Clock, Commands, Log, Stop
+from fastlaunch_train.node.commands import Clock, Log, Stop
+from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.protocol import (
     CONFIGURATION,
     CONTAINER_CODES,
     FABRIC_CODE,
     FAILED,
+    HARDWARE,
+    HARDWARE_CODE,
     INTERRUPTED,
     NodeProgram,
     NodeRun,
@@ -44,11 +47,12 @@ class Ending:
 class Machine(ABC):
     """A node that does the program's runs. What differs between EC2 and SageMaker, they override.
 
-    stop: set from outside, or by the machine itself.
+    gpus: of this machine. stop: set from outside, or by the machine itself.
     """
 
-    def __init__(self, program: NodeProgram, *, stop: Stop, clock: Clock, log: Log) -> None:
+    def __init__(self, program: NodeProgram, *, gpus: Gpus, stop: Stop, clock: Clock, log: Log) -> None:
         self.program = program
+        self.gpus = gpus
         self.stop = stop
         self.clock = clock
         #: Tells it in the log.
@@ -62,10 +66,20 @@ class Machine(ABC):
         """Return seconds since boot."""
         return self.clock.uptime_s()
 
-    def fail(self, problem: str) -> None:
-        """Say that nothing more can be done here."""
-        if self.stop.fail(problem):
-            self.say(f"failed: configuration {problem}")
+    def fail(self, problem: str, name: str = CONFIGURATION) -> None:
+        """Say that nothing more can be done here. name: CONFIGURATION or HARDWARE."""
+        if self.stop.fail(Outcome(name, problem)):
+            self.say(f"failed: {name} {problem}")
+            if name == HARDWARE:
+                # All runs may have completed before.
+                self.gpus.notes.append(problem)
+
+    def has_sound_gpus(self, code: int = 0) -> bool:
+        """Return whether all GPUs are sound; fail if one is not. code: of a training that has ended."""
+        fault = "slowdown" if code == HARDWARE_CODE else self.gpus.fault()
+        if fault:
+            self.fail(fault, HARDWARE)
+        return not fault
 
     @abstractmethod
     def prepare(self) -> bool:
@@ -166,25 +180,12 @@ class Machine(ABC):
         return code, is_killed
 
 
-def problem_after(code: int, *, work: Path, num_gpus: int) -> str | None:
-    """Return why no other run would fare better than one that ended with `code`; None if one might.
-
-    num_gpus: that there were.
-    """
+def problem_after(code: int, *, work: Path) -> str | None:
+    """Return why no other run would fare better than one that ended with `code`; None if one might."""
     if code == FABRIC_CODE:
         return "fabric"
     if code in CONTAINER_CODES:
         return f"container: exit code {code}"
     if shutil.disk_usage(work).free < _MIN_FREE_BYTES:
         return "disk full"
-    if num_gpus and count_gpus() < num_gpus:
-        return "driver"
     return None
-
-
-def count_gpus() -> int:
-    """Return how many GPUs the driver shows; 0 where there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    gpus = Commands().run("nvidia-smi", "-L", limit_s=60, is_quiet=True).stdout
-    return sum(line.startswith("GPU") for line in gpus.splitlines())

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fastlaunch_train.node.protocol import HARDWARE, Outcome
+
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -95,8 +97,8 @@ class Stop:
         self._lock = threading.Lock()
         #: Why the run under way is to end, too.
         self.reason: str | None = None
-        #: Why no run would fare better than the last one.
-        self.problem: str | None = None
+        #: Why no run would fare better than the last one: CONFIGURATION or HARDWARE.
+        self.problem: Outcome | None = None
 
     def ask(self, reason: str) -> bool:
         """Ask to stop; return whether nobody had before."""
@@ -106,7 +108,12 @@ class Stop:
         self.event.set()
         return is_first
 
-    def fail(self, problem: str) -> bool:
+    @property
+    def is_faulty(self) -> bool:
+        """Return whether the machine is: the run under way is to end, too."""
+        return self.problem is not None and self.problem.name == HARDWARE
+
+    def fail(self, problem: Outcome) -> bool:
         """Say that nothing more can be done here; return whether nobody had before."""
         with self._lock:
             is_first = self.problem is None

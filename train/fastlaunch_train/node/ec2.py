@@ -18,15 +18,18 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fastlaunch_train.node.agent import Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, problem_after
 from fastlaunch_train.node.aws_cli import AwsCli, StagedStore
 from fastlaunch_train.node.commands import SIGNALS, Clock, Commands, Log, Stop, stop_on_signals
+from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.peers import PORT, Peers
 from fastlaunch_train.node.protocol import (
     BLOCK,
     CHECKPOINT,
     COMPLETED,
+    CONFIGURATION,
     FAILED,
+    HARDWARE,
     INTERRUPTED,
     LOG,
     SPOT,
@@ -69,7 +72,8 @@ class Ec2(Machine):
     def __init__(
         self, program: NodeProgram, *, rank: int, address: str, boot_s: float, stop: Stop, clock: Clock
     ) -> None:
-        super().__init__(program, stop=stop, clock=clock, log=Log(clock.uptime_s))
+        gpus = Gpus(program.num_gpus, has_nvswitch=program.has_nvswitch)
+        super().__init__(program, gpus=gpus, stop=stop, clock=clock, log=Log(clock.uptime_s))
         self._rank = rank
         self._boot_s = boot_s
         booted = json.loads((STATE / "boot.json").read_text())
@@ -105,6 +109,7 @@ class Ec2(Machine):
             say=self.say,
             fail=self.fail,
         )
+        self._has_restarted_fabric_manager = False
         self._pulled_s: float | None = None
         #: Values by variable.
         self._secrets: dict[str, str] = {}
@@ -123,10 +128,10 @@ class Ec2(Machine):
             self._asked_s = self.uptime_s()
             self.say(f"stopping: {reason}")
 
-    def fail(self, problem: str) -> None:
+    def fail(self, problem: str, name: str = CONFIGURATION) -> None:
         """Say that nothing more can be done here, nor on the other nodes."""
-        super().fail(problem)
-        self._peers.alarm(f"failed configuration {problem}")
+        super().fail(problem, name)
+        self._peers.alarm(f"failed {name} {problem}")
 
     # Getting ready
 
@@ -140,12 +145,10 @@ class Ec2(Machine):
             (WORK / folder).mkdir(parents=True, exist_ok=True)
         if program.needs_efa and not list(Path("/dev/infiniband").glob("uverbs*")):
             self.fail("fabric")
-        if self.stop.event.is_set():
+        if self.stop.event.is_set() or (program.num_gpus and not self._are_gpus_up()):
             return False
         self._systemctl("start", "containerd.service", "docker.service", limit_s=300)
         steps: tuple[tuple[bool, str, int, float, Callable[[], bool]], ...] = (
-            (program.has_nvswitch, "fabric manager", 60, 5, self._has_fabric_manager),
-            (program.num_gpus > 0, "driver", 24, 5, lambda: count_gpus() == program.num_gpus),
             (True, "docker", 24, 5, self._has_docker),
             (bool(program.secrets), "secret", 5, 10, self._read_secrets),
             (program.code_uri is not None, "code", 5, 10, self._fetch_code),
@@ -225,8 +228,43 @@ class Ec2(Machine):
     def _systemctl(self, *arguments: str, limit_s: float = 60) -> bool:
         return self._commands.run("systemctl", *arguments, limit_s=limit_s).is_ok
 
+    def _are_gpus_up(self) -> bool:
+        """Return whether all GPUs come up and are sound, and begin to watch them."""
+        program, cut = self.program, self.stop.event
+        if program.has_nvswitch and not self.clock.attempts(60, 5, self._has_fabric_manager, cut=cut):
+            if not cut.is_set():
+                self.fail("fabric manager", HARDWARE)
+            return False
+        # Driver and links may come up a while after the machine.
+        self.clock.attempts(12, 10, lambda: self.gpus.fault() is None, cut=cut)
+        if cut.is_set():
+            return False
+        if not self.gpus.has_driver():
+            self.fail("driver")
+            return False
+        if not self.has_sound_gpus():
+            return False
+        self._every(10, "kernel log", self._look_at_kernel_log)
+        return True
+
     def _has_fabric_manager(self) -> bool:
-        return self._systemctl("is-active", "--quiet", "nvidia-fabricmanager")
+        unit = "nvidia-fabricmanager"
+        if self._systemctl("is-active", "--quiet", unit):
+            return True
+        # It gives up if it comes before the GPUs' own links do, and is not started again by itself.
+        if not self._has_restarted_fabric_manager and self._systemctl("is-failed", "--quiet", unit):
+            self._has_restarted_fabric_manager = True
+            self.say(f"{unit} has failed: restarted once")
+            self._systemctl("reset-failed", unit)
+            self._systemctl("restart", unit, limit_s=120)
+        return False
+
+    def _look_at_kernel_log(self) -> bool:
+        # Read all the time: a training whose GPU is gone may wait for it for long.
+        fault = self.gpus.kernel_fault()
+        if fault:
+            self.fail(fault, HARDWARE)
+        return bool(fault)
 
     def _has_docker(self) -> bool:
         return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
@@ -345,6 +383,9 @@ class Ec2(Machine):
                 grace_s = _HASTY_GRACE_S
         elif number in self._peers.failed_runs:
             grace_s = _HASTY_GRACE_S
+        elif self.stop.is_faulty:
+            # To save a checkpoint, if it still can.
+            grace_s = _GRACE_S
         else:
             return None
         return Ending(kill_after_s=grace_s + _MARGIN_S, grace_s=grace_s)
@@ -353,12 +394,14 @@ class Ec2(Machine):
         if code and not self._peers.is_alone:
             # It may be a peer's failure that ended it.
             self.clock.attempts(3, 1, self._peers.look)
-        is_ended = bool(self.stop.reason) or number in self._peers.failed_runs
+        if self.stop.reason is None:
+            self.has_sound_gpus(code)
+        is_ended = self.stop.reason or self.stop.is_faulty or number in self._peers.failed_runs
         state = COMPLETED if code == 0 else INTERRUPTED if is_ended else FAILED
         self.note_end(number, state, code)
         if state == FAILED:
             self._peers.tell_failed(number)
-            problem = problem_after(code, work=WORK, num_gpus=self.program.num_gpus)
+            problem = problem_after(code, work=WORK)
             if problem is None and not self._has_docker() and self.goes_on():
                 problem = "docker"
             if problem:
@@ -433,6 +476,7 @@ class Ec2(Machine):
             boot_s=self._boot_s,
             pull_s=self._pulled_s,
             billed_until=billed_until,
+            gpu_notes=self.gpus.notes,
         )
         path = STATE / "status.json"
         path.write_text(json.dumps(last) + "\n")

@@ -33,12 +33,16 @@ COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
 NOT_STARTED = "not-started"
 #: The machine, or what was asked of it, can carry out none of the runs.
 CONFIGURATION = "configuration"
+#: A GPU of the machine, or what joins its GPUs, is faulty: another machine can carry them out.
+HARDWARE = "hardware"
 #: Why a node was interrupted: the launcher asked it to stop, another node stopped, EC2 takes it, its time is
 #: nearly up, its capacity block's is.
 STOP, PEER, SPOT, WATCHDOG, BLOCK = "stop", "peer", "spot", "watchdog", "block"
 
 #: The training's own word for a network that is not the one asked for.
 FABRIC_CODE = 78
+#: Its word for a GPU that slows itself down under load.
+HARDWARE_CODE = 79
 #: Of docker, or of a shell that finds nothing to run: the next run would fare no better.
 CONTAINER_CODES = (125, 126, 127)
 
@@ -132,7 +136,10 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class NodeProgram:
-    """What the nodes of an attempt do: the runs, one after another, together. The rest is EC2's alone."""
+    """What the nodes of an attempt do: the runs, one after another, together.
+
+    All but token, attempt, runs and the GPUs that there are is EC2's alone.
+    """
 
     token: str
     #: From 1; the least attempt number of records.
@@ -236,7 +243,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all runs. name: COMPLETED, INTERRUPTED, FAILED or CONFIGURATION."""
+    """What became of all runs. name: COMPLETED, INTERRUPTED, FAILED, CONFIGURATION or HARDWARE."""
 
     name: str
     #: None if completed.
@@ -252,11 +259,13 @@ def status(
     boot_s: float | None = None,
     pull_s: float | None = None,
     billed_until: str | None = None,
+    gpu_notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return status.json, the last word.
 
     boot_s, pull_s: when the machine's own program began, and when code and image were there; seconds since
-    boot. billed_until: when EC2 takes a spot machine; now, if not given.
+    boot. billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
+    GPUs, whether it is a fault or not.
     """
     return {
         **identity.to_json(),
@@ -266,6 +275,7 @@ def status(
         "pull_s": pull_s,
         "uptime_s": uptime_s,
         "billed_until": billed_until or now(),
+        "gpu_notes": list(gpu_notes),
         "runs": [asdict(run) for run in runs],
     }
 
@@ -275,7 +285,7 @@ def outcome_of(
     *,
     skipped: Sequence[str] = (),
     stop: str | None = None,
-    problem: str | None = None,
+    problem: Outcome | None = None,
 ) -> Outcome:
     """Return what the ends of all runs come to. stop, problem: why no more runs were done, if so."""
     if all(end.state == COMPLETED or end.run_id in skipped for end in ends):
@@ -283,7 +293,7 @@ def outcome_of(
     if stop:
         return Outcome(INTERRUPTED, stop)
     if problem:
-        return Outcome(CONFIGURATION, problem)
+        return problem
     failed = [end for end in ends if end.state == FAILED]
     if failed:
         return Outcome(FAILED, f"run {failed[0].run_id}: exit code {failed[0].exit_code}")

@@ -26,13 +26,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fastlaunch_train.node.agent import Ending, Machine, count_gpus, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, problem_after
 from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
+from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.hosts import Hosts
 from fastlaunch_train.node.protocol import (
     COMPLETED,
     CONFIGURATION,
     FAILED,
+    HARDWARE,
     INTERRUPTED,
     LOG,
     NOT_STARTED,
@@ -73,7 +75,7 @@ _SIGNAL_LIMIT_S = 60.0
 #: For the others' words, after SIGTERM.
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.2
-_EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, INTERRUPTED: 143}
+_EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, HARDWARE: 3, INTERRUPTED: 143}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -112,7 +114,9 @@ class SageMaker(Machine):
     ) -> None:
         self._shelf = Shelf(request.checkpoints, opt_ml, scratch)
         self._work = self._shelf.work
-        super().__init__(program, stop=stop, clock=clock, log=Log(now, self._work / LOG))
+        # A rehearsal is on a machine that need not be like the one that it is for.
+        gpus = Gpus(program.num_gpus if request.instance else 0, has_nvswitch=program.has_nvswitch)
+        super().__init__(program, gpus=gpus, stop=stop, clock=clock, log=Log(now, self._work / LOG))
         self._request = request
         self._rank = request.rank
         self._entrypoint = entrypoint
@@ -137,7 +141,6 @@ class SageMaker(Machine):
             checkpoints=self._take_checkpoints,
         )
         self._hosts = Hosts(request.hosts, request.rank, token=program.token)
-        self._num_gpus = count_gpus()
         #: What the failure file says, cause first.
         self._causes: list[str] = []
         self._began_at = now()
@@ -167,7 +170,8 @@ class SageMaker(Machine):
             # In S3 every checkpoint stays, and all of them were brought here.
             remove_older(root, run.run_id, 1)
         self._uploads.start()
-        return self._hosts.join(lambda: self.stop.reason is not None)
+        # Once all have joined: a host that is missed is waited for.
+        return self._hosts.join(lambda: self.stop.reason is not None) and self.has_sound_gpus()
 
     # Runs
 
@@ -224,6 +228,8 @@ class SageMaker(Machine):
         return Ending(kill_after_s=PEER_GRACE_S) if any(word.code for word in words) else None
 
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
+        if self.stop.reason is None:
+            self.has_sound_gpus(code)
         cause = self._cause(run, code) if code else ""
         word = Word(
             code=code,
@@ -235,7 +241,8 @@ class SageMaker(Machine):
         self._hosts.say(number, asdict(word))
         words = self._await_words(number)
         found = verdict(self._rank, words, is_one_lost=len(words) < len(self._request.hosts))
-        end = self.note_end(number, found.state, code, cause)
+        state = INTERRUPTED if found.state == FAILED and self.stop.is_faulty else found.state
+        end = self.note_end(number, state, code, cause)
         self._uploads.now()
         if found.blamed is not None:
             blamed, host = words[found.blamed], self._request.hosts[found.blamed]
@@ -270,7 +277,7 @@ class SageMaker(Machine):
         """Return why the run failed; note what would keep every other run from being done, too."""
         if self.stop.reason:
             return ""
-        problem = problem_after(code, work=self._work, num_gpus=self._num_gpus)
+        problem = problem_after(code, work=self._work)
         if problem:
             self.fail(problem)
         return cause_of(self._output(run), self._work / "log" / run.run_id / LOG, self._attempt)
@@ -300,7 +307,7 @@ class SageMaker(Machine):
         self.say(f"{outcome.name} {outcome.reason or ''}".rstrip())
         self._shelf.release_reserve()
         self.clock.attempts(5, 1, self._uploads.last)
-        last = status(self._identity, outcome, self.ends, uptime_s=self.uptime_s())
+        last = status(self._identity, outcome, self.ends, uptime_s=self.uptime_s(), gpu_notes=self.gpus.notes)
         with suppress(OSError):
             self._shelf.put_json(f"{self.program.token}/{status_name(self._rank)}", last)
         if outcome.name != COMPLETED and outcome.reason != STOP:
@@ -314,7 +321,8 @@ class SageMaker(Machine):
 def main(arguments: Sequence[str], clock: Clock) -> int:
     """Do the job's runs on this host. arguments: run_train.sh, and the list of runs.
 
-    Returns the container's exit code: 0 every run completed, 1 one failed, 2 a configuration, 143 stopped.
+    Returns the container's exit code: 0 every run completed, 1 one failed, 2 a configuration, 3 the hardware,
+    143 stopped.
     """
     stop = Stop()
     # At once: to process 1 of a container a signal would be lost.

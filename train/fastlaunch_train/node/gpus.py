@@ -1,0 +1,107 @@
+"""Whether a machine's GPUs are sound, by what the driver and the kernel say of them.
+
+Names as nvidia-smi's XML has them; drivers from 450 to 580 differ in the counters of `volatile`, of which all
+that are uncorrectable count. Xids: docs.nvidia.com/deploy/xid-errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from xml.etree import ElementTree
+
+from fastlaunch_train.node.commands import Commands, Done
+
+#: After these no result of the GPU is to be trusted, or there is no GPU any more.
+_FAULTY_XIDS = {
+    48: "uncorrectable ECC error",
+    64: "row remapper failure",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    92: "high rate of correctable ECC errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "no answer from its GSP",
+    120: "error of its GSP",
+}
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+#: nvidia-smi's exit codes where there is no driver, or no library of it; 127 where there is no nvidia-smi.
+_NO_DRIVER = (9, 12, 127)
+#: Eight GPUs answer in seconds, one that hangs never does.
+_LIMIT_S = 30.0
+
+
+class Gpus:
+    """The GPUs of this machine. count: as the catalogue has them; 0 for a machine without, or unknown."""
+
+    def __init__(
+        self, count: int, *, has_nvswitch: bool = False, run: Callable[..., Done] | None = None
+    ) -> None:
+        self.count = count
+        self._has_nvswitch = has_nvswitch
+        self._run = run or Commands().run
+        #: What is worth telling, whether it is a fault or not, in order.
+        self.notes: list[str] = []
+
+    def has_driver(self) -> bool:
+        """Return whether a driver answers, whatever it says."""
+        return self._ask("nvidia-smi", "-L").code not in _NO_DRIVER
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the GPUs, in a line; None if nothing is."""
+        if not self.count:
+            return None
+        report = self._ask("nvidia-smi", "-q", "-x")
+        faults = list(faults_of(report.stdout, self.count))
+        if self._has_nvswitch:
+            faults += inactive_links(self._ask("nvidia-smi", "nvlink", "-s").stdout)
+        faults += filter(None, [self.kernel_fault()])
+        return "; ".join(faults) or None
+
+    def kernel_fault(self) -> str | None:
+        """Return what the kernel has said since boot that makes a GPU faulty; note what else it said.
+
+        None where its log cannot be read, as in most containers.
+        """
+        faults: dict[str, None] = {}
+        for place, text in _XID.findall(self._ask("dmesg").stdout):
+            number, xid = int(text), f"Xid {text} at {place}"
+            if number in _FAULTY_XIDS:
+                faults[f"{xid} ({_FAULTY_XIDS[number]})"] = None
+            elif xid not in self.notes:
+                self.notes.append(xid)
+        return "; ".join(faults) or None
+
+    def _ask(self, *command: str) -> Done:
+        return self._run(*command, limit_s=_LIMIT_S, is_quiet=True)
+
+
+def faults_of(report: str, count: int) -> Iterator[str]:
+    """Yield what is wrong by `nvidia-smi -q -x` on a machine that has `count` GPUs."""
+    try:
+        gpus = ElementTree.fromstring(report).findall("gpu")
+    except ElementTree.ParseError:
+        # Of a GPU that is off the bus it says so in plain words, and nothing of the others.
+        yield f"nvidia-smi cannot say how its GPUs are: {' '.join(report.split())[:160] or 'no answer'}"
+        return
+    if len(gpus) < count:
+        yield f"{len(gpus)} of {count} GPUs are there"
+    for number, gpu in enumerate(gpus):
+        counters = gpu.iterfind("ecc_errors/volatile/*")
+        # A Volta or Turing GPU with an older driver counts the same as `double_bit`.
+        uncorrectable = [one.text for one in counters if "uncorrectable" in one.tag]
+        uncorrectable.append(gpu.findtext("ecc_errors/volatile/double_bit/total"))
+        if num_errors := sum(int(text) for text in uncorrectable if text and text.isdigit()):
+            yield f"GPU {number}: {num_errors} uncorrectable ECC errors since boot"
+        if gpu.findtext("remapped_rows/remapped_row_pending") == "Yes":
+            yield f"GPU {number}: a row remap is pending"
+        if gpu.findtext("remapped_rows/remapped_row_failure") == "Yes":
+            yield f"GPU {number}: a row could not be remapped"
+
+
+def inactive_links(status: str) -> list[str]:
+    """Return the GPUs of which `nvidia-smi nvlink -s` says that links are inactive, in words."""
+    # A header for each GPU, and below it `Link 3: <inactive>`, or one line for all of its links.
+    _, *parts = re.split(r"^GPU (\d+):", status, flags=re.MULTILINE)
+    inactive = [(gpu, text.lower().count("inactive")) for gpu, text in zip(parts[::2], parts[1::2])]
+    return [f"GPU {gpu}: inactive NVLinks ({count})" for gpu, count in inactive if count]
