@@ -41,6 +41,9 @@ INTERRUPTED = AttemptResult(state=RunState.INTERRUPTED)
 FAILED = AttemptResult(state=RunState.FAILED)
 SPOT = replace(INTERRUPTED, reason="SageMaker took the spot instance back", can_go_on=True)
 TIME_UP = replace(INTERRUPTED, reason="its 60 minutes were up")
+FAULTY = AttemptResult(
+    state=RunState.INTERRUPTED, reason="its machine is faulty: GPU 3: x", can_go_on=True, is_faulty=True
+)
 SILENT = {"outcome": "failed", "reason": "node 1 ended without a last word", "missing": [1]}
 
 
@@ -56,6 +59,7 @@ SILENT = {"outcome": "failed", "reason": "node 1 ended without a last word", "mi
         (gone(detail="Stopped: x"), {}, "stopped by x", replace(INTERRUPTED, reason="stopped by x")),
         (gone(detail="Stopped: x"), {}, "y", replace(INTERRUPTED, reason="someone stopped it at SageMaker")),
         (gone(taken=True), {}, None, SPOT),
+        (gone("AlgorithmError"), {"outcome": "hardware", "reason": "GPU 3: x"}, None, FAULTY),
         (GONE, {"outcome": "interrupted", "reason": "spot"}, None, SPOT),
         (GONE, {"outcome": "interrupted", "reason": "watchdog"}, None, TIME_UP),
         (gone(detail="MaxRuntimeExceeded: x"), {}, None, TIME_UP),
@@ -77,6 +81,8 @@ def test_of_several_nodes_one_was_taken() -> None:
     cluster = replace(ATTEMPT, num_nodes=2)
     result = how_it_ended(cluster, gone(taken=True), {"outcome": "failed", "reason": "peer"}, service="EC2")
     assert (result.reason, result.can_go_on) == ("EC2 took a spot instance back", True)
+    said = {"outcome": "hardware", "reason": "fabric manager", "node": 1}
+    assert "the machine of node 1 is faulty" in str(how_it_ended(cluster, GONE, said, service="EC2").reason)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +120,9 @@ def test_everything_that_a_node_cannot_do_is_explained() -> None:
     names = ("agent.py", "ec2.py", "peers.py")
     code = "".join((files("fastlaunch_train") / "node" / name).read_text() for name in names)
     # Given at once, after some tries, and after a run that has failed.
-    pattern = r'fail\("([a-z0-9 ]+)"\)|, "([a-z0-9 ]+)", \d+, \d+|return "([a-z ]+)"$'
+    pattern = r'fail\("([a-z0-9 ]+)"[,)]|, "([a-z0-9 ]+)", \d+, \d+|return "([a-z ]+)"$'
     reasons = {next(filter(None, groups)) for groups in re.findall(pattern, code, re.M)} | {BLOCK}
-    reasons |= set(re.findall(r'self\._try\(\d+, \d+, [\w.]+, "([a-z0-9 ]+)"\)', code))
+    reasons |= set(re.findall(r'self\._try\(\d+, \d+, [\w.]+, "([a-z0-9 ]+)"\)', code)) | {"slowdown"}
     assert {"peers", "rank 0", "image pull", "driver", "fabric manager", "disk full"} <= reasons
     assert [reason for reason in reasons if len(in_words(reason)) < len(reason) + 20] == []
     assert "--allow-tcp" in in_words("fabric")

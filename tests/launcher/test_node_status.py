@@ -35,6 +35,9 @@ ENDED = status("failed", "the node's program ended unexpectedly", state="interru
 FOLLOWED = status("interrupted", "peer", state="interrupted", code=130)
 WAKE = status("failed", "run: exit code 130", state="failed", code=130)
 DRIVER = status("configuration", "driver", state="not-started", code=None)
+#: A GPU broke the run; the others lost their peer, and those that never met it could not begin.
+HARDWARE = status("hardware", "GPU 3: x", state="interrupted", code=1)
+PEERS = status("configuration", "peers", state="not-started", code=None)
 FABRIC = status("configuration", "fabric", state="failed", code=78)
 
 
@@ -66,6 +69,8 @@ def told(*statuses: Mapping[str, Any] | None, partial: bool = False) -> tuple[An
         ((FABRIC, FABRIC), ("configuration", "fabric", 0, "failed", 78)),
         ((DRIVER, DRIVER), ("configuration", "driver", 0, "not-started", None)),
         ((COMPLETED, DRIVER), ("configuration", "driver", 1, "lost", 0)),
+        ((FAILED, HARDWARE), ("hardware", "GPU 3: x", 1, "interrupted", 1)),
+        ((PEERS, HARDWARE), ("hardware", "GPU 3: x", 1, "interrupted", 1)),
         ((None, COMPLETED), ()),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastlaunch_train.node.protocol import PEER, STOP
+from fastlaunch_train.node.protocol import CONFIGURATION, HARDWARE, PEER, STOP
 
 _AGAIN = "submit it again for another machine"
 _LOG = "what it printed: fastlaunch logs RUN"
@@ -22,8 +22,9 @@ _WORDS = {
     f"to S3, or {_AGAIN}",
     "rank 0": f"its first node did not say where it is: check that its subnet has a way to S3, or {_AGAIN}",
     "block": "less than 45 minutes are left of the capacity block, too few to begin a run",
-    "driver": f"nvidia-smi does not show all of its GPUs: {_AGAIN}",
-    "fabric manager": f"the fabric manager of its GPUs did not start: {_AGAIN}",
+    "driver": f"no driver of its GPUs answers: check that the AMI has one; {_LOG}",
+    "fabric manager": "the fabric manager, which joins its GPUs, did not come up",
+    "slowdown": "a GPU slowed itself down under load",
     "docker": f"docker does not run on its machine; {_LOG}",
     "image pull": f"its image could not be pulled: check that the machine's role may; {_LOG}",
     "secret": "a secret could not be read: its machine's role may read those that `fastlaunch iam print "
@@ -44,9 +45,10 @@ def merged(
 ) -> Mapping[str, Any] | None:
     """Return the nodes' reports as one; None until all have reported, or with `partial` until one has.
 
-    statuses: by node rank. Outcome and reason are one node's, and `node` says whose: the node whose
-    configuration does not work, else one that was interrupted for a reason of its own (EC2 took it, its time
-    was up), else one that failed, else one that was asked to stop; with `partial` a silent one, if the others
+    statuses: by node rank. Outcome and reason are one node's, and `node` says whose: the node whose hardware
+    is faulty, else whose configuration does not work, else one that was interrupted for a reason of its own
+    (EC2 took it, its time was up), else one that failed, else one that was asked to stop; with `partial` a
+    silent one, if the others
     only stopped with it. A run is completed only if every node says so. Instance, zone and times (`boot_s`,
     `uptime_s`, ...) are those of the first node that reported. `missing`: the ranks of silent nodes. A single
     node's report stays as it is.
@@ -71,20 +73,22 @@ def merged(
         "node": decisive,
         "num_nodes": num_nodes,
         "missing": missing,
-        "runs": _runs(known, missing, cut=_last_begun(report) if _weight(report) == _INTERRUPTED else None),
+        "runs": _runs(
+            known, missing, cut=_last_begun(report) if _weight(report) in (_HARDWARE, _INTERRUPTED) else None
+        ),
     }
 
 
 #: What says most about an attempt comes first.
-_CONFIGURATION, _INTERRUPTED, _FAILED, _ASKED, _STOPPED, _FOLLOWED, _COMPLETED = range(7)
+_HARDWARE, _CONFIGURATION, _INTERRUPTED, _FAILED, _ASKED, _STOPPED, _FOLLOWED, _COMPLETED = range(8)
 
 
 def _weight(status: Mapping[str, Any]) -> int:
     outcome, reason = status.get("outcome"), status.get("reason")
     if outcome == "completed":
         return _COMPLETED
-    if outcome == "configuration":
-        return _CONFIGURATION
+    if outcome in (HARDWARE, CONFIGURATION):
+        return _HARDWARE if outcome == HARDWARE else _CONFIGURATION
     if outcome == "interrupted":
         return {STOP: _ASKED, PEER: _FOLLOWED}.get(str(reason), _INTERRUPTED)
     failures = [entry for entry in _entries(status) if entry.get("state") == "failed"]

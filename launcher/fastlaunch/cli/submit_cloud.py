@@ -148,6 +148,7 @@ def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: 
         placements=prepared.placements,
         jobs_at=lambda site: _jobs_of(prepared.request, site),
         max_minutes=prepared.request.cloud.max_minutes,
+        max_replacements=prepared.request.cloud.max_replacements,
         detach=detach,
         account_timer=prepared.request.cloud.account_timer,
     )

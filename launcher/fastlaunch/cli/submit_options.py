@@ -15,6 +15,7 @@ from fastlaunch.cli.options import (
     account_timer_option,
     with_options,
 )
+from fastlaunch.core.conventions import MAX_REPLACEMENTS
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
 from fastlaunch.jobs.options import CloudOptions
@@ -151,6 +152,14 @@ cloud_options = with_options(
         show_default=True,
         metavar="H",
         help="Turn the machine off after this long; 90min works too.",
+    ),
+    click.option(
+        "--max-replacements",
+        type=COUNT,
+        default=MAX_REPLACEMENTS,
+        show_default=True,
+        metavar="N",
+        help="Replace a machine with a faulty GPU at most this often, within --max-hours and the ceiling.",
     ),
     click.option(
         "--max-cost",

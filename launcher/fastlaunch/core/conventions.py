@@ -27,6 +27,8 @@ SCHEDULE_PREFIX = "fastlaunch-"
 #: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
 #: SageMaker: stopping, and uploading what the job wrote.
 MARGIN_MINUTES = 10
+#: How often a machine with a faulty GPU is replaced, unless told otherwise.
+MAX_REPLACEMENTS = 2
 #: The shortest limit that is worth a machine: it boots, pulls the image, and keeps time to save and upload.
 MIN_MINUTES = 15
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.core.conventions import MIN_MINUTES, check_tags
+from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES, check_tags
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
 from fastlaunch.jobs.spec import Inputs
@@ -75,6 +75,8 @@ class CloudOptions:
     max_minutes: int = 120
     #: Whether a schedule in the account ends machines on EC2 that nothing else ended.
     account_timer: bool = True
+    #: How often a machine with a faulty GPU is replaced, within these minutes.
+    max_replacements: int = MAX_REPLACEMENTS
     #: A container image by digest that holds the training code; None for AWS's own with a code bundle.
     image: str | None = None
     #: Tag of AWS's own image; None for the newest.

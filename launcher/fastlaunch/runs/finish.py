@@ -17,6 +17,7 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
 from fastlaunch.runs.attempt_price import managed_spot_price
 from fastlaunch.runs.collect import run_entries, summarize_run, with_start
+from fastlaunch_train.node.protocol import HARDWARE
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
@@ -40,8 +41,10 @@ class AttemptResult:
 
     state: RunState
     reason: str | None = None
-    #: AWS took a machine, and another one may do the rest.
+    #: AWS took a machine, or one is faulty, and another one may do the rest.
     can_go_on: bool = False
+    #: A GPU of a machine is.
+    is_faulty: bool = False
     #: There was no capacity and nothing began: another placement may be tried.
     try_next: bool = False
     #: Ids of the runs that another attempt may go on with.
@@ -145,6 +148,16 @@ def how_it_ended(
     if not has_begun and _is_without_capacity(aws_status):
         assert aws_status.problem is not None
         return AttemptResult(state=RunState.FAILED, reason=aws_status.problem.message, try_next=True)
+    if outcome == HARDWARE:
+        which = (
+            "its machine" if attempt.num_nodes == 1 else f"the machine of node {(status or {}).get('node')}"
+        )
+        return AttemptResult(
+            state=RunState.INTERRUPTED,
+            reason=f"{which} is faulty: {in_words(reason)}",
+            can_go_on=True,
+            is_faulty=True,
+        )
     if ended_by_aws := _ended_by_service(attempt, aws_status, service):
         return ended_by_aws
     if outcome == "interrupted":
@@ -238,6 +251,9 @@ def _run_result(
         has_begun = bool(records) or (folder / LOG).exists()
         words = None if own else last_words(folder)
         outcome = _outcome_by_node(outcome, node, result, has_begun=has_begun, words=words, records=own)
+    if result.is_faulty and node.get("state") == "interrupted":
+        # The run's own words are of what the fault did to it.
+        outcome = Outcome(state=RunState.INTERRUPTED, reason=result.reason)
     if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
         outcome = Outcome(state=RunState.FAILED, reason=result.reason)
     if unreadable and outcome.state is not RunState.COMPLETED:

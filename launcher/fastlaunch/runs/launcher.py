@@ -2,7 +2,7 @@
 
 What differs is the backend. On this machine an attempt does one run, and starts at once. On AWS it does all
 runs of the submission, on machines that have to be had first; another attempt goes on where AWS takes them
-away.
+away, or where one of them is faulty.
 """
 
 import os
@@ -17,7 +17,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.placements import Placement, placement_to_json
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.core import locks
-from fastlaunch.core.conventions import MIN_MINUTES
+from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import RegionSettings, Settings
@@ -50,6 +50,8 @@ class Submission:
     placements: tuple[Placement, ...] = ()
     #: Machine time over all attempts; on this machine there is no limit.
     max_minutes: int = 0
+    #: How often a machine with a faulty GPU is replaced, within these minutes.
+    max_replacements: int = MAX_REPLACEMENTS
     #: Return as soon as the machines were started.
     detach: bool = False
     #: A timer in the account ends machines on EC2 that nothing else ended.
@@ -99,6 +101,7 @@ class Launcher:
                     submission.placements,
                     lambda placement: dict(zip(run_ids, submission.jobs_at(placement), strict=True)),
                     max_minutes=submission.max_minutes,
+                    max_replacements=submission.max_replacements,
                     detach=submission.detach,
                     account_timer=submission.account_timer,
                 )
@@ -217,17 +220,22 @@ class Launcher:
         max_minutes: int,
         detach: bool,
         account_timer: bool,
+        max_replacements: int = MAX_REPLACEMENTS,
     ) -> None:
-        """Start and follow attempts until no run is left that another attempt could go on with."""
+        """Start and follow attempts until no run is left that another attempt could go on with.
+
+        All share `max_minutes`, and so the ceiling.
+        """
         remaining, provisioner = tuple(run_ids), self._provisioner()
+        result, num_faulty = None, 0
         with self._settling(run_ids) as leftover:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
                 used = minutes_used(earlier, self.cloud_backends[placements[0].backend].now())
                 if used and max_minutes - used < MIN_MINUTES:
-                    service = self._backend(earlier[-1]).service
                     minutes = f"{max(0, max_minutes - used):.0f} minutes"
-                    leftover.why = f"{service} took its machine, and {minutes} are too few"
+                    ended = result.reason if result else earlier[-1].reason
+                    leftover.why = f"{ended}, and {minutes} are too few"
                     self.report(f"{leftover.why}: not resumed")
                     return
                 started = provisioner.place(
@@ -247,7 +255,12 @@ class Launcher:
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
                     provisioner.refuse(placement, NoCapacity(result.reason or "it got no machines"))
+                elif remaining and result.is_faulty and num_faulty == max_replacements:
+                    leftover.why = f"{result.reason}; --max-replacements {max_replacements} allows no other"
+                    self.report(f"{leftover.why}: not resumed")
+                    return
                 elif remaining:
+                    num_faulty += result.is_faulty
                     # From the first placement again: there may be capacity by now.
                     provisioner = self._provisioner()
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
