@@ -15,6 +15,7 @@ from running_here import runnable
 
 from fastlaunch_train.checks import batch_size as batch_size_search
 from fastlaunch_train.checks.batch_size import largest_batch_that_fits
+from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
@@ -164,3 +165,11 @@ def test_the_largest_batch_is_found_and_fits(
     )
     assert 64 <= found < batch_size_search.MAX_BATCH_SIZE
     assert found % (8 * chosen.grad_accumulation) == 0
+
+
+def test_the_load_before_the_steps_tells_of_the_clocks_and_leaves_nothing_behind() -> None:
+    allocated, reserved = torch.cuda.memory_allocated(DEVICE), torch.cuda.memory_reserved(DEVICE)
+    assert "=" in check_clocks_under_load(ALONE)
+    assert torch.cuda.memory_allocated(DEVICE) <= allocated
+    # A handle of cuBLAS keeps its workspace.
+    assert torch.cuda.memory_reserved(DEVICE) <= reserved + 2**26

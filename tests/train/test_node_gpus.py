@@ -25,6 +25,11 @@ def gpus(count: int = 8, **printed: Done) -> Gpus:
 def test_sound_gpus_have_no_fault() -> None:
     # Correctable errors, what was remapped before and what was counted before this boot are none.
     assert gpus().fault() is None
+    # Nor is what nvidia-smi adds of a damaged infoROM, with an exit code of its own.
+    assert (
+        gpus(smi=Done(14, f"{report(8)}\nWARNING: infoROM is corrupted at gpu 0000:00:1E.0\n")).fault()
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,7 @@ def test_sound_gpus_have_no_fault() -> None:
     [
         ({"remapped_row_pending": "Yes"}, "GPU 3: a row remap is pending"),
         ({"remapped_row_failure": "Yes"}, "GPU 3: a row could not be remapped"),
+        ({"remapped_row_pending": "GPU is lost", "dram_uncorrectable": "GPU is lost"}, "GPU 3 is lost"),
         ({"dram_uncorrectable": "2"}, "GPU 3: 2 uncorrectable ECC errors since boot"),
         ({"sram_uncorrectable_parity": "1"}, "GPU 3: 1 uncorrectable ECC errors since boot"),
     ],
@@ -90,6 +96,15 @@ def test_other_xids_are_noted_once_and_no_more() -> None:
 def test_without_gpus_nothing_is_asked_and_a_log_that_is_closed_says_nothing() -> None:
     assert gpus(count=0, smi=Done(127)).fault() is None
     assert gpus(dmesg=Done(1)).fault() is None
+
+
+def test_where_nvidia_smi_never_was_nothing_is_known_and_where_it_was_it_is_missed() -> None:
+    image_without = Gpus(1, run=lambda *command, **_: Done(127))
+    assert image_without.fault() is None
+    answers = iter([Done(0, report(1)), Done(1), Done(9), Done(1)])
+    one = Gpus(1, run=lambda *command, **_: next(answers))
+    assert one.fault() is None
+    assert one.fault() == "nvidia-smi cannot say how its GPUs are: no answer"
 
 
 @pytest.mark.parametrize(("code", "has_driver"), [(0, True), (6, True), (15, True), (9, False), (127, False)])

@@ -230,16 +230,16 @@ class Ec2(Machine):
 
     def _are_gpus_up(self) -> bool:
         """Return whether all GPUs come up and are sound, and begin to watch them."""
-        program, cut = self.program, self.stop.event
+        program, gpus, cut = self.program, self.gpus, self.stop.event
         if program.has_nvswitch and not self.clock.attempts(60, 5, self._has_fabric_manager, cut=cut):
             if not cut.is_set():
                 self.fail("fabric manager", HARDWARE)
             return False
         # Driver and links may come up a while after the machine.
-        self.clock.attempts(12, 10, lambda: self.gpus.fault() is None, cut=cut)
+        self.clock.attempts(12, 10, lambda: gpus.has_driver() and gpus.fault() is None, cut=cut)
         if cut.is_set():
             return False
-        if not self.gpus.has_driver():
+        if not gpus.has_driver():
             self.fail("driver")
             return False
         if not self.has_sound_gpus():

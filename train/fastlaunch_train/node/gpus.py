@@ -25,6 +25,9 @@ _FAULTY_XIDS = {
     120: "error of its GSP",
 }
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+_REPORT = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
+#: What stands for every value of a GPU that does not answer any more.
+_LOST = ("GPU is lost", "GPU requires reset")
 #: nvidia-smi's exit codes where there is no driver, or no library of it; 127 where there is no nvidia-smi.
 _NO_DRIVER = (9, 12, 127)
 #: Eight GPUs answer in seconds, one that hangs never does.
@@ -40,6 +43,7 @@ class Gpus:
         self.count = count
         self._has_nvswitch = has_nvswitch
         self._run = run or Commands().run
+        self._had_driver = False
         #: What is worth telling, whether it is a fault or not, in order.
         self.notes: list[str] = []
 
@@ -48,11 +52,15 @@ class Gpus:
         return self._ask("nvidia-smi", "-L").code not in _NO_DRIVER
 
     def fault(self) -> str | None:
-        """Return what is wrong with the GPUs, in a line; None if nothing is."""
+        """Return what is wrong with the GPUs, in a line; None if nothing is.
+
+        Without a driver nothing is known of them: an image may lack nvidia-smi.
+        """
         if not self.count:
             return None
         report = self._ask("nvidia-smi", "-q", "-x")
-        faults = list(faults_of(report.stdout, self.count))
+        self._had_driver = self._had_driver or report.code not in _NO_DRIVER
+        faults = list(faults_of(report.stdout, self.count)) if self._had_driver else []
         if self._has_nvswitch:
             faults += inactive_links(self._ask("nvidia-smi", "nvlink", "-s").stdout)
         faults += filter(None, [self.kernel_fault()])
@@ -78,15 +86,19 @@ class Gpus:
 
 def faults_of(report: str, count: int) -> Iterator[str]:
     """Yield what is wrong by `nvidia-smi -q -x` on a machine that has `count` GPUs."""
+    # Warnings, such as of an infoROM, may stand after it, and change the exit code.
+    found = _REPORT.search(report)
     try:
-        gpus = ElementTree.fromstring(report).findall("gpu")
+        gpus = ElementTree.fromstring(found[0] if found else "").findall("gpu")
     except ElementTree.ParseError:
-        # Of a GPU that is off the bus it says so in plain words, and nothing of the others.
+        # Of a GPU that is off the bus it may say so in plain words, and nothing of the others.
         yield f"nvidia-smi cannot say how its GPUs are: {' '.join(report.split())[:160] or 'no answer'}"
         return
     if len(gpus) < count:
         yield f"{len(gpus)} of {count} GPUs are there"
     for number, gpu in enumerate(gpus):
+        if any(one.text in _LOST for one in gpu.iter()):
+            yield f"GPU {number} is lost"
         counters = gpu.iterfind("ecc_errors/volatile/*")
         # A Volta or Turing GPU with an older driver counts the same as `double_bit`.
         uncorrectable = [one.text for one in counters if "uncorrectable" in one.tag]
