@@ -130,6 +130,29 @@ def test_logs_are_the_nodes_until_the_run_has_its_own(
     assert output(capsys, "logs") == "step 1\nstep 2\n"
 
 
+def test_logs_do_not_steer_the_terminal_unless_asked_for_raw(
+    aws_server: "MotoServer", capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run = started(aws_server)
+    pieces = ["\x1b[31mloss\x1b[0m \x1b]0;mine\x07 1%\r2%\r\nµ".encode(), b"\xff", b"s\n"]
+    # A character may be cut by the end of what was uploaded.
+    body = b"".join(pieces)
+    cut = body.index("µ".encode()) + 1
+    name = f"node-0/{run.run_ids[0]}/log.txt"
+    run.upload(f"{name}.{0:012d}", body[:cut])
+
+    def sleep(_: float) -> None:
+        run.upload(f"{name}.{cut:012d}", body[cut:])
+        run.record(run.run_ids[0], steps=20)
+        run.end()
+
+    capfdbinary.readouterr()
+    assert cloud("logs", "-f", sleep=sleep) == 0
+    assert capfdbinary.readouterr().out.decode() == "loss ^[]0;mine^G 1%\n2%\nµ\ufffds\n"
+    assert cloud("logs", "--raw") == 0
+    assert capfdbinary.readouterr().out == body
+
+
 def test_logs_are_followed_until_the_run_ends(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The command line itself: exit codes, what --help imports, unknown commands, a reader that stops reading."""
 
+import json
 import os
 import signal
 import subprocess
@@ -65,6 +66,36 @@ def test_an_error_is_printed_on_stderr_with_its_exit_code(
     out, err = capsys.readouterr()
     assert out == ""
     assert text in err if exit_code == 70 else text == err
+
+
+def test_what_others_say_does_not_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    title = "\x1b]0;title\x07"
+
+    @click.command()
+    def command() -> None:
+        print(f"printed {title}")
+        click.echo(f"echoed {title}")
+        click.echo(f"warning: {title}\udcff", err=True)
+        click.echo(json.dumps({"reason": title}))
+        raise UserError(title, f"hint\r{title}")
+
+    class Module:
+        says = command
+
+    monkeypatch.setitem(COMMANDS, "says", ("says", "Says."))
+    monkeypatch.setitem(sys.modules, "fastlaunch.cli.says", Module)
+    streams = sys.stdout, sys.stderr
+    assert run(["says"]) == 2
+    assert (sys.stdout, sys.stderr) == streams
+    out, err = capsys.readouterr()
+    shown = "^[]0;title^G"
+    *lines, data = out.splitlines()
+    assert lines == [f"printed {shown}", f"echoed {shown}"]
+    assert err.splitlines() == [f"warning: {shown}\\udcff", f"error: {shown}", f"  hint^M{shown}"]
+    # Programs get it as it is.
+    assert json.loads(data) == {"reason": title}
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from fake_records import write_run
 
-from fastlaunch.runs.display import PlainLines, Progress, ProgressBar, RecordTail, describe, make_display
+from fastlaunch.core.terminal import plain_output
+from fastlaunch.runs.display import (
+    PlainLines,
+    Progress,
+    ProgressBar,
+    RecordTail,
+    describe,
+    make_display,
+    report_line,
+)
 
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
 
@@ -90,15 +99,18 @@ def test_plain_lines_come_every_five_seconds_if_there_is_news() -> None:
     assert steps == [1, 6, 11, 16, 21]
 
 
-def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
+def on_terminal(label: str, progress: Progress, outcome: str, line: str = "") -> bytes:
+    """What a terminal gets of a run, with a line for the user meanwhile."""
     leader, follower = pty.openpty()
     with open(follower, "w", closefd=False) as terminal:
-        display = make_display(terminal, lambda: 0.0)
+        display = make_display(plain_output(terminal), lambda: 0.0)
         assert isinstance(display, ProgressBar)
         with display:
-            display.start("[1/2] bf16", 100)
-            display.show(HALF)
-            display.finish("completed")
+            display.start(label, 100)
+            display.show(progress)
+            display._bar.refresh()
+            report_line(line)
+            display.finish(outcome)
     os.close(follower)
     shown = b""
     # What was written comes through in parts; after the last one Linux says EIO, others nothing.
@@ -106,8 +118,25 @@ def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
         while part := os.read(leader, 100_000):
             shown += part
     os.close(leader)
+    return shown
+
+
+def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
+    shown = on_terminal("[1/2] bf16", HALF, "completed")
     assert b"[1/2] bf16" in shown and b"completed" in shown
+    # The bar is drawn anew in its place.
+    assert b"\x1b[" in shown
     assert isinstance(make_display(io.StringIO(), lambda: 0.0), PlainLines)
+
+
+def test_what_a_run_says_does_not_steer_the_terminal_of_its_bar() -> None:
+    title, reset = "\x1b]0;mine\x07", "\x1bc"
+    said = Progress(step=0, num_steps=100, phase=f"node{title}{reset}")
+    link = "\x1b]8;;http://evil\x1b\\"
+    shown = on_terminal(f"bf16{reset}", said, f"failed{title}{link}", line=f"line{link}{reset}")
+    assert b"\x1b]" not in shown and b"\x1bc" not in shown and b"\x07" not in shown
+    for told in (b"bf16^[c", b"node^[]0;mine^G^[c", b"failed^[]0;mine^G", b"line^[]8;;http"):
+        assert told in shown
 
 
 def test_a_run_of_epochs_starts_without_a_number_of_steps() -> None:

@@ -1,8 +1,11 @@
 """`fastlaunch status`, `logs` and `cancel`: runs that are under way, from any terminal."""
 
+import codecs
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from io import IncrementalNewlineDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from fastlaunch.cli.render import RUN_HEADERS, run_json, run_row, table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import raw_output
 from fastlaunch.runs.display import RecordTail, describe
 
 if TYPE_CHECKING:
@@ -62,8 +66,9 @@ def status(runs: tuple[str, ...], output: str) -> int:
 @click.command(short_help="Show what a run printed; -f follows it.")
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends.")
+@click.option("--raw", is_flag=True, help="Print it byte by byte, with its colours and control characters.")
 @profile_option
-def logs(run: str | None, follow: bool) -> None:
+def logs(run: str | None, follow: bool, raw: bool) -> None:
     """Show what a run printed; -f follows it.
 
     RUN is a run's id or a part of it. Without RUN: the last run that was started.
@@ -71,7 +76,7 @@ def logs(run: str | None, follow: bool) -> None:
     with open_reconciled() as (context, ledger):
         chosen = ledger.get(run) if run else _last_started(ledger)
         show = _show_cloud_log if chosen.backend in CLOUD_BACKENDS else _show_local_log
-        show(context, ledger, chosen, follow=follow)
+        show(context, ledger, chosen, follow=follow, raw=raw)
         completed = ledger.get(chosen.id).state is RunState.COMPLETED
         next_command("fastlaunch compare" if completed else "fastlaunch status")
 
@@ -114,22 +119,41 @@ def current_runs(ledger: "Ledger") -> "list[Run]":
     return others + (ledger.select(submission=last) if last else [])
 
 
-def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+class _LogTail:
+    """Prints what was added to a log since the last time. Unless raw, a carriage return begins a line."""
+
+    def __init__(self, path: Path, *, raw: bool) -> None:
+        self._path = path
+        self._raw = raw
+        self._offset = 0
+        self._decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), True)
+
+    def print(self) -> None:
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            while chunk := log.read(_CHUNK_BYTES):
+                if self._raw:
+                    click.echo(chunk, file=raw_output(sys.stdout), nl=False)
+                else:
+                    click.echo(self._decoder.decode(chunk), nl=False)
+            self._offset = log.tell()
+
+
+def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:
     from fastlaunch.runs.reconcile import reconcile
 
     path = run.directory / LOG if run.directory else None
     if path is None or not path.is_file():
         raise UserError(f"run {run.id} has no log: it is {run.state} ({run.backend})")
-    with path.open("rb") as log:
-        while True:
-            # Looked up before reading: what was printed up to the end is then read after it.
-            lives = follow and ledger.get(run.id).state is RunState.RUNNING
-            while chunk := log.read(_CHUNK_BYTES):
-                click.echo(chunk, nl=False)
-            if not lives:
-                break
-            context.sleep(0.2)
-            reconcile(ledger, context.backends, context.settings)
+    log = _LogTail(path, raw=raw)
+    while True:
+        # Looked up before reading: what was printed up to the end is then read after it.
+        lives = follow and ledger.get(run.id).state is RunState.RUNNING
+        log.print()
+        if not lives:
+            break
+        context.sleep(0.2)
+        reconcile(ledger, context.backends, context.settings)
 
 
 def _last_started(ledger: "Ledger") -> "Run":
@@ -218,14 +242,14 @@ def _fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run
         click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
 
 
-def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool) -> None:
+def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:
     """Print the run's log as far as it was uploaded; its node's until it has one. follow: until it ends.
 
     Raises UserError if there is neither.
     """
     from fastlaunch.runs.reconcile import reconcile
 
-    shown: dict[Path, int] = {}
+    shown: dict[Path, _LogTail] = {}
     warned: set[str] = set()
     while True:
         # Looked up before fetching: what was printed up to the end is then fetched after it.
@@ -243,7 +267,7 @@ def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow
             if path not in shown and path.name != LOG:
                 until = "" if has_ended else f", until run {run.id} prints something"
                 click.echo(f"the machine's own log{until}:", err=True)
-            shown[path] = _print_from(path, shown.get(path, 0))
+            shown.setdefault(path, _LogTail(path, raw=raw)).print()
         elif not has_ended and now.reason and now.reason not in warned:
             click.echo(f"nothing is printed yet: {now.reason}", err=True)
             warned.add(now.reason)
@@ -282,11 +306,3 @@ def _console_log(context: AppContext, attempts: Sequence["Attempt"]) -> Path | N
         click.echo(f"warning: {error.message}", err=True)
         return None
     return path if path.stat().st_size else None
-
-
-def _print_from(path: Path, offset: int) -> int:
-    with path.open("rb") as log:
-        log.seek(offset)
-        while chunk := log.read(_CHUNK_BYTES):
-            click.echo(chunk, nl=False)
-        return log.tell()

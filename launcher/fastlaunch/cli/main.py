@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from typing import NoReturn
 
@@ -10,6 +11,7 @@ import click
 
 from fastlaunch import __version__
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
+from fastlaunch.core.terminal import plain_output
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
@@ -81,6 +83,12 @@ def run(argv: list[str], obj: object = None) -> int:
     """
     if "_FASTLAUNCH_COMPLETE" in os.environ:
         fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits
+    # Whatever is printed: much of it comes from jobs, machines and AWS.
+    with redirect_stdout(plain_output(sys.stdout)), redirect_stderr(plain_output(sys.stderr)):
+        return _run(argv, obj)
+
+
+def _run(argv: list[str], obj: object) -> int:
     try:
         # Not `fastlaunch.main`, which takes a closed pipe for a failure and an EOFError for Ctrl-C.
         with fastlaunch.make_context("fastlaunch", list(argv), obj=obj) as context:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
+from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ _PLAIN_INTERVAL_S = 5.0
 def report_line(line: str, stream: TextIO | None = None) -> None:
     """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
     with suppress(OSError):
-        print(line, file=stream or sys.stderr, flush=True)
+        # rich shows under its bar what comes by stderr, and colours it by what the line itself says.
+        print(plain(line), file=stream or sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,8 @@ class ProgressBar(Display):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}", markup=False),
-            console=Console(file=stream),
+            # It steers the terminal itself.
+            console=Console(file=raw_output(stream)),
             expand=True,
         )
         self._task: TaskID | None = None
@@ -210,8 +213,8 @@ class ProgressBar(Display):
             self._bar.stop()
 
     def start(self, label: str, num_steps: int | None) -> None:
-        self._label = label
-        self._task = self._bar.add_task(label, total=num_steps, status="starting")
+        self._label = plain(label)
+        self._task = self._bar.add_task(self._label, total=num_steps, status="starting")
 
     def show(self, progress: Progress) -> None:
         assert self._task is not None
@@ -221,14 +224,14 @@ class ProgressBar(Display):
                 self._task,
                 completed=progress.step,
                 total=progress.num_steps or None,
-                status=describe(progress),
+                status=plain(describe(progress)),
             )
 
     def finish(self, outcome: str) -> None:
         assert self._task is not None
         with suppress(OSError):
             # A line for every run that ended, and a bar for the run under way.
-            self._bar.console.print(f"{self._label}: {outcome}", markup=False, highlight=False)
+            self._bar.console.print(f"{self._label}: {plain(outcome)}", markup=False, highlight=False)
             self._bar.remove_task(self._task)
 
 

@@ -1,0 +1,44 @@
+"""Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal."""
+
+import re
+from typing import Any, TextIO, cast
+
+#: Colours and other renditions, as logs have them; without them the text says the same.
+_RENDITION = re.compile(r"\x1b\[[0-9:;]*m")
+#: The control characters of C0 and C1 without tab and newline, and those that turn the direction of text.
+_CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+#: As `less` shows them: `^[`, `<U+009B>`.
+_VISIBLE = {code: f"^{chr(code ^ 64)}" if code < 128 else f"<U+{code:04X}>" for code in _CONTROLS}
+
+
+def plain(text: str) -> str:
+    """Return the text without colours, and with every other control character made visible."""
+    return _RENDITION.sub("", text).translate(_VISIBLE)
+
+
+class PlainOutput:
+    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        encoding = self.stream.encoding or "utf-8"
+        self.stream.write(plain(text).encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        # By these click, for one, would write past this object.
+        if name in ("buffer", "writelines"):
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+def plain_output(stream: TextIO) -> TextIO:
+    """Return the stream for what people read."""
+    return cast(TextIO, PlainOutput(stream))
+
+
+def raw_output(stream: TextIO) -> TextIO:
+    """Return the stream that a `plain_output` writes to; any other as it is."""
+    return stream.stream if isinstance(stream, PlainOutput) else stream
