@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -124,7 +125,11 @@ def test_completed_job_leaves_a_record_of_every_rank_and_a_log(backend: LocalBac
     assert finish(backend, handle) is RunState.COMPLETED
     names = [path.name for path in backend.collect(handle)]
     assert names == ["rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl"]
-    assert "training vit-tiny with bf16" in (Path(handle["directory"]) / LOG).read_text()
+    directory = Path(handle["directory"])
+    assert "training vit-tiny with bf16" in (directory / LOG).read_text()
+    # All of it is the user's alone.
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
     assert json.loads(json.dumps(handle)) == handle
 
 

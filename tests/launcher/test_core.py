@@ -1,7 +1,11 @@
-"""Errors and exit codes, quantities as people write them, locks, and what a log tells of a failure."""
+"""Errors and exit codes, quantities, locks, private files, plain text, and what a log tells of a failure."""
 
+import io
+import os
+import stat
 import threading
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,9 @@ from hypothesis import strategies as st
 
 from fastlaunch.core import errors, locks
 from fastlaunch.core.errors import BadFile, CloudRefused, UnknownName, UserError
+from fastlaunch.core.home import close_to_others, make_folder
 from fastlaunch.core.log_file import LOG, last_words, telling_lines
+from fastlaunch.core.terminal import plain, plain_output, raw_output
 from fastlaunch.core.units import parse_count, parse_duration_s
 
 # Errors
@@ -155,3 +161,96 @@ def test_the_last_line_of_the_jobs_own(log: str, last: str, tmp_path: Path) -> N
     assert len(telling_lines(tmp_path, num_lines=2)) == 2
     (tmp_path / LOG).write_text(TORCHRUN)
     assert telling_lines(tmp_path, num_lines=1) == ["====="]
+
+
+# What reaches a terminal
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("step 1\tloss 2.5\nµs ≤ 1 – 日本 👩‍🚀", "step 1\tloss 2.5\nµs ≤ 1 – 日本 👩‍🚀"),
+        ("\x1b[1;32mINFO\x1b[0m ready", "INFO ready"),
+        ("\x1b]0;title\x07", "^[]0;title^G"),
+        ("\x1b[2J\x1b[Hgone", "^[[2J^[[Hgone"),
+        # A rendition inside another sequence leaves none behind.
+        ("\x1b\x1b[0m[2J", "^[[2J"),
+        ("12%\r13%\x7f", "12%^M13%^?"),
+        ("\x9b2J", "<U+009B>2J"),
+        ("i-\u202e321", "i-<U+202E>321"),
+    ],
+)
+def test_plain_text_steers_no_terminal(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+@given(
+    text=st.text(alphabet=st.sampled_from("\x1b\x9b[]0;mcJ\x07\r\x08 a\n\t\ud800\u2067") | st.characters())
+)
+def test_no_control_character_passes(text: str) -> None:
+    for encoding in ("ascii", "utf-8"):
+        written = io.BytesIO()
+        output = plain_output(io.TextIOWrapper(written, encoding=encoding, newline=""))
+        print(text, file=output, flush=True)
+        shown = written.getvalue().decode(encoding)
+        assert not {c for c in shown if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
+        # What is plain already stays as it is.
+        assert plain(shown) == shown
+
+
+def test_the_stream_itself_can_be_had() -> None:
+    stream = io.TextIOWrapper(io.BytesIO())
+    assert raw_output(plain_output(stream)) is stream is raw_output(stream)
+
+
+# Files of the user's alone
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def test_what_an_earlier_release_left_open_is_closed_once(tmp_path: Path, open_umask: None) -> None:
+    home = tmp_path / "home"
+    run = home / "runs" / "r1"
+    run.mkdir(parents=True)
+    files = [home / "ledger.sqlite", home / "ledger.sqlite-wal", run / "rank-00000-attempt-1.jsonl"]
+    for path in files:
+        path.touch()
+    (home / "mine.txt").touch()
+    (run / "link").symlink_to(home / "mine.txt")
+    script = run / "script"
+    script.touch(mode=0o755)
+    close_to_others(home, "ledger.sqlite")
+    assert {mode_of(path) for path in (home, home / "runs", run, script)} == {0o700}
+    assert {mode_of(path) for path in files} == {0o600}
+    # Not what others keep there, not by a link either.
+    assert mode_of(home / "mine.txt") == 0o664
+    # Later nothing is searched for, as there may be many thousand files.
+    files[2].chmod(0o644)
+    close_to_others(home, "ledger.sqlite")
+    assert mode_of(files[2]) == 0o644
+
+
+def test_a_folder_that_is_shared_on_purpose_stays_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    close_to_others(tmp_path, "ledger.sqlite")
+    assert mode_of(tmp_path) == 0o1777
+    # Nor is it an error that there is none.
+    close_to_others(tmp_path / "none", "ledger.sqlite")
+
+
+def test_folders_are_made_for_the_user_alone(tmp_path: Path, open_umask: None) -> None:
+    for _ in range(2):
+        make_folder(tmp_path / "a" / "b")
+    assert (mode_of(tmp_path / "a"), mode_of(tmp_path / "a" / "b")) == (0o700, 0o700)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        make_folder(tmp_path / "file" / "b")

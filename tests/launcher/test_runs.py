@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import resource
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.db import MIGRATIONS, LedgerFile
-from fastlaunch.ledger.ledger import IMPORT, Ledger
+from fastlaunch.ledger.ledger import IMPORT, Ledger, open_ledger
 from fastlaunch.ledger.rows import Billing
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
@@ -422,6 +424,23 @@ def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> Non
             assert other.select() == []
         assert len(other.select()) == 1
         with pytest.raises(KeyboardInterrupt), ledger.transaction():
+def test_the_ledger_is_the_users_alone(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "data" / "home")
+    with open_ledger(settings) as ledger:
+        ledger.add_submission("x")
+        paths = [settings.home, *settings.home.iterdir()]
+        assert {path.name for path in paths[1:]} == {
+            f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm")
+        }
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600, 0o600, 0o600]
+    # As earlier releases made them.
+    settings.home.chmod(0o755)
+    (settings.home / "ledger.sqlite").chmod(0o644)
+    with open_ledger(settings) as ledger:
+        assert ledger.add_submission("y")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600, 0o600, 0o600]
+
+
             add_run(ledger, submission, "run-b")
             raise KeyboardInterrupt
         assert len(other.select()) == 1

@@ -6,6 +6,7 @@ import lzma
 import math
 import os
 import resource
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -363,6 +364,13 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         RecordWriter(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("folder", "record"), [(0o700, 0o600), (0o755, 0o644), (0o2750, 0o640)])
+def test_a_record_is_as_private_as_its_folder(tmp_path: Path, folder: int, record: int) -> None:
+    tmp_path.chmod(folder)
+    path = write(tmp_path / "record.jsonl")
+    assert stat.S_IMODE(path.stat().st_mode) == record
 
 
 def test_nothing_is_in_the_file_before_the_header(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import make_folder, private
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
@@ -88,12 +89,12 @@ class LocalBackend:
         request = plan.request
         directory = Path(request["directory"])
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             lock = locks.take(directory / _LOCK)
         except OSError as error:
             raise _unwritable(directory, error) from None
         try:
-            with (directory / LOG).open("ab") as log:
+            with open(directory / LOG, "ab", opener=private) as log:
                 child = subprocess.Popen(
                     request["argv"],
                     env={**os.environ, **request["env"]},

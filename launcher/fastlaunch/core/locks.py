@@ -16,7 +16,7 @@ def take(path: Path) -> int:
     Raises OSError if the file cannot be made.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         # The last holder may have removed the file, and nobody sees a lock on a removed file.
         with suppress(FileNotFoundError):

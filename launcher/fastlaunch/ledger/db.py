@@ -1,13 +1,15 @@
 """The ledger's file: opened, read and written by several processes at once."""
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.home import private
 
 #: Marks an SQLite file as a fastlaunch ledger ("flrl").
 APPLICATION_ID = 0x666C726C
@@ -125,6 +127,9 @@ class LedgerFile:
 
     def __init__(self, path: Path, *, migrations: tuple[tuple[str, ...], ...] = MIGRATIONS) -> None:
         self.path = path
+        # What SQLite puts beside the file gets its mode. SQLite says what is wrong if it cannot be made.
+        with suppress(OSError):
+            os.close(private(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
         with _explained(path):
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             try:

@@ -18,6 +18,7 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import OUTPUT_TAG
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import close_to_others, make_folder
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.db import LedgerFile, damaged
@@ -51,12 +52,13 @@ def open_ledger(
 ) -> "Ledger":
     """Open the ledger in the home folder, making both if need be. Raises UserError if that is impossible."""
     try:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.home)
     except OSError as error:
         raise UserError(
             f"{settings.home} cannot be made: {error.strerror}",
             "set FASTLAUNCH_HOME to a folder that can be written",
         ) from None
+    close_to_others(settings.home, LEDGER_NAME)
     return Ledger(settings.home / LEDGER_NAME, clock=clock, randomness=randomness)
 
 

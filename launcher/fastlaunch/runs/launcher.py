@@ -19,6 +19,7 @@ from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
 from fastlaunch.core.errors import NoCapacity, UserError
+from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec, names_apart
@@ -142,7 +143,7 @@ class Launcher:
     def _launching(self, submission_id: str) -> Iterator[None]:
         """Hold the lock by which others see that this launcher lives, and show what it does."""
         lock = self.ledger.launcher_lock(submission_id)
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(lock.parent)
         with locks.held(lock), self.display:
             yield
 
@@ -350,7 +351,7 @@ def check_home(home: Path) -> None:
     """Raise UserError if the home folder cannot take a run's files."""
     probe = home / "runs" / f".probe-{os.getpid()}"
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(probe.parent)
         try:
             with probe.open("wb") as file:
                 file.write(b"\0" * _PROBE_BYTES)

@@ -224,7 +224,9 @@ class RecordWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: list[Line] = []
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        # As private as its folder: the launcher's are the user's alone.
+        mode = path.parent.stat().st_mode & 0o666
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, mode)
         self._size = 0
         self._order: LineOrder | None = None
         self._closed = False

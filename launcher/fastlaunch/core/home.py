@@ -1,0 +1,45 @@
+"""What lies in FASTLAUNCH_HOME is the user's alone: folders 0700, files 0600."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of the home, and those above it that are missing. Raises OSError if that fails."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file of the home: the `opener` of `open`."""
+    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
+
+
+def close_to_others(home: Path, ledger: str) -> None:
+    """Take from others what an earlier release left open to them, as far as the file system has modes.
+
+    A home that is shared on purpose, such as /tmp, stays as it is. ledger: name of the file.
+    """
+    with suppress(OSError):
+        if home.stat().st_mode & stat.S_ISVTX:
+            return
+        # Once: what is made later is closed from the start.
+        runs = home / "runs"
+        made_before = (runs, *runs.rglob("*")) if _close(home) else ()
+        for path in (*home.glob(f"{ledger}*"), *made_before):
+            with suppress(OSError):
+                _close(path)
+
+
+def _close(path: Path) -> bool:
+    """Return whether the file or folder was open to others, and is no more."""
+    mode = path.lstat().st_mode
+    if not mode & _OTHERS or stat.S_ISLNK(mode):
+        return False
+    path.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+    return not path.stat().st_mode & _OTHERS
