@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fake_records import write_run
 
@@ -149,9 +149,10 @@ class FakeAws(Aws):
         self.objects[bucket, key] = body
         return True
 
-    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
-        self._called("get_object")
-        return self.objects.get((bucket, key))
+    def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
+        self._called("download")
+        file.write(self.objects.get((bucket, key), b"")[:max_bytes])
+        return (bucket, key) in self.objects
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         self._called("list_objects")

@@ -1,5 +1,6 @@
 """`Aws` against an AWS on loopback: what it sends, what it makes of the answers."""
 
+import io
 import json
 import subprocess
 import sys
@@ -82,21 +83,34 @@ def test_an_assumed_role_is_asked_about_by_its_own_arn(aws_server: MotoServer, a
 # Objects
 
 
+def downloaded(aws: Aws, bucket: str, key: str, *, max_bytes: int = 2**20) -> bytes | None:
+    file = io.BytesIO()
+    return file.getvalue() if aws.download(REGION, bucket, key, file, max_bytes=max_bytes) else None
+
+
 def test_objects(aws: Aws, aws_server: MotoServer) -> None:
     bucket = aws_server.set_up_region(REGION).bucket or ""
     assert aws.bucket_exists(REGION, bucket) and not aws.bucket_exists(REGION, "nobodys-bucket")
     data = bytes(range(256)) * 100
     assert aws.put_object(REGION, bucket, "p/b c/ä", data)
     assert aws.put_object(REGION, bucket, "p/b c/ä", data)
-    assert aws.get_object(REGION, bucket, "p/b c/ä") == data
-    assert aws.get_object(REGION, bucket, "p/none") is None
+    assert downloaded(aws, bucket, "p/b c/ä") == data
+    assert downloaded(aws, bucket, "p/none") is None
     assert aws.put_object(REGION, bucket, "p/a", b"1", only_new=True)
     assert not aws.put_object(REGION, bucket, "p/a", b"1", only_new=True)
     assert not aws.put_object(REGION, bucket, "p/a", b"2", only_new=True)
-    assert aws.get_object(REGION, bucket, "p/a") == b"1"
+    assert downloaded(aws, bucket, "p/a") == b"1"
     listed = [StoredObject(key="p/a", size=1), StoredObject(key="p/b c/ä", size=len(data))]
     assert aws.list_objects(REGION, bucket, "p/") == listed
     assert aws.list_objects(REGION, bucket, "q/") == []
+
+
+def test_a_download_ends_at_its_limit(aws: Aws, aws_server: MotoServer) -> None:
+    bucket = aws_server.set_up_region(REGION).bucket or ""
+    large = bytes(range(256)) * 2**13
+    backend("s3", "aws").put_object(bucket, "large", large)
+    for max_bytes in (0, 1, 2**20, len(large) - 1, len(large), len(large) + 1):
+        assert downloaded(aws, bucket, "large", max_bytes=max_bytes) == large[:max_bytes]
 
 
 def test_more_than_a_page_of_objects(aws: Aws, aws_server: MotoServer) -> None:
@@ -124,7 +138,7 @@ def test_buckets_that_are_elsewhere_or_closed(aws: Aws, aws_server: MotoServer) 
         aws.bucket_exists(REGION, "london")
     # Without the right to list, what does not exist is denied.
     aws_server.refuse("GetObject", "AccessDenied", status=403)
-    assert aws.get_object(REGION, "bucket", "key") is None
+    assert downloaded(aws, "bucket", "key") is None
 
 
 # Images

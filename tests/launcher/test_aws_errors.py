@@ -41,7 +41,7 @@ def test_a_refusal_says_what_aws_refused_and_what_to_type(stubbed_aws: StubbedAw
     [
         ("ssm", "get_parameter", "ParameterNotFound", 400, BadConfiguration, "parameter", ["/p"]),
         ("ssm", "get_parameter", "InternalServerError", 500, Unreachable, "parameter", ["/p"]),
-        ("s3", "get_object", "NoSuchBucket", 404, BadConfiguration, "get_object", ["b", "k"]),
+        ("s3", "list_objects_v2", "NoSuchBucket", 404, BadConfiguration, "list_objects", ["b", "k"]),
         ("s3", "list_objects_v2", "AccessDenied", 403, NotAuthorised, "list_objects", ["b", "k"]),
         ("servicequotas", "get_service_quota", "AccessDeniedException", 400, NotAuthorised, "quota", "ab"),
     ],

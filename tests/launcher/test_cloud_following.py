@@ -6,6 +6,7 @@ import pytest
 from cloud_world import World, job
 from fake_cloud import BOOT_S, START, FakeNode
 
+from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 
@@ -97,7 +98,40 @@ def test_following_asks_seldom(world: World) -> None:
     # node's first and last word, once it has said that: a job may be started anew.
     assert world.aws.calls["describe_instances"] <= 6 * minutes + 3
     assert world.aws.calls["list_objects"] <= 3 * minutes + 3
-    assert world.aws.calls["get_object"] <= len(world.aws.objects) + 2 * 4
+    assert world.aws.calls["download"] <= len(world.aws.objects) + 2 * 4
+
+
+def test_a_jobs_output_changes_no_other_run(world: World) -> None:
+    (victim,) = world.submit()
+    folder = world.home / "runs" / victim.id
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def forge(node: FakeNode) -> None:
+        node.train()
+        for name in ("log.txt", "rank-00000-attempt-7.jsonl"):
+            forged = f"node-0/{victim.id}/{name}.{0:012d}"
+            world.clock.at(70, lambda forged=forged: node.put(forged, b"forged"))  # type: ignore[misc]
+
+    world.aws.node = forge
+    first, second = world.submit(jobs=(job(), job()))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    # Both runs of the attempt brought theirs.
+    assert (first.state, second.state) == (RunState.COMPLETED, RunState.COMPLETED)
+    assert all((world.home / "runs" / run.id / "log.txt").exists() for run in (first, second))
+
+
+def test_what_is_too_large_to_bring_is_told_once(world: World) -> None:
+    def leave(node: FakeNode) -> None:
+        node.train(seconds_per_run=200)
+        report = b" " * (MAX_REPORT_BYTES + 1)
+        world.clock.at(70, lambda: node.put("node-0/status.json", report))
+
+    world.aws.node = leave
+    (run,) = world.submit()
+    told = [line for line in world.reports if "stays in the bucket" in line]
+    assert len(told) == 1 and "node-0/status.json has 1 MiB" in told[0]
+    # The last word that came later is one.
+    assert run.state is RunState.COMPLETED
 
 
 def test_a_full_disk_ends_no_machine(world: World) -> None:

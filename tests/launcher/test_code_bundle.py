@@ -101,13 +101,15 @@ def test_the_nodes_tar_unpacks_it(tmp_path: Path) -> None:
 
 
 def test_a_bundle_is_stored_once(aws_server: "MotoServer", tmp_path: Path) -> None:
+    from moto_server import backend
+
     bucket = aws_server.set_up_region("us-east-1").bucket
     assert bucket is not None
     bundle = bundle_here(tmp_path)
     stored = upload_bundle(Aws(), "us-east-1", bucket, "team/fastlaunch", bundle)
     assert stored.key == f"team/fastlaunch/code/{bundle.sha256}.tar.gz"
     assert (stored.sha256, stored.commit) == (bundle.sha256, "c0ffee")
-    data = Aws().get_object("us-east-1", bucket, stored.key)
+    data = backend("s3", "aws").get_object(bucket, stored.key).value
     assert data == bundle.data and gzip.decompress(data)
 
     assert upload_bundle(Aws(), "us-east-1", bucket, "team/fastlaunch", bundle) == stored

@@ -142,7 +142,10 @@ def test_what_a_machine_cost_is_stored_with_how_it_is_known(ledger: Ledger) -> N
     ledger.set_handle(attempt, {"id": "i-1"})
     ledger.set_machine(attempt, zone="us-east-1a", launched_at=NOON, usd_per_hour=55.04)
     (unfinished,) = ledger.unfinished_attempts("ec2")
-    assert (unfinished.state, unfinished.handle) == (RunState.RUNNING, {"id": "i-1"})
+    assert (unfinished.state, unfinished.handle) == (
+        RunState.RUNNING,
+        {"id": "i-1", "run_ids": ["run-a", "run-b"]},
+    )
     assert ledger.end_attempt(attempt, RunState.LOST, billed_seconds=90.5, billing="times", lived_s=91.0)
     assert not ledger.end_attempt(attempt, RunState.COMPLETED, billed_seconds=1)
     (found,) = ledger.attempts_of("run-b")
@@ -160,7 +163,10 @@ def test_a_handle_that_comes_late_does_not_bring_an_attempt_back(ledger: Ledger)
     ledger.set_handle(attempt, {"instance_id": "i-1"})
     ledger.explain_attempt(attempt, "something else")
     found = ledger.attempt(attempt)
-    assert (found.state, found.handle) == (RunState.CANCELLED, {"instance_id": "i-1"})
+    assert (found.state, found.handle) == (
+        RunState.CANCELLED,
+        {"instance_id": "i-1", "run_ids": ["run-a"]},
+    )
     assert found.reason == "fastlaunch cancel"
     assert ledger.unfinished_attempts("ec2") == []
 
@@ -409,21 +415,15 @@ def test_a_ledger_of_version_1_keeps_everything(path: Path) -> None:
     with Ledger(path) as ledger:
         assert ledger.get("run-a").state is RunState.COMPLETED
         (attempt,) = ledger.attempts_of("run-a")
-        assert (attempt.id, attempt.token, attempt.handle) == (7, "run-a-a1", {"pid": 5})
+        assert (attempt.id, attempt.token, attempt.handle) == (
+            *(7, "run-a-a1"),
+            {"pid": 5, "run_ids": ["run-a"]},
+        )
         assert (attempt.reason, attempt.instance, attempt.billing) == (None, None, Billing())
         assert ledger.plan_of(7) is None
         assert ledger.sites_of("sub-1") == []
 
 
-def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> None:
-    with Ledger(path) as ledger, Ledger(path) as other:
-        with ledger.transaction():
-            submission = ledger.add_submission("x")
-            add_run(ledger, submission, "run-a")
-            # Whoever reads meanwhile neither waits nor sees half of it.
-            assert other.select() == []
-        assert len(other.select()) == 1
-        with pytest.raises(KeyboardInterrupt), ledger.transaction():
 def test_the_ledger_is_the_users_alone(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "data" / "home")
     with open_ledger(settings) as ledger:
@@ -441,6 +441,15 @@ def test_the_ledger_is_the_users_alone(tmp_path: Path) -> None:
         assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600, 0o600, 0o600]
 
 
+def test_what_is_written_in_a_transaction_is_written_together(path: Path) -> None:
+    with Ledger(path) as ledger, Ledger(path) as other:
+        with ledger.transaction():
+            submission = ledger.add_submission("x")
+            add_run(ledger, submission, "run-a")
+            # Whoever reads meanwhile neither waits nor sees half of it.
+            assert other.select() == []
+        assert len(other.select()) == 1
+        with pytest.raises(KeyboardInterrupt), ledger.transaction():
             add_run(ledger, submission, "run-b")
             raise KeyboardInterrupt
         assert len(other.select()) == 1

@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.core.errors import UserError
+from fastlaunch_train.node.protocol import MAX_SEGMENT_BYTES
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
 TOKEN = f"{RUN}-a1"
@@ -18,26 +21,47 @@ OUTPUT = f"s3://bucket/fastlaunch/runs/{RUN}/attempt-1"
 
 
 class Bucket:
-    """Objects by their name under the attempt's output; `got`: what was downloaded, in order."""
+    """Objects by their name under the attempt's output; `got`: what was downloaded, in order.
+
+    sizes: what the list says of objects that are another size.
+    """
 
     def __init__(self, **objects: bytes) -> None:
         self.objects = dict(objects)
+        self.sizes: dict[str, int] = {}
         self.got: list[str] = []
 
-    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
+    def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
         name = key.partition("/attempt-1/")[2] or key.partition("/attempt-2/")[2]
         self.got.append(name)
-        return self.objects.get(name)
+        file.write(self.objects.get(name, b"")[:max_bytes])
+        return name in self.objects
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         assert bucket == "bucket" and prefix.endswith("/")
-        found = [StoredObject(key=prefix + name, size=len(body)) for name, body in self.objects.items()]
+        sizes = {name: len(body) for name, body in self.objects.items()} | self.sizes
+        found = [StoredObject(key=prefix + name, size=size) for name, size in sizes.items()]
         return sorted(found, key=lambda one: one.key)
 
 
-def sync(bucket: Bucket, home: Path, *, token: str = TOKEN, num_nodes: int = 1) -> s3_sync.SyncResult:
+def sync(
+    bucket: Bucket,
+    home: Path,
+    *,
+    token: str = TOKEN,
+    run_ids: tuple[str, ...] = (),
+    num_nodes: int = 1,
+) -> s3_sync.SyncResult:
     output = OUTPUT.replace("attempt-1", f"attempt-{token[-1]}")
-    return s3_sync.sync(bucket, home, region="us-east-1", output=output, token=token, num_nodes=num_nodes)
+    return s3_sync.sync(
+        bucket,
+        home,
+        region="us-east-1",
+        output=output,
+        token=token,
+        run_ids=run_ids,
+        num_nodes=num_nodes,
+    )
 
 
 def segments(body: bytes, cuts: list[int], name: str) -> dict[str, bytes]:
@@ -59,7 +83,7 @@ def test_segments_become_files_in_the_folders_of_their_runs(tmp_path: Path) -> N
         bucket.objects |= segments(b"printed", [], f"node-0/{run_id}/log.txt")
     bucket.objects |= segments(b"node", [], "node-0/log.txt")
     bucket.objects["boot.json"] = json.dumps({"token": TOKEN, "zone": "us-east-1a"}).encode()
-    synced = sync(bucket, tmp_path)
+    synced = sync(bucket, tmp_path, run_ids=(RUN, OTHER))
     assert synced.boot == {"token": TOKEN, "zone": "us-east-1a"}
     assert synced.status is None and not synced.is_complete
     for run_id in (RUN, OTHER):
@@ -68,7 +92,7 @@ def test_segments_become_files_in_the_folders_of_their_runs(tmp_path: Path) -> N
         assert (folder / "log.txt").read_bytes() == b"printed"
     assert (tmp_path / "runs" / RUN / "node-a1.log").read_bytes() == b"node"
     bucket.objects["node-0/status.json"] = json.dumps({"token": TOKEN, "outcome": "completed"}).encode()
-    synced = sync(bucket, tmp_path)
+    synced = sync(bucket, tmp_path, run_ids=(RUN, OTHER))
     assert synced.is_complete and synced.status == {"token": TOKEN, "outcome": "completed"}
     assert s3_sync.kept(tmp_path, TOKEN).status == synced.status
 
@@ -242,6 +266,9 @@ def test_an_attempt_whose_log_is_empty_does_not_take_the_next_ones(tmp_path: Pat
         f"node-0/{RUN}/log.txt.5",
         f"node-0/.hidden/log.txt.{0:012d}",
         f"node-0/rank-00000-attempt-1.jsonl.{0:012d}",
+        # Of a run that is not the attempt's.
+        f"node-0/{OTHER}/rank-00003-attempt-1.jsonl.{0:012d}",
+        f"node-0/{OTHER}/log.txt.{0:012d}",
         "abort",
     ],
 )
@@ -250,6 +277,88 @@ def test_nothing_else_is_written(tmp_path: Path, name: str) -> None:
     sync(bucket, tmp_path)
     assert bucket.got == []
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+#: What a key may be made of by someone who wants to write elsewhere.
+PIECES = st.sampled_from(
+    [
+        *("node-0", "node-1", "node-00", RUN, OTHER, "..", ".", "", "~", "/", "log.txt", "status.json"),
+        *("rank-00003-attempt-1.jsonl", "ledger.sqlite", ".sync-lock", ".log-starts.json", "\0", "\n"),
+        *("٣", f"{0:012d}", f"{1:012d}", "-a1.log", "nccl-node-0.txt", "log-node-1.txt", "boot.json"),
+    ]
+)
+
+
+@given(
+    names=st.lists(
+        st.builds(
+            lambda pieces, separator, is_segment: separator.join(pieces) + f".{0:012d}" * is_segment,
+            st.lists(PIECES, min_size=1, max_size=5),
+            st.sampled_from(["/", "/", "."]),
+            st.booleans(),
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_keys_are_called_only_the_runs_own_files_are_written(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    base = tmp_path_factory.mktemp("base")
+    sync(Bucket(**dict.fromkeys(names, b"x")), base / "home", num_nodes=2)
+    written = [path for path in base.rglob("*") if not path.is_dir()]
+    assert {path.parent for path in written} <= {base / "home" / "runs" / RUN}
+    reports = {f"{what}{node}-a1.json" for what in ("boot", "status") for node in ("", "-node-1")}
+    logs = {"log.txt", "log-node-1.txt", "node-a1.log", "node-1-a1.log", "log-node-3.txt", "node-3-a1.log"}
+    kept = {f".{Path(name).stem}-starts.json" for name in logs} | {".sync-lock"}
+    records = {"rank-00003-attempt-1.jsonl", "nccl-node-0.txt", ".nccl-node-0-starts.json"}
+    assert {path.name for path in written} <= reports | logs | kept | records
+
+
+def test_what_is_larger_than_nodes_write_stays_in_the_bucket(tmp_path: Path) -> None:
+    bucket = Bucket(**segments(b"abcdef", [2, 4], RECORD), **segments(b"log", [], f"node-0/{RUN}/log.txt"))
+    bucket.objects |= {"boot.json": said(), "node-0/status.json": said(outcome="completed")}
+    whole = dict(bucket.objects)
+    large = f"{RECORD}.{2:012d}"
+    bucket.sizes[large] = MAX_SEGMENT_BYTES + 1
+    synced = sync(bucket, tmp_path)
+    assert large not in bucket.got and not synced.is_complete
+    folder = tmp_path / "runs" / RUN
+    assert (folder / "rank-00003-attempt-1.jsonl").read_bytes() == b"ab"
+    # All else is here.
+    assert synced.status and (folder / "log.txt").read_bytes() == b"log"
+    assert synced.left_out is not None and f"{OUTPUT}/{large} has 64 MiB" in synced.left_out.message
+    assert "aws s3 cp" in (synced.left_out.hint or "")
+    # Nothing is lost: once it is what a node writes, it is brought.
+    bucket.objects, bucket.sizes = whole, {}
+    synced = sync(bucket, tmp_path)
+    assert synced.is_complete and synced.left_out is None
+    assert (folder / "rank-00003-attempt-1.jsonl").read_bytes() == b"abcdef"
+
+
+@pytest.mark.parametrize("name", ["boot.json", "node-0/status.json"])
+def test_a_report_that_is_too_large_is_not_read(tmp_path: Path, name: str) -> None:
+    bucket = Bucket(**{"boot.json": said(), "node-0/status.json": said(outcome="completed")})
+    bucket.objects[name] = said(padding="x" * s3_sync.MAX_REPORT_BYTES)
+    synced = sync(bucket, tmp_path)
+    assert name not in bucket.got and synced.left_out is not None and not synced.is_complete
+    assert synced.num_booted == (name != "boot.json") and bool(synced.status) == (name == "boot.json")
+
+
+def test_no_more_is_downloaded_than_the_list_says(tmp_path: Path) -> None:
+    bucket = Bucket(**{f"{RECORD}.{0:012d}": b"abc and much more"})
+    bucket.sizes[f"{RECORD}.{0:012d}"] = 3
+    sync(bucket, tmp_path)
+    assert (tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl").read_bytes() == b"abc"
+
+
+def test_what_is_brought_is_the_users_alone(tmp_path: Path) -> None:
+    bucket = Bucket(**segments(b"abc", [], RECORD), **segments(b"log", [], f"node-0/{RUN}/log.txt"))
+    bucket.objects["boot.json"] = said()
+    sync(bucket, tmp_path / "home")
+    paths = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert len(modes) > 5
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in paths}
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"token": "another-a1"}'])

@@ -1,11 +1,15 @@
 """Objects in S3."""
 
-from typing import Any
+import io
+from contextlib import closing
+from typing import Any, BinaryIO
 
 from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+
+_CHUNK_BYTES = 2**20
 
 
 class S3Calls(AwsSession):
@@ -42,28 +46,40 @@ class S3Calls(AwsSession):
             if error.code != "PreconditionFailed" or not only_new:
                 raise
             # An earlier try without an answer may have stored the very object that is now in the way.
-            return tries > 1 and self.get_object(region, bucket, key) == body
+            stored = io.BytesIO()
+            is_there = tries > 1 and self.download(region, bucket, key, stored, max_bytes=len(body) + 1)
+            return is_there and stored.getvalue() == body
         return True
 
-    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
-        """Return the object, None if there is none."""
+    def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
+        """Write the object, or its first `max_bytes`, to an empty file; return False if there is none.
+
+        Raises OSError where the file cannot be written.
+        """
         api_call = ApiCall(service="s3", action="GetObject", region=region, subject=f"{bucket}/{key}")
 
-        def get(client: Any) -> bytes:
-            body: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-            return body
+        def get(client: Any) -> None:
+            with closing(client.get_object(Bucket=bucket, Key=key)["Body"]) as body:
+                # What a try before this one has written.
+                file.seek(0)
+                file.truncate()
+                room = max_bytes
+                while room >= 0 and (chunk := body.read(_CHUNK_BYTES)):
+                    file.write(chunk[:room])
+                    room -= len(chunk)
 
         try:
-            return self._retry(api_call, get)
+            self._retry(api_call, get)
         except BadConfiguration as error:
             if error.code in ("NoSuchKey", "404"):
-                return None
+                return False
             raise
         except NotAuthorised as error:
             # Without the right to list, S3 answers "denied" for what does not exist.
             if error.code in ("AccessDenied", "403"):
-                return None
+                return False
             raise
+        return True
 
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         """Return all objects under the prefix, sorted by key; all pages."""

@@ -110,7 +110,7 @@ class CloudBackend(ABC):
 
     An attempt is one request, which starts machines that do its runs together. All handles have `region`,
     `token`, `output` (URI of what the attempt uploads), `num_nodes` and `launched_at` (ISO 8601, the time of
-    the request until AWS gives its own).
+    the request until AWS gives its own). Those that the ledger gives also have `run_ids`, the attempt's runs.
     """
 
     name: ClassVar[str]
@@ -213,14 +213,14 @@ class CloudBackend(ABC):
             region=handle["region"],
             output=handle["output"],
             token=handle["token"],
+            run_ids=handle.get("run_ids", ()),
             num_nodes=handle.get("num_nodes", 1),
         )
 
     def console_log(self, handle: Mapping[str, Any]) -> Path:
         """Return a file with what machines that never spoke printed, kept beside the first run's records."""
         path = s3_sync.console_path(self.home, handle["token"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self._console_text(handle), encoding="utf-8")
+        s3_sync.write_whole(path, self._console_text(handle).encode())
         return path
 
     @abstractmethod

@@ -4,28 +4,46 @@ A node uploads immutable segments, each named by the byte at which it starts; jo
 file. A segment is appended only where the file ends, so nothing is ever rewritten, a gap waits, and what was
 cut short is completed the next time. Any number of processes may do this at once.
 
+The job itself may have written anything to the bucket. So a file is written only to the folders of the
+attempt's own runs, under a name that nodes use, and nothing is brought that is larger than what nodes write.
+
 Nodes report their boot and their end in small objects beside the segments, which `node/protocol.py` of the
 training half names.
 """
 
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.node_report import merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch_train.node.protocol import LOG, OUTPUT, RUN_ID, SEGMENT, boot_name, status_name
+from fastlaunch.core.home import make_folder, private
+from fastlaunch_train.node.protocol import (
+    LOG,
+    MAX_SEGMENT_BYTES,
+    OUTPUT,
+    RUN_ID,
+    SEGMENT,
+    boot_name,
+    status_name,
+)
 
 _NODE = re.compile(r"node-(\d+)")
 _TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
+#: A report of thousands of runs has fewer.
+MAX_REPORT_BYTES = 2**20
 #: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.
 _FOLLOWING = re.compile(r"(log|log-node-\d+|nccl-node-\d+)\.txt")
 _STARTS = ".{}-starts.json"
@@ -34,7 +52,7 @@ _STARTS = ".{}-starts.json"
 class Store(Protocol):
     """The calls of `Aws` that this takes."""
 
-    def get_object(self, region: str, bucket: str, key: str) -> bytes | None: ...
+    def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool: ...
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
 
 
@@ -54,41 +72,57 @@ class SyncResult:
     num_booted: int = 0
     # The reports that are here, by node.
     statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    # What was left in the bucket because it is larger than what nodes write, in words.
+    left_out: UserError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    key: str
     offset: int
-    size: int
+    stored: StoredObject
 
 
-def sync(store: Store, home: Path, *, region: str, output: str, token: str, num_nodes: int = 1) -> SyncResult:
+def sync(
+    store: Store,
+    home: Path,
+    *,
+    region: str,
+    output: str,
+    token: str,
+    run_ids: Collection[str] = (),
+    num_nodes: int = 1,
+) -> SyncResult:
     """Bring what is new under `output` (`s3://bucket/key`) into the folders of `home`.
 
-    Records, tracebacks and logs go to their run's folder, the nodes' own files, suffixed `-a<n>`, to the
-    first's. Raises CloudRefused's kinds, and UserError where the disk refuses.
+    run_ids: of the attempt's runs, without the first, which the token names, or with it. Records, tracebacks
+    and logs go to the folders of these; the nodes' own files, suffixed `-a<n>`, to the first's. Raises
+    CloudRefused's kinds, and UserError where the disk refuses.
     """
     bucket, prefix = split_uri(output)
     objects = {
         found.key[len(prefix) + 1 :]: found for found in store.list_objects(region, bucket, prefix + "/")
     }
-    complete, files = True, _by_file(objects, home, token)
-    for path, segments in files.items():
-        complete &= _join(
-            store, region, bucket, path, sorted(segments, key=lambda segment: segment.offset), token
-        )
+    files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
+    missing = [_join(store, region, bucket, path, segments, token) for path, segments in files.items()]
+    too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
     for node in range(num_nodes):
         boot, status = boot_name(node), status_name(node)
         has_ended = status in objects
         for name, path in ((boot, boot_path(home, token, node)), (status, status_path(home, token, node))):
             # Once it has ended both are asked for again: a job that is restarted by itself says both anew.
             if name in objects and (has_ended or not path.exists()):
-                body = store.get_object(region, bucket, objects[name].key)
-                if body is not None:
-                    _write_whole(path, body)
+                body = io.BytesIO()
+                if objects[name].size > MAX_REPORT_BYTES:
+                    too_large.append(objects[name])
+                elif store.download(region, bucket, objects[name].key, body, max_bytes=MAX_REPORT_BYTES):
+                    write_whole(path, body.getvalue())
     here = kept(home, token, num_nodes=num_nodes)
-    return replace(here, is_complete=complete and here.status is not None, files=tuple(sorted(files)))
+    return replace(
+        here,
+        is_complete=not any(missing) and not too_large and here.status is not None,
+        files=tuple(sorted(files)),
+        left_out=_left_out(bucket, too_large) if too_large else None,
+    )
 
 
 def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
@@ -160,56 +194,70 @@ def _is_before(status: Mapping[str, Any], boot: Mapping[str, Any] | None) -> boo
 
 
 def _own(home: Path, token: str, name: str, suffix: str) -> Path:
+    run_id, n = _parts(token)
+    return run_folder(home, run_id) / f"{name}-a{n}{suffix}"
+
+
+def _parts(token: str) -> tuple[str, str]:
+    """Return the id of the attempt's first run and the attempt's number."""
     parts = _TOKEN.fullmatch(token)
     assert parts is not None, token
-    return run_folder(home, parts["run"]) / f"{name}-a{parts['n']}{suffix}"
+    return parts["run"], parts["n"]
 
 
-def _by_file(objects: Mapping[str, StoredObject], home: Path, token: str) -> dict[Path, list[_Segment]]:
-    """Return the segments by the local file that they are parts of; anything else is ignored."""
+def _by_file(
+    objects: Mapping[str, StoredObject], home: Path, token: str, run_ids: Set[str]
+) -> dict[Path, list[_Segment]]:
+    """Return the segments, in order, by the local file that they are parts of; anything else is ignored."""
     files: dict[Path, list[_Segment]] = {}
     for name, stored in objects.items():
         found = SEGMENT.fullmatch(name)
-        path = _local_path(found["name"], home, token) if found else None
+        path = _local_path(found["name"], home, token, run_ids) if found else None
         if found and path:
-            segment = _Segment(key=stored.key, offset=int(found["offset"]), size=stored.size)
-            files.setdefault(path, []).append(segment)
+            files.setdefault(path, []).append(_Segment(offset=int(found["offset"]), stored=stored))
+    for segments in files.values():
+        segments.sort(key=lambda segment: segment.offset)
     return files
 
 
-def _local_path(name: str, home: Path, token: str) -> Path | None:
+def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | None:
     """Return where a file lies here that a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
-    folder, *run_ids, file = name.split("/")
+    folder, *middle, file = name.split("/") if "/" in name else ("", name)
     node = _NODE.fullmatch(folder)
-    if node is None or len(run_ids) > 1 or not all(map(RUN_ID.fullmatch, run_ids)):
+    if node is None or len(middle) > 1 or not set(middle) <= run_ids:
         return None
-    if not run_ids:
+    if not middle:
         return node_log_path(home, token, int(node[1])) if file == LOG else None
     if file == LOG:
         file = LOG if int(node[1]) == 0 else f"log-node-{int(node[1])}.txt"
     elif OUTPUT.fullmatch(file) is None:
         return None
-    return run_folder(home, run_ids[0]) / file
+    return run_folder(home, middle[0]) / file
 
 
-def _join(store: Store, region: str, bucket: str, path: Path, segments: list[_Segment], token: str) -> bool:
-    """Append the segments that follow what is there; return whether all of them are there now."""
+def _join(
+    store: Store, region: str, bucket: str, path: Path, segments: Sequence[_Segment], token: str
+) -> _Segment | None:
+    """Append the segments that follow what is there; return the first that is not there now, if any."""
     for segment in segments:
         with _locked(path.parent):
             start = _log_start(path, token)
             if start is None:
-                return True
+                return None
             size = _size(path) - start
-        if segment.offset + segment.size <= size:
+        stored = segment.stored
+        if segment.offset + stored.size <= size:
             continue
-        body = store.get_object(region, bucket, segment.key) if segment.offset <= size else None
-        if body is None:
-            return False
-        with _locked(path.parent), path.open("ab") as file:
-            # Looked up again: another process may have appended it meanwhile.
-            size = _size(path) - start
-            file.write(body[max(0, size - segment.offset) :])
-    return True
+        if segment.offset > size or stored.size > MAX_SEGMENT_BYTES:
+            return segment
+        with _writing(path.parent), tempfile.TemporaryFile(dir=path.parent) as body:
+            if not store.download(region, bucket, stored.key, body, max_bytes=stored.size):
+                return segment
+            with _locked(path.parent), open(path, "ab", opener=private) as file:
+                # Looked up again: another process may have appended it meanwhile.
+                body.seek(max(0, _size(path) - start - segment.offset))
+                shutil.copyfileobj(body, file)
+    return None
 
 
 def _log_start(path: Path, token: str) -> int | None:
@@ -226,7 +274,7 @@ def _log_start(path: Path, token: str) -> int | None:
         starts = {}
     if token not in starts:
         starts[token] = _size(path)
-        _write_whole(kept_at, json.dumps(starts).encode())
+        write_whole(kept_at, json.dumps(starts).encode())
     return starts[token] if list(starts)[-1] == token else None
 
 
@@ -239,32 +287,44 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder against other processes. Raises UserError for what the disk refuses."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    """Hold the folder, made if need be, against other processes. Raises UserError as `_writing` does."""
+    with _writing(folder):
+        make_folder(folder)
         descriptor = locks.take(folder / _LOCK)
         try:
             yield
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
 
 
-def _write_whole(path: Path, body: bytes) -> None:
-    """Write a file whole or not at all."""
+def write_whole(path: Path, body: bytes) -> None:
+    """Write a file of the home whole or not at all. Raises UserError for what the disk refuses."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(body)
+    with _writing(path.parent):
+        make_folder(path.parent)
+        with open(partial, "wb", opener=private) as file:
+            file.write(body)
         partial.replace(path)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise UserError for what the disk refuses."""
+    try:
+        yield
     except OSError as error:
-        raise _unwritable(path.parent, error) from None
+        raise UserError(
+            f"{folder} cannot be written: {error.strerror}",
+            "free some space, or set FASTLAUNCH_HOME to a folder that can be written; what the runs uploaded "
+            "stays in the bucket, and `fastlaunch collect` brings it",
+        ) from None
 
 
-def _unwritable(folder: Path, error: OSError) -> UserError:
+def _left_out(bucket: str, too_large: Sequence[StoredObject]) -> UserError:
+    first = too_large[0]
+    more = f", and {len(too_large) - 1} more" if len(too_large) > 1 else ""
+    uri = f"s3://{bucket}/{first.key}"
     return UserError(
-        f"{folder} cannot be written: {error.strerror}",
-        "free some space, or set FASTLAUNCH_HOME to a folder that can be written; what the runs uploaded "
-        "stays in the bucket, and `fastlaunch collect` brings it",
+        f"{uri} has {first.size / 2**20:,.0f} MiB{more}: larger than nodes write, so it stays in the bucket",
+        f"if you know what it is: aws s3 cp {shlex.quote(uri)} .",
     )

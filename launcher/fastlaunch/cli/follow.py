@@ -215,14 +215,17 @@ def fetch_output(context: AppContext, attempts: Iterable["Attempt"]) -> dict[str
         if attempt.region is None or attempt.output is None:
             continue
         try:
-            s3_sync.sync(
+            synced = s3_sync.sync(
                 context.aws,
                 context.settings.home,
                 region=attempt.region,
                 output=attempt.output,
                 token=attempt.token,
+                run_ids=attempt.run_ids,
                 num_nodes=attempt.num_nodes,
             )
+            if synced.left_out:
+                refused[attempt.token] = synced.left_out
         except UserError as error:
             refused[attempt.token] = error
     return refused

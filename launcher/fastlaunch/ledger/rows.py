@@ -137,7 +137,7 @@ class Attempt:
     reason: str | None = None
     started_at: str
     ended_at: str | None
-    #: Finds the job again; None until the request was answered.
+    #: Finds the job again, and has `run_ids`; None until the request was answered.
     handle: dict[str, Any] | None
     #: The machines, what each may take, and where they upload to; None on this machine.
     instance: str | None = None
@@ -196,7 +196,9 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
                 columns[name] = json.loads(columns[name]) if columns[name] else None
             columns["absences"] = tuple(json.loads(columns["absences"] or "[]"))
             columns["state"] = RunState(columns["state"])
-        except ValueError as error:
+            if columns["handle"] is not None:
+                columns["handle"]["run_ids"] = members[columns["id"]]
+        except (ValueError, TypeError) as error:
             raise damaged(file.path, f"attempt {columns['token']}: {error}") from None
         attempts.append(Attempt(**columns, billing=billing, run_ids=tuple(members[columns["id"]])))
     return attempts

@@ -156,8 +156,10 @@ class AttemptMonitor:
         if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
             return
         try:
-            self._synced = self.backend.sync(self._handle)
+            before, self._synced = self._synced, self.backend.sync(self._handle)
             self._synced_at = now
+            if self._synced.left_out and not before.left_out:
+                self.report(self._synced.left_out.message)
             if self._unseen_since is None:
                 self._warnings.clear()
         except UserError as error:

@@ -176,6 +176,7 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
         "launched_at": attempt.started_at,
         "num_nodes": attempt.num_nodes,
         "instance_ids": [],
+        "run_ids": list(attempt.run_ids),
     }
     try:
         synced = backend.sync(handle)

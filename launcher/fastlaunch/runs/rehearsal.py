@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
@@ -96,19 +96,22 @@ class FolderStore:
         for folder in self._folders():
             for path in sorted((folder / prefix).rglob("*")):
                 key = str(path.relative_to(folder))
-                # What a run prints is in this job's own log already, by way of docker compose.
-                if path.is_file() and not _PRINTED.search(key):
+                # What a run prints is in this job's own log already, by way of docker compose. A link may
+                # lead out of the container's folder.
+                if path.is_file() and not path.is_symlink() and not _PRINTED.search(key):
                     objects[key] = StoredObject(key=key, size=path.stat().st_size)
         return list(objects.values())
 
-    def get_object(self, region: str, bucket: str, key: str) -> bytes | None:
-        """Return the bytes of a file; None if it is not there."""
+    def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
+        """Copy the first `max_bytes` of a file; return False if it is not there."""
         for folder in self._folders():
             try:
-                return (folder / key).read_bytes()
+                with (folder / key).open("rb") as source:
+                    file.write(source.read(max_bytes))
+                return True
             except FileNotFoundError:
                 continue
-        return None
+        return False
 
     def _folders(self) -> list[Path]:
         # The SDK moves them all into `artifacts` at the end.

@@ -57,6 +57,7 @@ RECORD = re.compile(_RECORD)
 OUTPUT = re.compile(_OUTPUT)
 CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
+MAX_SEGMENT_BYTES = 64 * 2**20
 
 #: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
 _ECHO = re.compile(

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fastlaunch_train.node.commands import Clock
-from fastlaunch_train.node.protocol import CHECKPOINT, LOG, OUTPUT, segment_name
+from fastlaunch_train.node.protocol import CHECKPOINT, LOG, MAX_SEGMENT_BYTES, OUTPUT, segment_name
 
-_MAX_BYTES = 64 * 2**20
 #: How often all is sent once more at the end, of files that grow meanwhile.
 _MAX_LAST_ROUNDS = 20
 
@@ -72,7 +71,7 @@ class Segments:
         at = self._cut.get(name, 0)
         with file.open("rb") as source:
             source.seek(at)
-            data = source.read(_MAX_BYTES)
+            data = source.read(MAX_SEGMENT_BYTES)
         if not data:
             return False
         if name not in self._starts:
