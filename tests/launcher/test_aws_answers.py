@@ -1,11 +1,15 @@
 """What `Aws` makes of answers that the AWS of the tests does not give; questions fit botocore's model."""
 
+import io
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
+from botocore.response import StreamingBody
 from botocore.stub import ANY
 from stubbed_aws import StubbedAws
+from urllib3.exceptions import ProtocolError
 
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
@@ -201,3 +205,34 @@ def test_the_accounts_quotas_stand_over_the_defaults_on_all_pages(stubbed_aws: S
     found = stubbed_aws.aws.quotas_by_name(REGION, "sagemaker")
     assert (found["p5"].value, found["p5"].is_default) == (4.0, False)
     assert (found["p4d"].value, found["p4d"].is_default) == (0.0, True)
+
+
+class Answer:
+    """A body that comes in these pieces, and may break off."""
+
+    def __init__(self, *pieces: bytes | Exception, then: bytes = b"") -> None:
+        self._pieces = chain(pieces, repeat(then))
+
+    def read(self, num_bytes: int) -> bytes:
+        piece = next(self._pieces)
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def close(self) -> None: ...
+
+
+def test_a_download_that_breaks_off_begins_anew(stubbed_aws: StubbedAws) -> None:
+    for body in (Answer(b"ab", ProtocolError("reset")), Answer(b"a", b"bcd")):
+        stubbed_aws.stub("s3").add_response("get_object", {"Body": StreamingBody(body, 4)})
+    file = io.BytesIO()
+    assert stubbed_aws.aws.download(REGION, "b", "k", file, max_bytes=10)
+    assert file.getvalue() == b"abcd"
+
+
+def test_a_download_that_does_not_end_is_ended(stubbed_aws: StubbedAws) -> None:
+    body = StreamingBody(Answer(then=b"x" * 2**10), None)
+    stubbed_aws.stub("s3").add_response("get_object", {"Body": body})
+    file = io.BytesIO()
+    assert stubbed_aws.aws.download(REGION, "b", "k", file, max_bytes=10_000)
+    assert file.getvalue() == b"x" * 10_000
