@@ -1,5 +1,7 @@
 """A submission on EC2 while its machine lives: what hangs is ended, what fails for a while is waited out."""
 
+import json
+import math
 from datetime import timedelta
 
 import pytest
@@ -9,6 +11,7 @@ from fake_cloud import BOOT_S, START, FakeNode
 from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.runs.collect import collected
 
 
 def test_a_machine_that_never_boots_is_ended_and_its_console_kept(world: World) -> None:
@@ -118,6 +121,40 @@ def test_a_jobs_output_changes_no_other_run(world: World) -> None:
     # Both runs of the attempt brought theirs.
     assert (first.state, second.state) == (RunState.COMPLETED, RunState.COMPLETED)
     assert all((world.home / "runs" / run.id / "log.txt").exists() for run in (first, second))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"runs": [1]},
+        {"runs": {"a": 1}},
+        {"runs": [{}]},
+        {"runs": [{"run_id": ["x"], "state": "completed"}]},
+        {"runs": [{"run_id": "RUN", "started_s": "a", "ended_s": "b"}]},
+        {"outcome": "failed", "reason": "\ud800"},
+        {"outcome": "failed", "reason": [1]},
+        {"boot_s": "x"},
+        {"boot_s": 1.0, "pull_s": math.nan},
+        {"uptime_s": math.inf},
+        "[" * 200_000,
+    ],
+    ids=lambda forged: str(forged)[:30],
+)
+def test_a_last_word_that_no_node_writes_is_none(world: World, forged: dict[str, object] | str) -> None:
+    def forge(node: FakeNode) -> None:
+        node.train(upto=1)
+        said = {"token": node.token, "outcome": "completed", "uptime_s": 200.0}
+        text = forged if isinstance(forged, str) else json.dumps({**said, **forged})
+        body = text.replace("RUN", node.run_ids()[0]).encode()
+        world.clock.at(200, lambda: node.put("node-0/status.json", body))
+        world.clock.at(210, node.turn_off)
+
+    world.aws.node = forge
+    (run,) = world.submit()
+    # Its record tells.
+    assert run.state is RunState.COMPLETED and world.attempt(run).ended_at
+    (missing,) = collected(run, [world.attempt(run)], world.home).missing
+    assert "without a last word" in missing
 
 
 def test_what_is_too_large_to_bring_is_told_once(world: World) -> None:

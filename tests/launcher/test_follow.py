@@ -1,7 +1,9 @@
 """Following a record as it grows, and showing it."""
 
 import io
+import itertools
 import json
+import math
 import os
 import pty
 import re
@@ -9,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fake_records import write_run
 
 from fastlaunch.core.terminal import plain_output
@@ -60,6 +63,19 @@ def test_tail_survives_a_damaged_line(tmp_path: Path) -> None:
     path.write_bytes(b"".join([*lines[:2], b"\xff{broken\n", b'{"kind":"step"}\n', *lines[2:]]))
     progress = RecordTail(tmp_path).read()
     assert progress is not None and progress.step == 3
+
+
+@pytest.mark.parametrize("kind", ["header", "phase", "step", "block"])
+def test_whatever_a_job_records_is_passed_over_or_shown(tmp_path: Path, kind: str) -> None:
+    (path,) = write_run(tmp_path, steps=20)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    values: list[object] = [None, "x", "\ud800", [], {}, -1, 0, 10**400, 1e308, 5e-324, math.inf, math.nan]
+    keys = next(line for line in lines if line["kind"] == kind).keys()
+    for key, value in itertools.product(keys, values):
+        changed = [{**line, key: value} if line["kind"] == kind else line for line in lines]
+        path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in [*changed, value]))
+        progress = RecordTail(tmp_path).read()
+        assert progress is None or describe(progress)
 
 
 def test_tail_goes_on_in_a_newer_record(tmp_path: Path) -> None:

@@ -424,6 +424,11 @@ def test_a_ledger_of_version_1_keeps_everything(path: Path) -> None:
         assert ledger.sites_of("sub-1") == []
 
 
+def test_half_a_character_is_stored_as_far_as_it_can_be(ledger: Ledger) -> None:
+    ledger.set_state("run-a", RunState.FAILED, "loss \ud83d is \u03c0")
+    assert ledger.get("run-a").reason == "loss ? is \u03c0"
+
+
 def test_the_ledger_is_the_users_alone(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "data" / "home")
     with open_ledger(settings) as ledger:

@@ -36,6 +36,10 @@ _WORDS = {
 _CONTAINER = re.compile(r"container: exit code (\d+)")
 _CHECKPOINT = re.compile(r"checkpoint of (\S+)")
 
+#: What is read of a report and of each of its runs, by type; any of it may be missing.
+_TEXTS = ("outcome", "reason", "booted_at", "billed_until", "instance_id", "zone", "lifecycle", "state")
+_SECONDS = ("boot_s", "pull_s", "uptime_s", "started_s", "ended_s")
+
 #: Exit codes of training that was asked to stop, on this node or another: 128 and a signal, or its own.
 _STOPPED_CODES = (130, 143)
 
@@ -149,6 +153,19 @@ def _state(entry: Mapping[str, Any]) -> str:
 def _entries(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the runs that a node reports."""
     return status.get("runs") or []
+
+
+def is_sound(report: Mapping[str, Any]) -> bool:
+    """Return whether what is read of the report is of the types that nodes write; a job may write others."""
+    runs = report.get("runs") or []
+    return isinstance(runs, list) and all(
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str | None) for name in _TEXTS)
+        and all(isinstance(entry.get(name), int | float | None) for name in _SECONDS)
+        and isinstance(entry.get("exit_code"), int | None)
+        and (entry is report or isinstance(entry.get("run_id"), str))
+        for entry in (report, *runs)
+    )
 
 
 def time_of(status: Mapping[str, Any] | None, name: str) -> datetime | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from fastlaunch.aws.types import StoredObject
-from fastlaunch.backends.node_report import merged, time_of
+from fastlaunch.backends.node_report import is_sound, merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private
@@ -182,9 +182,11 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
     """Return the node's report at `path`; None if there is none, or it is damaged or another attempt's."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        # Refuses numbers that are none, and text that cannot be stored.
+        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+    except (OSError, ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) and data.get("token") == token else None
+    return data if isinstance(data, dict) and data.get("token") == token and is_sound(data) else None
 
 
 def _is_before(status: Mapping[str, Any], boot: Mapping[str, Any] | None) -> bool:

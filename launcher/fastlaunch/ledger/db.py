@@ -242,7 +242,12 @@ class LedgerFile:
     def write(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Carry out a statement, within a transaction; return its cursor."""
         with self.transaction():
-            return self._database.execute(statement, values)
+            return self._database.execute(statement, list(map(_storable, values)))
+
+
+def _storable(value: Any) -> Any:
+    """Return the value without halves of characters, which JSON may hold and SQLite does not take."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def damaged(path: Path, problem: str) -> BadFile:

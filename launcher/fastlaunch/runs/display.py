@@ -1,6 +1,7 @@
 """Shows how far a run is: reads its record file as it grows, and draws a bar or prints lines."""
 
 import json
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,6 +16,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch_train.records.records import KINDS, header_problem, line_problem
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -85,31 +87,36 @@ class RecordTail:
     def _take(self, line: bytes) -> None:
         try:
             data = json.loads(line)
-            kind = data["kind"]
-            if kind == "header":
-                self._header = data
-            elif kind == "step":
-                self._steps = data
-                self._num_samples += data["num_samples"]
-            elif kind == "phase":
-                detail = f": {data['detail']}" if data["detail"] else ""
-                self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
-            elif kind == "block":
-                num_steps = data["last_step"] - data["first_step"] + 1
-                self._blocks.append((num_steps, self._num_samples, data["wall_s"]))
-                self._num_samples = 0
-        except (ValueError, KeyError, TypeError):
-            # Collecting the run will report a damaged line; following goes on.
+            kind = data.pop("kind")
+            data.pop("crc", None)
+            problem = header_problem(data) if kind == "header" else line_problem(KINDS[kind], data)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            problem = "no line of a record"
+        if problem:
+            # Collecting the run will report it; following goes on.
             return
+        if kind == "header":
+            self._header = data
+        elif kind == "step":
+            self._steps = data
+            self._num_samples += data["num_samples"]
+        elif kind == "phase":
+            detail = f": {data['detail']}" if data["detail"] else ""
+            self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
+        elif kind == "block":
+            num_steps = data["last_step"] - data["first_step"] + 1
+            self._blocks.append((num_steps, self._num_samples, data["wall_s"]))
+            self._num_samples = 0
 
     def _progress(self) -> Progress:
         step = self._steps.get("step", 0)
         num_steps = self._header["steps"]
         wall_s = sum(wall for _, _, wall in self._blocks)
+        num_timed = sum(n for n, _, _ in self._blocks)
         rate = left = None
-        if wall_s > 0:
+        if num_timed > 0 and math.isfinite(left_s := (num_steps - step) * wall_s / num_timed):
             rate = sum(n for _, n, _ in self._blocks) * self._header["world_size"] / wall_s
-            left = (num_steps - step) * wall_s / sum(n for n, _, _ in self._blocks)
+            left = left_s
         return Progress(
             step=step,
             num_steps=num_steps,
