@@ -8,6 +8,7 @@ import pytest
 from cloud_commands import aws, cloud
 from cloud_runs import BUCKET, add_rows, note_start, set_up, start_run
 
+from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
@@ -178,6 +179,18 @@ def test_logs_are_followed_until_the_run_ends(
     out, err = capsys.readouterr()
     assert out == "pulling the image\nstarting\nstep 1\ndone\n"
     assert err.endswith("next: fastlaunch compare\n")
+
+
+def test_collect_names_what_is_too_large_to_bring(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    run.upload("boot.json", b" " * (MAX_REPORT_BYTES + 1))
+    run.upload(f"node-0/{run.run_ids[0]}/log.txt.{0:012d}", b"step 1\n")
+    capsys.readouterr()
+    assert cloud("collect", "--output", "json") == 2
+    (report,) = json.loads(capsys.readouterr().out)["runs"]
+    assert "/boot.json has 1 MiB" in report["missing"][-1] and report["log"]
 
 
 def test_cancel_says_that_all_runs_of_the_machine_stop(

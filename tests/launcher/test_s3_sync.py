@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.core.errors import UserError
+from fastlaunch.runs.rehearsal import FolderStore
 from fastlaunch_train.node.protocol import MAX_SEGMENT_BYTES
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
@@ -312,6 +313,18 @@ def test_whatever_keys_are_called_only_the_runs_own_files_are_written(
     kept = {f".{Path(name).stem}-starts.json" for name in logs} | {".sync-lock"}
     records = {"rank-00003-attempt-1.jsonl", "nccl-node-0.txt", ".nccl-node-0-starts.json"}
     assert {path.name for path in written} <= reports | logs | kept | records
+
+
+def test_a_rehearsals_links_are_not_followed(tmp_path: Path) -> None:
+    store = FolderStore(root=tmp_path / "root")
+    folder = tmp_path / "root" / "algo-1" / "output" / "data" / "checkpoints" / TOKEN / "node-0" / RUN
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (folder / f"rank-00000-attempt-1.jsonl.{0:012d}").symlink_to(tmp_path / "secret")
+    (folder / f"rank-00001-attempt-1.jsonl.{0:012d}").write_text("record")
+    found = s3_sync.sync(store, tmp_path, region="", output=f"s3://rehearsal/{TOKEN}", token=TOKEN).files
+    assert [path.name for path in found] == ["rank-00001-attempt-1.jsonl"]
+    assert found[0].read_text() == "record"
 
 
 def test_what_is_larger_than_nodes_write_stays_in_the_bucket(tmp_path: Path) -> None:

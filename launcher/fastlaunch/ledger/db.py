@@ -127,9 +127,10 @@ class LedgerFile:
 
     def __init__(self, path: Path, *, migrations: tuple[tuple[str, ...], ...] = MIGRATIONS) -> None:
         self.path = path
-        # What SQLite puts beside the file gets its mode. SQLite says what is wrong if it cannot be made.
+        # What SQLite puts beside the file gets its mode. Never opened here if it exists: closing it would
+        # release the locks that SQLite holds in this process.
         with suppress(OSError):
-            os.close(private(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+            os.close(private(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         with _explained(path):
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             try:
