@@ -132,7 +132,7 @@ def test_show_has_everything(own: Path, capsys: pytest.CaptureFixture[str]) -> N
     data = json.loads(out)
     assert (data["id"], data["state"], data["price"], err) == (OWN, "completed", None, "")
     assert [event["state"] for event in data["history"]] == ["planned", "running", "completed"]
-    assert data["attempts"][0]["handle"] == {"pid": 5}
+    assert data["attempts"][0]["handle"]["pid"] == 5
     assert data["summary"]["recipe"] == "compile"
 
 

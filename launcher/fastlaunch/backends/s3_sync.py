@@ -15,7 +15,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
@@ -72,7 +71,7 @@ class SyncResult:
     num_booted: int = 0
     # The reports that are here, by node.
     statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    # What was left in the bucket because it is larger than what nodes write, in words.
+    # Says what stays in the bucket because it is larger than what nodes write.
     left_out: UserError | None = None
 
 
@@ -324,9 +323,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _left_out(bucket: str, too_large: Sequence[StoredObject]) -> UserError:
     first = too_large[0]
-    more = f", and {len(too_large) - 1} more" if len(too_large) > 1 else ""
-    uri = f"s3://{bucket}/{first.key}"
+    more = f" (and {len(too_large) - 1} more)" if len(too_large) > 1 else ""
     return UserError(
-        f"{uri} has {first.size / 2**20:,.0f} MiB{more}: larger than nodes write, so it stays in the bucket",
-        f"if you know what it is: aws s3 cp {shlex.quote(uri)} .",
+        f"s3://{bucket}/{first.key} has {first.size / 2**20:,.0f} MiB{more}, more than nodes write: "
+        "it stays in the bucket"
     )
