@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,21 @@ def test_an_export_warns_of_what_an_import_will_miss(
     assert out == f"Exported 2 runs to {tmp_path / 'out'}.\n"
     assert f"{OWN}: its record files are gone" in err and "never: it is cancelled" in err
     assert list(find_runs([tmp_path / "out"]).runs) == [OWN]
+
+
+def test_an_export_follows_the_umask(tmp_path: Path, own: Path) -> None:
+    # Whatever the home's files allow.
+    record_path(own, rank=0, attempt=1).chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        for name in ("x.tar.gz", "folder"):
+            assert run(["runs", "export", OWN, "--to", str(tmp_path / name)]) == 0
+    finally:
+        os.umask(before)
+    paths = list(tmp_path.rglob("*"))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert len(modes) == 5
+    assert modes == {path: 0o750 if path.is_dir() else 0o640 for path in paths}
 
 
 def test_an_export_overwrites_nothing(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
