@@ -98,6 +98,14 @@ def test_what_others_say_does_not_steer_the_terminal(
     assert json.loads(data) == {"reason": title}
 
 
+def test_a_closed_stdout_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["recipes"]) == 0
+    assert "bug" not in capsys.readouterr().err
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submti", "--local"]) == 2
     assert "did you mean submit" in capsys.readouterr().err

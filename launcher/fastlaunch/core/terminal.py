@@ -34,9 +34,9 @@ class PlainOutput:
         return getattr(self.stream, name)
 
 
-def plain_output(stream: TextIO) -> TextIO:
-    """Return the stream for what people read."""
-    return cast(TextIO, PlainOutput(stream))
+def plain_output(stream: TextIO | None) -> TextIO | None:
+    """Return the stream for what people read; None for one that is closed, as Python has it."""
+    return stream and cast(TextIO, PlainOutput(stream))
 
 
 def raw_output(stream: TextIO) -> TextIO:
