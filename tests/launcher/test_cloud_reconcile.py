@@ -367,7 +367,7 @@ def test_boto3_is_imported_only_while_something_is_under_way(isolated: Path) -> 
         run = world.add()
     # Without credentials the rows stay as they are.
     listed = list_runs()
-    assert "warning: 1 attempts in us-east-1 are shown as they were" in listed.stderr
+    assert "warning: 1 attempts on EC2 are shown as they were" in listed.stderr
     assert "running" in listed.stdout and run.id in listed.stdout
     assert listed.stderr.rstrip().endswith("\nboto3")
     with Ledger(isolated / LEDGER_NAME) as ledger:
