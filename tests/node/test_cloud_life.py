@@ -27,7 +27,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import CodeBundle, RunState
-from fastlaunch.core.settings import Settings
+from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -62,6 +62,7 @@ class World:
     ledger: Ledger
     stop: StopRequest
     site: Ec2Placement
+    region: RegionSettings
     messages: list[str]
     events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
     started_at: float = 0.0
@@ -89,7 +90,7 @@ class World:
         launcher = Launcher(
             backends={"ec2": Ec2Backend(aws=aws, home=self.home, sleep=sleep, now=self.now)},
             ledger=self.ledger,
-            settings=Settings(home=self.home),
+            settings=Settings(home=self.home, aws={REGION: self.region}),
             display=PlainLines(stream=io.StringIO(), clock=time.monotonic),
             stop=self.stop,
             report=self.messages.append,
@@ -131,7 +132,15 @@ def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
     home = tmp_path / "home"
     home.mkdir()
     with Ledger(home / "ledger.sqlite") as ledger:
-        yield World(scene=scene, home=home, ledger=ledger, stop=StopRequest(), site=place, messages=[])
+        yield World(
+            scene=scene,
+            home=home,
+            ledger=ledger,
+            stop=StopRequest(),
+            site=place,
+            region=settings,
+            messages=[],
+        )
         scene.close()
 
 
