@@ -355,7 +355,9 @@ class MotoServer:
         status, headers, body = self._ask_moto(request, environ)
         following = {"pending": "running", "shutting-down": "terminated"}
         for instance_id in set(_ids(body)) & self._passing:
-            self.set_instance(instance_id, state=following[self.instance(instance_id).state])
+            # Another request, at the same time, may have seen it pass.
+            if state := following.get(self.instance(instance_id).state):
+                self.set_instance(instance_id, state=state)
         return status, headers, body
 
     def _terminate_instances(self, request: SentRequest, environ: dict[str, Any]) -> "Answer":
