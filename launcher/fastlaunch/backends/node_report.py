@@ -52,10 +52,9 @@ def merged(
     statuses: by node rank. Outcome and reason are one node's, and `node` says whose: the node whose hardware
     is faulty, else whose configuration does not work, else one that was interrupted for a reason of its own
     (EC2 took it, its time was up), else one that failed, else one that was asked to stop; with `partial` a
-    silent one, if the others
-    only stopped with it. A run is completed only if every node says so. Instance, zone and times (`boot_s`,
-    `uptime_s`, ...) are those of the first node that reported. `missing`: the ranks of silent nodes. A single
-    node's report stays as it is.
+    silent one, if the others only stopped with it. A run is completed only if every node says so. Instance,
+    zone and times (`boot_s`, `uptime_s`, ...) are those of the first node that reported. `missing`: the ranks
+    of silent nodes. A single node's report stays as it is.
     """
     known = {node: statuses[node] for node in range(num_nodes) if node in statuses}
     missing = [node for node in range(num_nodes) if node not in known]
