@@ -18,6 +18,7 @@ from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserErr
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.placement.config_checks import setup_command
 
 #: After the time limit: machines that end themselves are gone by then.
 GRACE = timedelta(minutes=15)
@@ -38,8 +39,8 @@ def check_timers(settings: Settings, placements: Sequence[Placement], *, account
             raise UserError(
                 f"no `scheduler_role` is in the config file for {region}: nothing in the account would end a "
                 "machine that is forgotten",
-                "`fastlaunch iam template` makes one, `fastlaunch doctor --setup` says how to name it; "
-                "or rely on the machine's own timer: --no-account-timer",
+                f"this makes one: {setup_command(region)}; or rely on the machine's own timer: "
+                "--no-account-timer",
             )
 
 
