@@ -92,6 +92,15 @@ def test_what_is_over_its_time_goes_and_the_rest_is_left(
     assert len(aws_server.sent("TerminateInstances")) == 1
 
 
+def test_a_login_that_has_expired_is_told_once(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.refuse("GetCallerIdentity", "ExpiredToken", "The token is expired")
+    assert cloud("reap") == 3
+    assert capsys.readouterr().err.count("aws sso login") == 1
+    assert aws_server.sent("DescribeInstances") == []
+
+
 def test_a_dry_run_changes_nothing(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     old = start(hours_ago=3, server=aws_server)
     assert cloud("reap", "--dry-run") == 0

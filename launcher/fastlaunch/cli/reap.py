@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ import click
 from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import confirm, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
-from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, UserError
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.runs.reap import (
     Inventory,
     Kind,
@@ -67,6 +67,9 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     it looks in the regions of the config file and of the ledger.
     """
     context = app_context()
+    with suppress(Throttled, Unreachable):
+        # A login that has expired is told once, and not by each list.
+        context.aws.identity()
     with _ledger(context) as ledger:
         in_regions = _regions(context, regions, all_regions, ledger)
         inventory = take_inventory(context.aws, in_regions)
