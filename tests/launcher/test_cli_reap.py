@@ -400,3 +400,99 @@ def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(
     assert len(aws().list_schedules("us-east-1")) == 1
     assert cloud("reap", "--yes", now=lambda: later) == 0
     assert aws().list_schedules("us-east-1") == []
+
+
+MINE, HERS = "20261121-090000-aaaa", "20261121-090000-bbbb"
+
+
+def schedule(run_id: str, instance: str) -> None:
+    role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
+    request = schedule_request(f"fastlaunch-{run_id}-a1", instance, role=role, at=at)
+    aws().create_schedule("us-east-1", request)
+
+
+def test_a_run_ends_within_its_time_by_its_tags_alone(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    machine = start(MINE, tags={"Owner": "ada"}, server=aws_server)
+    other = start(HERS, tags={"Owner": "ada"}, server=aws_server)
+    old = start("20261121-060000-cccc", hours_ago=3, server=aws_server)
+    for run_id, instance in ((MINE, machine), (HERS, other)):
+        schedule(run_id, instance)
+    start_job(aws_server, f"{MINE}-a2", hours_ago=0.1)
+    start_job(aws_server, f"{HERS}-a2", hours_ago=0.1)
+
+    assert cloud("reap", "--run", MINE) == 2
+    assert f"{machine} of run {MINE}, owner ada: " in capsys.readouterr().err
+    report = reaped(capsys, "--run", MINE, "--dry-run")
+    kinds = ("instance", "job", "schedule")
+    done = {kind: [(each[kind], each["done"]) for each in report[f"{kind}s"]] for kind in kinds}
+    assert done == {
+        "instance": [(machine, "to terminate")],
+        "job": [(f"{MINE}-a2", "to stop")],
+        "schedule": [(f"fastlaunch-{MINE}-a1", "to delete")],
+    }
+    assert states(aws_server)[machine] == "running"
+
+    reaped(capsys, "--run", MINE, "--yes")
+    assert states(aws_server) == {machine: "shutting-down", other: "running", old: "running"}
+    assert aws_server.training_jobs.job(f"{MINE}-a2").status == "Stopping"
+    assert aws_server.training_jobs.job(f"{HERS}-a2").status == "InProgress"
+    assert [each.name for each in aws().list_schedules("us-east-1")] == [f"fastlaunch-{HERS}-a1"]
+
+
+def test_a_schedule_stays_for_a_machine_that_ec2_does_not_show_yet(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = start(MINE, server=aws_server)
+    schedule(MINE, machine)
+    request = schedule_request(
+        f"fastlaunch-{MINE}-a1-1",
+        "i-0123",
+        role="arn:aws:iam::123456789012:role/scheduler",
+        at=datetime.now(UTC),
+    )
+    aws().create_schedule("us-east-1", request)
+    reaped(capsys, "--run", MINE, "--yes")
+    assert states(aws_server) == {machine: "shutting-down"}
+    assert len(aws().list_schedules("us-east-1")) == 2
+
+
+def test_one_ends_ones_own_and_nobody_elses(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws()._identity = None
+    me = aws().identity().owner
+    mine = start(MINE, tags={"Owner": me}, server=aws_server)
+    hers = start(HERS, tags={"Owner": f"{me}-too"}, server=aws_server)
+    nobodys = start("20261121-090000-cccc", server=aws_server)
+    foreign = start("20261121-090000-dddd", tags={"Owner": me, "fastlaunch:attempt": "x"}, server=aws_server)
+    for run_id, instance in ((MINE, mine), (HERS, hers)):
+        schedule(run_id, instance)
+
+    listed = {each["instance"]: each["owner"] for each in reaped(capsys)["instances"]}
+    assert listed == {mine: me, hers: f"{me}-too", nobodys: None, foreign: me}
+    within = {each["instance"]: each["done"] for each in reaped(capsys, "--mine", "--yes")["instances"]}
+    assert within == {mine: "left", foreign: "left"}
+    assert cloud("reap", "--mine", "--now") == 2
+    assert cloud("reap", "--mine", "--now", "--dry-run") == 0
+    assert set(states(aws_server).values()) == {"running"}
+
+    reaped(capsys, "--mine", "--now", "--yes")
+    assert states(aws_server) == {
+        mine: "shutting-down",
+        hers: "running",
+        nobodys: "running",
+        foreign: "running",
+    }
+    assert [each.name for each in aws().list_schedules("us-east-1")] == [f"fastlaunch-{HERS}-a1"]
+
+
+@pytest.mark.parametrize("argv", [["--now"], ["--run", "*"], ["--run", f"{MINE}-a1"]])
+def test_what_would_end_everybodys_or_nobodys_machines_is_refused(
+    argv: list[str], aws_server: "MotoServer"
+) -> None:
+    machine = start(server=aws_server)
+    assert cloud("reap", *argv, "--yes") == 2
+    assert states(aws_server) == {machine: "running"}

@@ -10,19 +10,21 @@ import pytest
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.scheduler import Schedule
-from fastlaunch.aws.types import Instance
+from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
-from fastlaunch.core.errors import NotAuthorised
+from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.runs.reap import (
     JOB_WAIT_MINUTES,
     LINGER,
     NOT_OURS,
     KnownAttempt,
     Orphan,
+    end_now,
     judge_instance,
     judge_job,
     judge_pool,
     judge_schedule,
+    owner_of,
     take_inventory,
 )
 
@@ -109,8 +111,10 @@ def test_what_lacks_one_of_our_tags_is_listed_and_never_goes(tags: dict[str, str
     for known in (None, ENDED):
         orphan = judge_instance(instance(**tags), known, now=day)
         assert (orphan.must_go, orphan.why, orphan.ends_at) == (False, NOT_OURS, None)
-        assert not judge_job(job(**tags), known, now=day).must_go
-    assert not judge_pool(replace(job("Stopped", **tags), ended_at=LAUNCHED), now=day).must_go
+        training = judge_job(job(**tags), known, now=day)
+        pool = judge_pool(replace(job("Stopped", **tags), ended_at=LAUNCHED), now=day)
+        for each in (orphan, training, pool):
+            assert not each.must_go and not end_now(each).must_go
 
 
 @pytest.mark.parametrize("token", [None, "", "terraform-2026", f"{RUN}-a1", f"{RUN}-a2x"])
@@ -177,8 +181,35 @@ def test_a_schedule_goes_once_its_machine_is_gone() -> None:
     # What was started a moment ago may not be seen, and what may not be looked at may live.
     assert not judge_schedule(schedule, live_tokens=[], now=made + timedelta(minutes=14)).must_go
     assert not judge_schedule(schedule, live_tokens=[], is_known=False, now=later).must_go
+    # Unless this command has just ended them all.
+    assert judge_schedule(schedule, live_tokens=[], is_ended=True, now=made).must_go
+    assert not judge_schedule(schedule, live_tokens=[], is_known=False, is_ended=True, now=made).must_go
     for name in ("fastlaunch-nightly", f"fastlaunch-{RUN}", f"fastlaunch-{RUN}-a2-old"):
         assert not judge_schedule(replace(schedule, name=name), live_tokens=[], now=later).must_go
+
+
+def test_what_its_user_wants_to_end_goes_within_its_time() -> None:
+    now = LAUNCHED + timedelta(minutes=1)
+    for known in (None, FOLLOWED, RUNNING, LOST):
+        assert end_now(judge_instance(instance(), known, now=now)).must_go
+        assert end_now(judge_job(job(), known, now=now)).must_go
+    kept = replace(job("Completed"), ended_at=LAUNCHED, keeps_pool=True, keep_alive_s=1800)
+    assert end_now(judge_pool(kept, now=now)).must_go
+    assert not end_now(judge_job(job("Stopping"), None, now=now)).must_go
+
+
+def test_a_machine_says_whose_it_is() -> None:
+    now = LAUNCHED
+    assert judge_instance(instance(Owner="ada"), None, now=now).owner == "ada"
+    assert judge_job(job(Owner="ada"), None, now=now).owner == "ada"
+    assert judge_instance(instance(), None, now=now).owner is None
+
+
+def test_an_owner_that_fits_several_people_is_nobodys_own() -> None:
+    session = "arn:aws:sts::123456789012:assumed-role/Dev/"
+    assert owner_of(Identity(account="123456789012", arn=f"{session}ada@example.com")) == "ada@example.com"
+    with pytest.raises(UserError, match="Dev"):
+        owner_of(Identity(account="123456789012", arn=f"{session}botocore-session-1763900000"))
 
 
 class Unfiltered(Aws):

@@ -1,6 +1,7 @@
 """`fastlaunch reap`: end what is over its time, found by tags and names, and bring the ledger up to that."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -13,19 +14,23 @@ import click
 from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import confirm, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
+from fastlaunch.core.conventions import RUN_ID
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
+from fastlaunch.runs.deadline_schedule import schedule_token
 from fastlaunch.runs.reap import (
     Inventory,
     Kind,
     Orphan,
     Refusal,
     end,
+    end_now,
     judge_instance,
     judge_job,
     judge_pool,
     judge_schedule,
     known_attempts,
     note_ends,
+    owner_of,
     take_inventory,
 )
 
@@ -47,17 +52,31 @@ _WORDS: Mapping[Kind, _Words] = {
     "pool": _Words("warm pool", "to end", "ended"),
     "schedule": _Words("schedule", "to delete", "deleted"),
 }
-_MACHINE_HEADERS = {"run": "run", "type": "type", "zone": "zone", "hours": "hours", "cost": "cost"}
+_MACHINE_HEADERS = {
+    **{"run": "run", "owner": "owner", "type": "type", "zone": "zone", "hours": "hours", "cost": "cost"}
+}
 
 
 @click.command(short_help="End instances, jobs and schedules that nobody stops, found by their tags.")
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="Look here; may be repeated.")
 @click.option("--all-regions", is_flag=True, help="Look in every region that the account may use.")
+@click.option("--run", "run_id", metavar="ID", help="Only this run's; they end within their time too.")
+@click.option("--mine", is_flag=True, help="Only what has your name as its owner.")
+@click.option("--now", "at_once", is_flag=True, help="With --mine: end what is within its time too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @table_or_json_option("the report is")
 @yes_option
 @profile_option
-def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str, yes: bool) -> int:
+def reap(
+    regions: tuple[str, ...],
+    all_regions: bool,
+    run_id: str | None,
+    mine: bool,
+    at_once: bool,
+    dry_run: bool,
+    output: str,
+    yes: bool,
+) -> int:
     """End instances, training jobs and schedules that nobody stops any more, found by their tags and names.
 
     An instance goes if it is 10 minutes over its time limit, whoever started it; a training job if SageMaker
@@ -65,24 +84,32 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     earlier version if its job did not complete; a schedule if its machine is gone. Everything else is listed
     and left, also a machine that lacks one of fastlaunch's tags or has it in another form. Without --region
     it looks in the regions of the config file and of the ledger.
+
+    --run ID and --mine --now end your own within their time, without a ledger.
     """
     context = app_context()
     with suppress(Throttled, Unreachable):
         # A login that has expired is told once, and not by each list.
         context.aws.identity()
+    scope = _scope(context, run_id=run_id, mine=mine, at_once=at_once)
     with _ledger(context) as ledger:
         in_regions = _regions(context, regions, all_regions, ledger)
         inventory = take_inventory(context.aws, in_regions)
         refused = list(inventory.refused)
-        machines = _judge_machines(context, inventory, ledger)
+        machines = [
+            end_now(machine) if scope.at_once else machine
+            for machine in _judge_machines(context, inventory, ledger)
+            if scope.has(machine)
+        ]
         refused += _end(context, ledger, machines, dry_run=dry_run, yes=yes)
         # After the machines: the schedules of those that stay stay too.
-        schedules = _judge_schedules(inventory, machines, refused, context.now())
+        schedules = _judge_schedules(scope, inventory, machines, refused, context.now())
         if not dry_run:
             refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
         ended_runs = (None if dry_run else _ask(ledger, lambda own: _reconcile(context, own))) or []
     report = _Report(
         regions=in_regions,
+        scope=scope,
         orphans=[*machines, *schedules],
         refused=refused,
         ended_runs=ended_runs,
@@ -91,6 +118,38 @@ def reap(regions: tuple[str, ...], all_regions: bool, dry_run: bool, output: str
     )
     (_print_json if output == "json" else _print)(report)
     return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scope:
+    """What `fastlaunch reap` is about."""
+
+    #: None for every run's.
+    run_id: str | None
+    #: None for everybody's.
+    owner: str | None
+    #: Whether it ends what is within its time.
+    at_once: bool
+
+    def has(self, machine: Orphan) -> bool:
+        """Return whether the machine is the run's and the owner's."""
+        return self.run_id in (None, machine.run_id) and self.owner in (None, machine.owner)
+
+    def __str__(self) -> str:
+        of_run = f"of run {self.run_id}" if self.run_id else "of fastlaunch"
+        return f"{of_run} with the owner {self.owner}" if self.owner else of_run
+
+
+def _scope(context: AppContext, *, run_id: str | None, mine: bool, at_once: bool) -> _Scope:
+    if at_once and not (run_id or mine):
+        raise UserError("--now would end everybody's machines", "add --run ID or --mine")
+    if run_id is not None and not re.fullmatch(RUN_ID, run_id):
+        raise UserError(
+            f"--run: {run_id!r} is not the id of a run",
+            "give it whole, such as 20261121-090312-k3f9; `fastlaunch reap --dry-run` lists them",
+        )
+    owner = owner_of(context.aws.identity()) if mine else None
+    return _Scope(run_id=run_id, owner=owner, at_once=at_once or run_id is not None)
 
 
 def _judge_machines(context: AppContext, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
@@ -104,22 +163,38 @@ def _judge_machines(context: AppContext, inventory: Inventory, ledger: "Ledger |
 
 
 def _judge_schedules(
-    inventory: Inventory, machines: Sequence[Orphan], refused: Sequence[Refusal], now: datetime
+    scope: _Scope,
+    inventory: Inventory,
+    machines: Sequence[Orphan],
+    refused: Sequence[Refusal],
+    now: datetime,
 ) -> list[Orphan]:
-    """Judge the schedules by the instances in their regions that live on."""
+    """Judge the scope's schedules by the instances in their regions that live on."""
     refused_ids = {refusal.id for refusal in refused}
     gone = {machine.id for machine in machines if machine.must_go and machine.id not in refused_ids}
     unlisted = {refusal.region for refusal in refused if refusal.kind == "instance" and refusal.id is None}
     live = [instance for instance in inventory.instances if instance.id not in gone]
+    ended = Counter((each.region, each.token) for each in inventory.instances if each.id in gone)
+    attempts = [(each.region, schedule_token(each.name)) for each in inventory.schedules]
+    ids = {machine.id for machine in machines}
+    in_scope = {(each.region, each.token) for each in inventory.instances if each.id in ids}
     return [
         judge_schedule(
             schedule,
             live_tokens=[each.token for each in live if each.token and each.region == schedule.region],
             is_known=schedule.region not in unlisted,
+            # Each machine has its own: with fewer machines, one is not shown yet.
+            is_ended=ended[attempt] >= attempts.count(attempt),
             now=now,
         )
-        for schedule in inventory.schedules
+        for schedule, attempt in zip(inventory.schedules, attempts, strict=True)
+        # A schedule has no owner, but its machine has.
+        if (attempt in in_scope if scope.owner else scope.run_id in (None, _run_of(attempt[1])))
     ]
+
+
+def _run_of(token: str | None) -> str | None:
+    return token and token.rpartition("-a")[0]
 
 
 def _ledger(context: AppContext) -> AbstractContextManager["Ledger | None"]:
@@ -170,7 +245,8 @@ def _end(
     if not yes:
         for machine in going:
             noun = "" if machine.kind == "instance" else f"{_WORDS[machine.kind].noun} "
-            click.echo(f"{noun}{machine.id} of run {machine.run_id}: {machine.why}", err=True)
+            whose = f", owner {machine.owner}" if machine.owner else ""
+            click.echo(f"{noun}{machine.id} of run {machine.run_id}{whose}: {machine.why}", err=True)
     what = " and ".join(
         f"{words.noun}s" for kind, words in _WORDS.items() if any(each.kind == kind for each in going)
     )
@@ -230,8 +306,9 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
 class _Report:
     """What `fastlaunch reap` found and did."""
 
-    #: Where it looked.
+    #: Where it looked, and for what.
     regions: Sequence[str]
+    scope: _Scope
     orphans: Sequence["Orphan"]
     refused: Sequence["Refusal"]
     #: Runs that turned out to have ended.
@@ -260,6 +337,7 @@ class _Report:
             cost_usd = round(orphan.hours * orphan.num_machines * rate, 2) if rate is not None else None
             row |= {
                 "run": orphan.run_id,
+                "owner": orphan.owner,
                 "region": orphan.region,
                 "type": orphan.instance_type,
                 "num_machines": orphan.num_machines,
@@ -322,6 +400,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     if "cost_usd" in row:
         count = f"{row['num_machines']} x " if row["num_machines"] > 1 else ""
         cells |= {
+            "owner": row["owner"] or "n/a",
             "type": f"{count}{row['type'] or 'n/a'}",
             "zone": row["zone"] or row["region"],
             "hours": f"{row['hours']:.1f}",
@@ -337,10 +416,10 @@ def _sentence(report: _Report, kind: "Kind") -> str:
     where = f"{len(regions)} regions" if len(regions) > 3 else ", ".join(regions)
     if not regions:
         article = "an" if words.noun[0] in "aeiou" else "a"
-        what = f"whether {article} {words.noun} of fastlaunch lives"
+        what = f"whether {article} {words.noun} {report.scope} lives"
         return f"No region could be looked at: {what} is not known."
     if not rows:
-        return f"No {words.noun} of fastlaunch lives in {where}."
+        return f"No {words.noun} {report.scope} lives in {where}."
     counts = Counter(row["done"] for row in rows)
     parts = [
         f"{counts[done]} {done}" for done in (words.done, words.to_do, "refused", "left") if counts[done]

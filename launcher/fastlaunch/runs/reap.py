@@ -6,18 +6,18 @@ stop paying, and needs no ledger. A ledger adds what it knows, but never keeps a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.scheduler import Schedule
-from fastlaunch.aws.types import Instance
+from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.ownership import max_minutes, token_of
 from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.core.conventions import MARGIN_MINUTES, RUN_TAG
+from fastlaunch.core.conventions import MARGIN_MINUTES, OWNER_TAG, RUN_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
@@ -78,12 +78,16 @@ class Orphan:
     must_go: bool
     #: Why it must go, or stays.
     why: str
+    #: Whether it is fastlaunch's by all of its tags: nothing else is ended.
+    is_ours: bool
     #: When it was started, or made.
     began_at: datetime
     #: When its time is over, margin included; None for a schedule.
     ends_at: datetime | None = None
     #: Its first run; None where its name does not say.
     run_id: str | None = None
+    #: Its tag `Owner`.
+    owner: str | None = None
     instance_type: str | None = None
     num_machines: int = 0
     zone: str | None = None
@@ -154,9 +158,11 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
         region=instance.region,
         must_go=must_go,
         why=why,
+        is_ours=ends_at is not None,
         began_at=instance.launch_time,
         ends_at=ends_at,
         run_id=instance.tags[RUN_TAG],
+        owner=instance.tags.get(OWNER_TAG),
         instance_type=instance.instance_type,
         num_machines=1,
         zone=instance.zone,
@@ -188,6 +194,7 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         kind="job",
         must_go=must_go,
         why=why,
+        is_ours=ends_at is not None,
         began_at=job.created_at,
         ends_at=ends_at,
         # Until it has machines it costs nothing.
@@ -205,7 +212,8 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
     """
     since = job.ended_at or job.created_at
     ends_at = since + timedelta(seconds=job.keep_alive_s, minutes=MARGIN_MINUTES)
-    if token_of(job.tags, job.name) is None:
+    is_ours = token_of(job.tags, job.name) is not None
+    if not is_ours:
         must_go, why = False, NOT_OURS
     elif job.status != "Completed":
         must_go, why = True, f"kept after a job that is {job.status.lower()}"
@@ -213,8 +221,16 @@ def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
         must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
     else:
         must_go, why = False, f"kept for the next job, as was asked for; at most until {_clock_time(ends_at)}"
-    hours = _hours(since, now)
-    return _of_job(job, kind="pool", must_go=must_go, why=why, began_at=since, ends_at=ends_at, hours=hours)
+    return _of_job(
+        job,
+        kind="pool",
+        must_go=must_go,
+        why=why,
+        is_ours=is_ours,
+        began_at=since,
+        ends_at=ends_at,
+        hours=_hours(since, now),
+    )
 
 
 def _of_job(job: TrainingJob, **judged: Any) -> Orphan:
@@ -222,6 +238,7 @@ def _of_job(job: TrainingJob, **judged: Any) -> Orphan:
         id=job.name,
         region=job.region,
         run_id=job.tags.get(RUN_TAG),
+        owner=job.tags.get(OWNER_TAG),
         instance_type=job.ec2_type,
         num_machines=job.num_instances,
         state=job.status,
@@ -230,12 +247,17 @@ def _of_job(job: TrainingJob, **judged: Any) -> Orphan:
 
 
 def judge_schedule(
-    schedule: Schedule, *, live_tokens: Sequence[str], is_known: bool = True, now: datetime
+    schedule: Schedule,
+    *,
+    live_tokens: Sequence[str],
+    is_known: bool = True,
+    is_ended: bool = False,
+    now: datetime,
 ) -> Orphan:
     """Judge a schedule: it must go if no machine that it would end lives.
 
     live_tokens: of attempts whose machines live and stay in its region. is_known: whether these could be
-    listed.
+    listed. is_ended: whether all machines of its attempt were just ended.
     """
     must_go = False
     if schedule_token(schedule.name) is None:
@@ -244,7 +266,7 @@ def judge_schedule(
         why = "whether its machine lives is not known"
     elif schedule_token(schedule.name) in live_tokens:
         why = "its machine lives"
-    elif now - schedule.created_at < YOUNG_SCHEDULE:
+    elif now - schedule.created_at < YOUNG_SCHEDULE and not is_ended:
         why = "made a moment ago: its machine may not be seen yet"
     else:
         must_go, why = True, "its machine is gone"
@@ -254,8 +276,26 @@ def judge_schedule(
         region=schedule.region,
         must_go=must_go,
         why=why,
+        is_ours=schedule_token(schedule.name) is not None,
         began_at=schedule.created_at,
     )
+
+
+def owner_of(identity: Identity) -> str:
+    """Return the `Owner` of what the caller starts. Raises UserError if other people may have the same."""
+    if identity.is_shared:
+        raise UserError(
+            f"--mine: as {identity.arn} you have the owner {identity.owner!r}, and so may other people",
+            "name the run: fastlaunch reap --run ID; `fastlaunch reap --dry-run` lists them",
+        )
+    return identity.owner
+
+
+def end_now(orphan: Orphan) -> Orphan:
+    """Return the machine's judgement if its user wants it to end within its time: it goes if it is ours."""
+    if orphan.must_go or not orphan.is_ours or orphan.state == "Stopping":
+        return orphan
+    return replace(orphan, must_go=True, why="you want it to end now")
 
 
 def end(aws: Aws, orphans: Sequence[Orphan]) -> list[Refusal]:
