@@ -13,8 +13,8 @@ from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
 from fastlaunch.core.errors import NotAuthorised, UserError
+from fastlaunch.core.ownership import JOB_WAIT_MINUTES
 from fastlaunch.runs.reap import (
-    JOB_WAIT_MINUTES,
     LINGER,
     NOT_OURS,
     KnownAttempt,

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 
 from fastlaunch.core.errors import UserError
 
-#: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
-RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
+# These stand in the file that the reaper in the account is built from.
+from fastlaunch.core.ownership import ATTEMPT_TAG as ATTEMPT_TAG
+from fastlaunch.core.ownership import MARGIN_MINUTES as MARGIN_MINUTES
+from fastlaunch.core.ownership import MAX_MINUTES_TAG as MAX_MINUTES_TAG
+from fastlaunch.core.ownership import OUTPUT_TAG as OUTPUT_TAG
+from fastlaunch.core.ownership import RUN_ID as RUN_ID
+from fastlaunch.core.ownership import RUN_TAG as RUN_TAG
 
-#: Tags of machines and jobs. What lacks one of them, or has it in another form, is ended by nothing here.
-RUN_TAG = "fastlaunch:run"
-ATTEMPT_TAG = "fastlaunch:attempt"
-MAX_MINUTES_TAG = "fastlaunch:max-minutes"
-#: URI of what the attempt uploads.
-OUTPUT_TAG = "fastlaunch:output"
 #: Who pays, or is asked: the caller, unless a tag of the user's says otherwise.
 OWNER_TAG = "Owner"
 #: What every service takes. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".
@@ -24,9 +23,6 @@ _RESERVED_TAGS = ("aws:", "fastlaunch:")
 #: Prefix of every schedule's name.
 SCHEDULE_PREFIX = "fastlaunch-"
 
-#: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
-#: SageMaker: stopping, and uploading what the job wrote.
-MARGIN_MINUTES = 10
 #: How often a machine with a faulty GPU is replaced, unless told otherwise.
 MAX_REPLACEMENTS = 2
 #: The shortest limit that is worth a machine: it boots, pulls the image, and keeps time to save and upload.

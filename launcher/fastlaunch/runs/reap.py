@@ -15,18 +15,16 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
-from fastlaunch.backends.ownership import max_minutes, token_of
 from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.core.conventions import MARGIN_MINUTES, OWNER_TAG, RUN_TAG
+from fastlaunch.core.conventions import MARGIN_MINUTES, MAX_MINUTES_TAG, OWNER_TAG, RUN_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.ownership import JOB_WAIT_MINUTES, instance_ends_at, job_ends_at, token_of
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.deadline_schedule import schedule_token
 from fastlaunch.runs.finish import STOPPED_BY
 
-#: A training job's limit counts from when it has machines; it may wait for them so long, unbilled.
-JOB_WAIT_MINUTES = 60
 #: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
 #: After its attempt's end, or its last word, a machine takes so long at most to be gone.
@@ -147,9 +145,13 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
 
     known: by the ledger at hand; None if the attempt is not in it.
     """
-    minutes, ends_at, must_go, why = max_minutes(instance.tags), None, False, NOT_OURS
-    if token_of(instance.tags, instance.token) and minutes is not None:
-        ends_at = instance.launch_time + timedelta(minutes=minutes + MARGIN_MINUTES)
+    ends_at, must_go, why = (
+        instance_ends_at(instance.tags, instance.token, instance.launch_time),
+        False,
+        NOT_OURS,
+    )
+    if ends_at:
+        minutes = instance.tags[MAX_MINUTES_TAG]
         over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
         must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
     return Orphan(
@@ -179,9 +181,9 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     SageMaker itself keeps MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
     being stopped is left to it.
     """
-    minutes, ends_at, must_go, why = max_minutes(job.tags), None, False, NOT_OURS
-    if token_of(job.tags, job.name) and minutes is not None:
-        ends_at = job.created_at + timedelta(minutes=JOB_WAIT_MINUTES + minutes + MARGIN_MINUTES)
+    ends_at, must_go, why = job_ends_at(job.tags, job.name, job.created_at), False, NOT_OURS
+    if ends_at:
+        minutes = job.tags[MAX_MINUTES_TAG]
         over = (
             f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
             f"ended at {_clock_time(ends_at)}"

@@ -13,7 +13,6 @@ from fastlaunch.aws.types import Instance
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
-from fastlaunch.backends.ownership import token_of
 from fastlaunch.backends.placements import Ec2Placement, Placement
 from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
 from fastlaunch.core.conventions import OUTPUT_TAG, RUN_TAG
@@ -25,6 +24,7 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
+from fastlaunch.core.ownership import token_of
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.node.protocol import ABORT, STOP

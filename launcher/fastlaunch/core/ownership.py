@@ -1,0 +1,67 @@
+"""What on AWS is fastlaunch's, and when its time is over, by its tags and its name alone.
+
+It has all of fastlaunch's tags, in their form, and the name they make. The reaper in the account is built
+from this very file, which therefore imports the standard library alone.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+#: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
+RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
+
+#: Tags of machines and jobs. What lacks one of them, or has it in another form, is ended by nothing here.
+RUN_TAG = "fastlaunch:run"
+ATTEMPT_TAG = "fastlaunch:attempt"
+MAX_MINUTES_TAG = "fastlaunch:max-minutes"
+#: URI of what the attempt uploads.
+OUTPUT_TAG = "fastlaunch:output"
+
+#: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
+#: SageMaker: stopping, and uploading what the job wrote.
+MARGIN_MINUTES = 10
+#: A training job's limit counts from when it has machines; it may wait for them so long, unbilled.
+JOB_WAIT_MINUTES = 60
+
+_RUN_ID = re.compile(RUN_ID)
+_NUMBER = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
+#: Nobody gives a longer limit: a capacity block lasts half a year at most.
+_MOST_MINUTES = 366 * 24 * 60
+
+
+def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
+    """Return the token of the attempt that an instance or a training job is of; None if it is not ours.
+
+    name: the client token of the instance's request, or the job's name. Tags alone may be on anything.
+    """
+    run_id, attempt = tags.get(RUN_TAG, ""), tags.get(ATTEMPT_TAG, "")
+    token = f"{run_id}-a{attempt}"
+    is_ours = (
+        name == token
+        and _RUN_ID.fullmatch(run_id)
+        and _NUMBER.fullmatch(attempt)
+        and max_minutes(tags) is not None
+        and tags.get(OUTPUT_TAG, "").startswith("s3://")
+    )
+    return token if is_ours else None
+
+
+def max_minutes(tags: Mapping[str, str]) -> int | None:
+    """Return the time limit that the tags say; None if they say none."""
+    text = tags.get(MAX_MINUTES_TAG, "")
+    return int(text) if _NUMBER.fullmatch(text) and int(text) <= _MOST_MINUTES else None
+
+
+def instance_ends_at(tags: Mapping[str, str], token: str | None, launched_at: datetime) -> datetime | None:
+    """Return when an instance's time is over, margin included; None if it is not ours."""
+    minutes = max_minutes(tags)
+    if minutes is None or token_of(tags, token) is None:
+        return None
+    return launched_at + timedelta(minutes=minutes + MARGIN_MINUTES)
+
+
+def job_ends_at(tags: Mapping[str, str], name: str, created_at: datetime) -> datetime | None:
+    """Return when a training job's time is over, waiting and margin included; None if it is not ours."""
+    ends_at = instance_ends_at(tags, name, created_at)
+    return ends_at and ends_at + timedelta(minutes=JOB_WAIT_MINUTES)
