@@ -78,7 +78,7 @@ def test_its_output_is_a_config_file(isolated: Path) -> None:
 
 
 def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> None:
-    resources = template(zones=ZONES)["Resources"]
+    resources = template(zones=ZONES, reaper=True)["Resources"]
     of_all = {name for name, one in resources.items() if "Condition" not in one}
     assert {resources[name]["Type"] for name in of_all} == {
         "AWS::IAM::InstanceProfile",
@@ -86,7 +86,7 @@ def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> 
         "AWS::IAM::Role",
     }
     roles = [one["Properties"] for one in resources.values() if one["Type"] == "AWS::IAM::Role"]
-    assert len(roles) == 4
+    assert len(roles) == 5
     for role in roles:
         bound, unbound = role["PermissionsBoundary"]["Fn::If"][1:]
         assert (bound, unbound) == ({"Ref": "PermissionsBoundary"}, {"Ref": "AWS::NoValue"})
@@ -97,7 +97,13 @@ def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> 
 def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
     pytest.importorskip("cfnlint", reason="moto's server brings cfn-lint along")
     paths = []
-    strict = {"kms_key": KEY, "vpc": "vpc-0a1b2c3d", "instance_types": ("p5*",), "secrets": (SECRET,)}
+    strict = {
+        "reaper": True,
+        "kms_key": KEY,
+        "vpc": "vpc-0a1b2c3d",
+        "instance_types": ("p5*",),
+        "secrets": (SECRET,),
+    }
     for options in ({}, strict):
         paths.append(tmp_path / f"{len(paths)}.yaml")
         paths[-1].write_text(template_text(template(zones=ZONES, **options)))
@@ -164,6 +170,12 @@ def test_the_command_prints_the_template(capsys: pytest.CaptureFixture[str]) -> 
     assert found["Parameters"]["BucketName"]["Default"] == "acme"
     assert found["Parameters"]["ImageRegistry"]["Default"] == "871362719292"
     assert "PlacementGroupapeast1c" in found["Resources"]
+    assert not [name for name in found["Resources"] if "Reaper" in name]
+    assert run(["iam", "print", "--cloudformation", "--reaper"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.encode()) < 51_200  # what `--template-body` takes
+    assert "ReaperFunction" in yaml.safe_load(text)["Resources"]
+    assert run(["iam", "print", "--reaper"]) == 2
     assert run(["iam", "print", "node", "--cloudformation"]) == 2
     assert run(["iam", "print", "--cloudformation", "--prefix", ""]) == 2
 

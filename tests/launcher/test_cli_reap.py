@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cloud_commands import aws, cloud
 
+from fastlaunch.account.template import template, template_text
 from fastlaunch.core import locks
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -496,3 +497,68 @@ def test_what_would_end_everybodys_or_nobodys_machines_is_refused(
     machine = start(server=aws_server)
     assert cloud("reap", *argv, "--yes") == 2
     assert states(aws_server) == {machine: "running"}
+
+
+def run_the_accounts_reaper() -> None:
+    """Call the function of the template, from its very text, as Lambda does every few minutes."""
+    import yaml
+
+    data = yaml.safe_load(template_text(template(zones=(), reaper=True)))
+    properties = data["Resources"]["ReaperFunction"]["Properties"]
+    module, _, function = properties["Handler"].partition(".")
+    program: dict[str, Any] = {"__name__": module}
+    exec(properties["Code"]["ZipFile"], program)
+    program[function]({}, None)
+
+
+def test_the_accounts_reaper_ends_what_is_over_its_time_and_nothing_else(
+    aws_server: "MotoServer", caplog: pytest.LogCaptureFixture
+) -> None:
+    old = start("20261121-060000-aaaa", hours_ago=1.2, server=aws_server)
+    kept = [
+        start("20261121-070000-bbbb", hours_ago=1.1, server=aws_server),
+        start("20261121-070000-cccc", hours_ago=30, tags={"fastlaunch:attempt": "2"}, server=aws_server),
+        start("20261121-070000-dddd", hours_ago=30, tags={"fastlaunch:run": "web"}, server=aws_server),
+        start("20261121-070000-eeee", hours_ago=30, tags={"fastlaunch:output": "x"}, server=aws_server),
+        start("20261121-060000-aaaa", hours_ago=30, region="us-east-2", server=aws_server),
+    ]
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    over, young, look_alike = (f"20261121-060000-{name}-a1" for name in ("aaaa", "bbbb", "cccc"))
+    start_job(aws_server, over, hours_ago=2.2)
+    start_job(aws_server, young, hours_ago=2.1)
+    start_job(aws_server, look_alike, hours_ago=30, tags={"fastlaunch:run": "20261121-060000-cccc"})
+    start_job(aws_server, "somebody-elses", hours_ago=30, tags={})
+
+    run_the_accounts_reaper()
+    assert states(aws_server) == {old: "shutting-down", **dict.fromkeys(kept, "running")}
+    going = {job.name for job in aws_server.training_jobs.live() if job.status == "InProgress"}
+    assert going == {young, look_alike, "somebody-elses"}
+    assert [line.partition(": ended")[0] for line in caplog.messages] == [old, over]
+    # What ends is not ended again.
+    run_the_accounts_reaper()
+    assert len(aws_server.sent("TerminateInstances")) == len(aws_server.sent("StopTrainingJob")) == 1
+
+
+def test_the_accounts_reaper_ends_the_rest_where_something_is_refused_and_fails(
+    aws_server: "MotoServer", caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = start("20261121-060000-aaaa", hours_ago=4, server=aws_server)
+    other = start("20261121-070000-bbbb", hours_ago=3, server=aws_server)
+    aws_server.refuse("TerminateInstances", "UnauthorizedOperation", where={"InstanceId.1": refused})
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    unread, job = "20261121-060000-aaaa-a1", "20261121-060000-bbbb-a1"
+    start_job(aws_server, unread, hours_ago=3)
+    start_job(aws_server, job, hours_ago=4)
+    arn = aws_server.training_jobs.job(unread).arn
+    aws_server.refuse("ListTags", "AccessDeniedException", where={"ResourceArn": arn})
+    with pytest.raises(RuntimeError, match="2 refused"):
+        run_the_accounts_reaper()
+    assert states(aws_server) == {refused: "running", other: "shutting-down"}
+    assert aws_server.training_jobs.job(job).status == "Stopping"
+    assert any(line.startswith(f"{refused}: ") and "Unauthorized" in line for line in caplog.messages)
+    # Machines that cannot be listed keep no job alive.
+    aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
+    start_job(aws_server, late := "20261121-060000-cccc-a1", hours_ago=4)
+    with pytest.raises(RuntimeError):
+        run_the_accounts_reaper()
+    assert aws_server.training_jobs.job(late).status == "Stopping"

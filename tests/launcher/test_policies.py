@@ -40,6 +40,7 @@ SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-x1y2z3"
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/run-a1"
 TAGS = {"aws:RequestTag/fastlaunch:run": "run", "aws:RequestTag/fastlaunch:max-minutes": "120"}
 OURS = {"aws:ResourceTag/fastlaunch:run": "run"}
+ALL_OURS = {f"aws:ResourceTag/fastlaunch:{tag}": "x" for tag in ("run", "attempt", "max-minutes", "output")}
 #: Actions whose right has another name. docs.aws.amazon.com/AmazonS3, "Required permissions for S3 API".
 RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
 #: Allowed to everybody.
@@ -244,6 +245,8 @@ TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
             {"cloudwatch:namespace": "AWS/EC2"},
         ),
         ("scheduler", "ec2:TerminateInstances", INSTANCE, OURS, {}),
+        ("reaper", "ec2:TerminateInstances", INSTANCE, ALL_OURS, OURS),
+        ("reaper", "sagemaker:StopTrainingJob", JOB, ALL_OURS, OURS),
     ],
 )
 def test_every_condition_allows_and_forbids(
@@ -298,6 +301,13 @@ NEEDS: dict[str, list[_Need]] = {
         ("ec2:CreateNetworkInterface", INTERFACE, {}),
     ],
     "scheduler": [("ec2:TerminateInstances", INSTANCE, OURS)],
+    "reaper": [
+        ("ec2:DescribeInstances", "*", {}),
+        ("sagemaker:ListTags", JOB, {}),
+        ("ec2:TerminateInstances", INSTANCE, ALL_OURS),
+        ("sagemaker:StopTrainingJob", JOB, ALL_OURS),
+        ("logs:PutLogEvents", f"{LOGS}:log-group:/fastlaunch/reaper/stack:x", {}),
+    ],
     "launcher": [
         # submit
         ("ssm:GetParameter", f"arn:aws:ssm:{REGION}::parameter/aws/service/deeplearning/x", {}),

@@ -52,8 +52,18 @@ def iam() -> None:
 @click.option(
     "--only-vpc", "vpc", metavar="ID", help="Let machines and training jobs stand only in this VPC."
 )
+@click.option(
+    "--reaper",
+    is_flag=True,
+    help="Add a function to the template that ends what is over its time, every 10 minutes.",
+)
 def print_(
-    name: str | None, cloudformation: bool, region: str | None, zones: tuple[str, ...], **given: Any
+    name: str | None,
+    cloudformation: bool,
+    reaper: bool,
+    region: str | None,
+    zones: tuple[str, ...],
+    **given: Any,
 ) -> None:
     """Print what an account must allow, as IAM's JSON: all policies by file name, or the one called NAME.
 
@@ -64,6 +74,8 @@ def print_(
     region = region or settings.region
     names = {key: value for key, value in _names(settings, region, given).items() if value is not None}
     if not cloudformation:
+        if reaper:
+            raise UserError("--reaper is a part of the template", "add --cloudformation")
         click.echo(_policies(name, names))
         return
     if name is not None:
@@ -71,7 +83,8 @@ def print_(
     if not names["prefix"]:
         raise UserError("the template needs a folder in the bucket", "give --prefix fastlaunch")
     names["zones"] = zones or _zones(settings, region)
-    click.echo(template_text(template(**{key: names[key] for key in _TEMPLATE if key in names})), nl=False)
+    given_names = {key: names[key] for key in _TEMPLATE if key in names}
+    click.echo(template_text(template(reaper=reaper, **given_names)), nl=False)
 
 
 #: Names that the template takes; roles are its own.
