@@ -2,23 +2,26 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from cloud_world import WEST, A, B, World, job
 from fake_cloud import REST, START, FakeNode
 from fake_summaries import PLAIN, changed
 
+from fastlaunch.aws.types import Identity
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.placements import placement_to_json
 from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.main import run as run_command
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint
+from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint, taken_runs
 
 
 def save(world: World, run_id: str, *names: str) -> None:
@@ -154,6 +157,150 @@ def test_a_run_of_a_submission_that_is_followed_is_not_waited_for(world: World) 
     run = interrupted(world)
     with world.followed(run), pytest.raises(UserError, match="another fastlaunch follows"):
         plan_of(world, run)
+
+
+# Spot that nobody follows
+
+
+def taken(world: World, *, saved: bool = True, **changes: Any) -> list[Run]:
+    """Two detached runs whose machine EC2 took after 10 of their minutes."""
+
+    def node_does(node: FakeNode) -> None:
+        if len(world.aws.instances) > 1:
+            node.train(how=lambda run_id: REST if run_id == node.run_ids()[0] else {"recipe": "fp32"})
+            return
+        node.interrupt(600, "spot")
+        world.clock.at(620, node.take_back)
+        if saved:
+            save(world, node.run_ids()[0], "step-00000020.pt")
+
+    world.aws.node = node_does
+    spot = job(purchase="spot", checkpoint_every=10)
+    options: Any = {"detach": True, **changes}
+    runs = world.submit(A, B, jobs=(spot, replace(spot, recipe=job("fp32").recipe)), **options)
+    world.clock.sleep(700)
+    return runs
+
+
+def states_of(world: World, runs: list[Run]) -> list[str]:
+    return [str(world.ledger.get(run.id).state) for run in runs]
+
+
+def test_spot_that_nobody_follows_goes_on_at_the_next_look(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = taken(world)
+    assert type_in(world, "status") == 0
+    told = capsys.readouterr().err
+    assert "going on from step-00000020.pt, with 109 minutes left of what was submitted" in told
+    assert states_of(world, runs) == ["running", "running"]
+    # One machine for all that is left, in the minutes that are left, with a timer of its own.
+    two = world.ledger.attempts_of(runs[0].id)[-1]
+    assert (two.run_ids, two.max_minutes) == (tuple(run.id for run in runs), 109)
+    assert two.schedule is not None and two.schedule["state"] == "created"
+    assert type_in(world, "status") == 0
+    assert len(world.aws.requests) == 2
+
+
+def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = taken(world)
+    assert type_in(world, "status", "--watch") == 0
+    assert states_of(world, runs) == ["completed", "completed"]
+    assert "2 runs: 2 completed." in capsys.readouterr().out
+    assert len(world.aws.requests) == 2
+
+
+def test_ctrl_c_ends_a_watch_and_no_machine(world: World) -> None:
+    runs = taken(world)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    world.clock.at(90, interrupt)
+    assert type_in(world, "status", "--watch") == 130
+    assert states_of(world, runs) == ["running", "running"]
+    assert len(world.aws.live()) == 1
+
+
+def test_without_capacity_it_waits_and_does_not_ask_each_minute(world: World) -> None:
+    runs = taken(world)
+    world.aws.answers = [NoCapacity("none")] * 2
+    assert type_in(world, "status") == 0
+    assert states_of(world, runs) == ["interrupted", "interrupted"]
+    asked = len(world.aws.requests)
+    assert type_in(world, "status", "--watch") == 0
+    assert states_of(world, runs) == ["completed", "completed"]
+    assert len(world.aws.requests) == asked + 1
+
+
+def cancel_it(world: World, run: Run) -> None:
+    assert type_in(world, "cancel", run.id) == 0
+
+
+def log_in_elsewhere(world: World, run: Run) -> None:
+    world.reconcile()
+    world.aws.caller = Identity(account="999999999999", arn="arn:aws:iam::999999999999:user/ada")
+
+
+@pytest.mark.parametrize("change", [cancel_it, log_in_elsewhere])
+def test_what_the_user_gave_up_or_cannot_pay_for_stays_as_it_is(
+    world: World, change: Callable[[World, Run], None]
+) -> None:
+    runs = taken(world)
+    change(world, runs[0])
+    assert type_in(world, "status", "--watch") == 0
+    assert states_of(world, runs) == ["interrupted", "interrupted"]
+    assert len(world.aws.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"max_minutes": 20}, "too few"), ({"saved": False}, "no checkpoint"), ({"detach": False}, "")],
+)
+def test_without_minutes_or_a_checkpoint_it_ends(
+    world: World, changes: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "detach" in changes:
+        world.aws.answers = [None, NoCapacity("none"), NoCapacity("none")]
+        with pytest.raises(NoCapacity):
+            taken(world, **changes)
+    else:
+        taken(world, **changes)
+    asked = len(world.aws.requests)
+    assert type_in(world, "status", "--watch") == 0
+    assert why in capsys.readouterr().err
+    assert len(world.aws.requests) == asked
+
+
+def test_of_two_commands_one_goes_on(world: World) -> None:
+    taken(world)
+    world.reconcile()
+    (chosen,) = taken_runs(world.ledger)
+    world.launcher().go_on()
+    world.clock.sleep(30)
+    # The other one chose them before, and had to wait for the lock.
+    with suppress(UserError):
+        world.launcher()._go_on(chosen)
+    assert len(world.aws.requests) == 2 and len(world.aws.live()) == 1
+
+
+def test_killed_before_a_machine_was_asked_for_it_goes_on_at_the_next_look(world: World) -> None:
+    runs = taken(world)
+    world.reconcile()
+    for run in runs:
+        assert world.ledger.reopen(run.id, "resumed")
+    assert type_in(world, "status") == 0
+    assert states_of(world, runs) == ["running", "running"]
+    assert len(world.aws.live()) == 1
+
+
+def test_a_run_that_was_resumed_by_hand_is_the_users(world: World) -> None:
+    runs = taken(world)
+    world.reconcile()
+    assert type_in(world, "resume", runs[0].id, "--yes", "--detach") == 0
+    assert type_in(world, "status") == 0
+    assert states_of(world, runs) == ["running", "interrupted"]
+    assert len(world.aws.requests) == 2
 
 
 # Whether checkpoints are quick enough for spot, by what earlier runs measured

@@ -13,7 +13,7 @@ import click
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import AppContext, open_reconciled
+from fastlaunch.cli.context import AppContext, open_launcher, open_reconciled
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import RUN_HEADERS, run_json, run_row, table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
+_WATCH_INTERVAL_S = 60.0
 #: For more machines that nobody follows, `status` would take long to fetch.
 _MAX_FETCHED = 16
 
@@ -36,31 +37,56 @@ _CHUNK_BYTES = 2**16
 
 @click.command(short_help="Show where runs stand, after checking that it is still true.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--watch", is_flag=True, help="Look every minute, until no run is under way.")
 @table_or_json_option("the rows are")
 @profile_option
-def status(runs: tuple[str, ...], output: str) -> int:
+def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
     """Show where runs stand, after checking that it is still true.
 
     RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
+    A detached spot run whose machine EC2 took goes on from its last checkpoint, within its --max-hours.
     The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
-    with open_reconciled() as (context, ledger):
-        shown = ledger.select(runs) if runs else current_runs(ledger)
-        _fetch_unfollowed(context, ledger, shown)
-        alarmed = _alarmed_regions(context, ledger, shown)
-        code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
-        if output == "json":
-            click.echo(json.dumps({"runs": [_as_json(context, ledger, run) for run in shown]}, indent=2))
+    while True:
+        with open_reconciled() as (context, ledger):
+            is_waiting = _go_on(context, ledger)
+            code, is_under_way = _show_status(context, ledger, runs, output)
+        if not watch or not (is_waiting or is_under_way):
             return code
-        rows = [run_row(run, note=_note(context, ledger, run)) for run in shown]
-    if rows:
+        context.sleep(_WATCH_INTERVAL_S)
+
+
+def _go_on(context: AppContext, ledger: "Ledger") -> bool:
+    """Go on with what EC2 interrupted and nobody follows; return whether any still waits for that."""
+    if not ledger.goes_on():
+        return False
+    with open_launcher(context, context.cloud_backends) as launcher:
+        is_waiting = launcher.go_on()
+        if launcher.stop.by:
+            raise KeyboardInterrupt
+    return is_waiting
+
+
+def _show_status(
+    context: AppContext, ledger: "Ledger", runs: tuple[str, ...], output: str
+) -> tuple[int, bool]:
+    """Print where the runs stand; return the exit code, and whether one of them is under way."""
+    shown = ledger.select(runs) if runs else current_runs(ledger)
+    _fetch_unfollowed(context, ledger, shown)
+    alarmed = _alarmed_regions(context, ledger, shown)
+    code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
+    is_under_way = any(not run.state.is_final for run in shown)
+    if output == "json":
+        click.echo(json.dumps({"runs": [_as_json(context, ledger, run) for run in shown]}, indent=2))
+        return code, is_under_way
+    if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:
         click.echo(table(rows, RUN_HEADERS) + "\n")
     counts = Counter(run.state for run in shown)
     summary = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
     click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {summary}." if shown else "No runs yet.")
     look = "".join(f" --region {region}" for region in alarmed)
     next_command(f"fastlaunch reap{look}" if alarmed else _after_status(shown))
-    return code
+    return code, is_under_way
 
 
 @click.command(short_help="Show what a run printed; -f follows it.")
@@ -96,6 +122,9 @@ def cancel(runs: tuple[str, ...]) -> None:
         for run_id in [run.id for run in ledger.select(runs)]:
             # Looked up now: it may share a machine with one that was stopped a moment ago.
             run = ledger.get(run_id)
+            # Nor does `status` go on with it, or with what shared its machine.
+            machines = ledger.attempts_of(run_id)
+            ledger.set_goes_on({run_id, *(each for held in machines for each in held.run_ids)}, None)
             if run.state.is_final:
                 states.append(f"{run.id} was {run.state} already")
                 continue

@@ -181,6 +181,10 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", detach: bool) -> list[
         lines.append(f"warning: {slow}")
     if detach:
         lines.append(f"--detach: nobody will follow it; {_timers(prepared.request, first)}")
+        if first.backend == "ec2" and any(job.terms.purchase == "spot" for job in jobs):
+            lines.append(
+                "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
+            )
     return [*lines, str(_ceiling(prepared.request, prepared.placements))]
 
 

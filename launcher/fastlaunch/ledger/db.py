@@ -106,6 +106,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE attempts ADD COLUMN partition TEXT",
         "ALTER TABLE attempts ADD COLUMN absences TEXT",
     ),
+    # How a run that nobody follows is gone on with, if EC2 takes its spot machine.
+    (
+        "ALTER TABLE runs ADD COLUMN goes_on TEXT",
+        "CREATE INDEX runs_that_go_on ON runs (state) WHERE goes_on IS NOT NULL",
+    ),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

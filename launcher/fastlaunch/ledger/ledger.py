@@ -7,7 +7,7 @@ changes it is a method of one class: what is final stays final, and whoever come
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -204,6 +204,22 @@ class Ledger:
             if is_open:
                 self._add_event(run_id, RunState.PLANNED, reason)
         return is_open
+
+    def set_goes_on(self, run_ids: Iterable[str], how: Mapping[str, Any] | None) -> None:
+        """Store how `Launcher.go_on` goes on with the runs, as plain data; None if it does not."""
+        with self.transaction():
+            for run_id in run_ids:
+                self._file.update("runs", run_id, goes_on=dumps(how) if how else None)
+
+    def goes_on(self) -> dict[str, dict[str, Any]]:
+        """Return what `set_goes_on` stored, by run id, of runs that were interrupted; oldest first."""
+        rows = self._file.all(
+            "SELECT id, goes_on FROM runs WHERE goes_on IS NOT NULL AND state = 'interrupted' ORDER BY rowid"
+        )
+        try:
+            return {run_id: dict(json.loads(how)) for run_id, how in rows}
+        except (ValueError, TypeError) as error:
+            raise damaged(self.path, f"how runs go on: {error}") from None
 
     def set_state(self, run_id: str, state: RunState, reason: str | None = None) -> bool:
         """Let the run enter `state`, and add that to its history; return whether it did.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The ledger's `reason` of an attempt that someone asked to stop begins so.
 STOPPED_BY = "stopped by "
+#: That of an attempt on EC2 whose spot machine was taken begins so.
+TAKEN_BY_EC2 = "EC2 took "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
 #: AWS's words for machines that it never had, after which another place may have some.

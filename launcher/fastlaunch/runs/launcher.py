@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from fastlaunch.backends.placements import Placement, placement_to_json
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
-from fastlaunch.core.errors import NoCapacity, UserError
+from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import RegionSettings, Settings
@@ -33,7 +33,7 @@ from fastlaunch.runs.finish import held_runs, settle_run
 from fastlaunch.runs.local import LocalRunner
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
-from fastlaunch.runs.resume import can_go_on, resumable, root_of
+from fastlaunch.runs.resume import can_go_on, is_too_soon, resumable, root_of, taken_runs
 from fastlaunch.runs.sight import check_account
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -120,8 +120,14 @@ class Launcher:
         for attempt in self.ledger.attempts_of(run.id)[-1:]:
             check_account(attempt, self._backend(attempt).aws.identity())
         with self._launching(run.submission_id):
-            if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
-                raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
+            with self.ledger.transaction():
+                if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
+                    raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
+                # The user has taken over; other runs would spend the same minutes again.
+                siblings = self.ledger.select(submission=run.submission_id)
+                self.ledger.set_goes_on([each.id for each in siblings], None)
+                if detach and _goes_on(JobSpec.from_json(run.spec or {})):
+                    self.ledger.set_goes_on([run.id], {"account_timer": account_timer})
             self._run_on_aws(
                 [run.id],
                 plan.placements,
@@ -131,6 +137,64 @@ class Launcher:
                 account_timer=account_timer,
             )
         return self.ledger.get(run.id)
+
+    def go_on(self) -> bool:
+        """Go on, detached, with detached runs whose spot machine EC2 took; return whether any still waits.
+
+        They go on as the submission agreed: from the last checkpoint, in the minutes that are left. What
+        cannot go on is reported.
+        """
+        is_waiting = False
+        for runs in taken_runs(self.ledger):
+            first = runs[0]
+            last, now = self.ledger.attempts_of(first.id)[-1], self.cloud_backends[first.backend].now()
+            if is_too_soon(last, now):
+                is_waiting = True
+                continue
+            try:
+                self._go_on(runs)
+            except (NoCapacity, Throttled, Unreachable) as error:
+                is_waiting = True
+                self.report(f"warning: run {first.id} waits to be resumed: {error.message}")
+            except UserError as error:
+                self.report(
+                    f"warning: run {first.id} is not resumed: {error.message}. "
+                    f"To leave it so: fastlaunch cancel {first.id}"
+                )
+            if self.stop.by:
+                break
+        return is_waiting
+
+    def _go_on(self, runs: Sequence[Run]) -> None:
+        """Go on with the runs that one attempt left, unless another command does so meanwhile."""
+        first, run_ids = runs[0], [run.id for run in runs]
+        for attempt in self.ledger.attempts_of(first.id)[-1:]:
+            check_account(attempt, self._backend(attempt).aws.identity())
+        plan = resumable(first, backends=self.cloud_backends, ledger=self.ledger)
+        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        account_timer = bool(self.ledger.goes_on().get(first.id, {}).get("account_timer", True))
+        check_timers(self.settings, plan.placements, account_timer=account_timer)
+        with self._launching(first.submission_id):
+            with self.ledger.transaction():
+                # Another command may have gone on with them, or cancelled them, before this one got the lock.
+                if not self.ledger.goes_on().keys() >= set(run_ids):
+                    return
+                for run_id in run_ids:
+                    self.ledger.reopen(run_id, f"resumed from {plan.checkpoint}")
+            self.report(
+                f"EC2 took the spot machine of {', '.join(run_ids)}: going on from {plan.checkpoint}, with "
+                f"{plan.minutes_left} minutes left of what was submitted"
+            )
+            self._run_on_aws(
+                run_ids,
+                plan.placements,
+                lambda at: {
+                    run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
+                },
+                max_minutes=plan.max_minutes,
+                detach=True,
+                account_timer=account_timer,
+            )
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
@@ -188,6 +252,8 @@ class Launcher:
                     backend=backend,
                     directory=Path(directory),
                 )
+                if submission.detach and _goes_on(job):
+                    self.ledger.set_goes_on([run_id], {"account_timer": submission.account_timer})
         return run_ids
 
     def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
@@ -345,6 +411,11 @@ class Launcher:
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
         return True
+
+
+def _goes_on(job: JobSpec) -> bool:
+    """Whether the job, detached, goes on by `Launcher.go_on` if its machine is taken."""
+    return job.backend == "ec2" and job.terms.purchase == "spot" and bool(job.checkpoint_every)
 
 
 def check_home(home: Path) -> None:

@@ -5,6 +5,7 @@ And whether its checkpoints are quick enough for spot.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from fastlaunch.backends.placements import Placement, placement_from_json
 from fastlaunch.backends.protocol import CloudBackend
@@ -16,9 +17,12 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.collect import checkpoints
+from fastlaunch.runs.finish import TAKEN_BY_EC2
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
 LONGEST_S = 60.0
+#: After a request that got no machine.
+_RETRY_AFTER = timedelta(minutes=10)
 #: What becomes of a slower checkpoint. SageMaker documents 120 s between SIGTERM and the end for jobs that
 #: are stopped (API_StoppingCondition), but for jobs that lose their spot machine only that they start again
 #: from what had been copied to S3 (model-checkpoints).
@@ -92,6 +96,23 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         minutes_left=minutes,
         checkpoint=saved.newest.rpartition("/")[2],
     )
+
+
+def taken_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
+    """Return the runs to go on with whose spot machine EC2 took while nobody followed, by attempt."""
+    by_attempt: dict[int, list[Run]] = {}
+    for run in map(ledger.get, ledger.goes_on()):
+        attempts = ledger.attempts_of(run.id)
+        last = next((attempt for attempt in reversed(attempts) if attempt.handle), None)
+        has_ended = all(attempt.ended_at for attempt in attempts) and not ledger.launcher_lives(run)
+        if has_ended and last and (last.reason or "").startswith(TAKEN_BY_EC2):
+            by_attempt.setdefault(last.id, []).append(run)
+    return [tuple(runs) for runs in by_attempt.values()]
+
+
+def is_too_soon(attempt: Attempt, now: datetime) -> bool:
+    """Whether the attempt got no machine just now, and another one would get none either."""
+    return attempt.handle is None and now - datetime.fromisoformat(attempt.started_at) < _RETRY_AFTER
 
 
 def can_go_on(attempt: Attempt, placement: Placement) -> bool:
