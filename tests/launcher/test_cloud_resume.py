@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from cloud_world import WEST, A, B, World, job
@@ -21,6 +20,7 @@ from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint, taken_runs
 
 
@@ -277,11 +277,23 @@ def test_of_two_commands_one_goes_on(world: World) -> None:
     world.reconcile()
     (chosen,) = taken_runs(world.ledger)
     world.launcher().go_on()
-    world.clock.sleep(30)
-    # The other one chose them before, and had to wait for the lock.
-    with suppress(UserError):
+    with pytest.raises(UserError, match="still has a machine"):
         world.launcher()._go_on(chosen)
-    assert len(world.aws.requests) == 2 and len(world.aws.live()) == 1
+    assert len(world.aws.requests) == 2
+
+
+def test_what_was_decided_before_the_lock_is_looked_up_again(world: World) -> None:
+    runs = taken(world)
+    world.reconcile()
+
+    class Waiting(PlainLines):
+        def __enter__(self) -> Self:
+            world.ledger.set_goes_on([run.id for run in runs], None)
+            return super().__enter__()
+
+    display = Waiting(stream=world.shown, clock=lambda: world.clock.now().timestamp())
+    assert not replace(world.launcher(), display=display).go_on()
+    assert len(world.aws.requests) == 1
 
 
 def test_killed_before_a_machine_was_asked_for_it_goes_on_at_the_next_look(world: World) -> None:
