@@ -4,6 +4,7 @@ import pytest
 from cloud_world import World
 from fake_cloud import FakeNode
 
+from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.runs.provision import NO_SCHEDULE
@@ -74,6 +75,21 @@ def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
     world.clock.sleep(600)
     world.reconcile()
     assert world.ledger.get(run.id).state is RunState.COMPLETED
+    assert world.aws.schedules == {} and world.ledger.scheduled_attempts() == []
+
+
+def test_another_account_does_not_take_its_absence_for_its_end(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    world.clock.sleep(600)
+    world.aws.refuse("DeleteSchedule", NotAuthorised("not allowed"))
+    world.reconcile()
+    assert world.ledger.get(run.id).state is RunState.COMPLETED and len(world.aws.schedules) == 1
+    own, calls = world.aws.caller, world.aws.calls["DeleteSchedule"]
+    world.aws.caller = Identity(account="999999999999", arn="arn:aws:iam::999999999999:user/eve")
+    world.reconcile()
+    assert world.aws.calls["DeleteSchedule"] == calls and len(world.ledger.scheduled_attempts()) == 1
+    world.aws.caller = own
+    world.reconcile()
     assert world.aws.schedules == {} and world.ledger.scheduled_attempts() == []
 
 

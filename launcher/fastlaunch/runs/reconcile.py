@@ -95,8 +95,10 @@ def reconcile_cloud(
     _settle_unheld(ledger, backends)
     # Schedules that are left of attempts that have ended, however they did.
     for attempt in ledger.scheduled_attempts():
-        if attempt.ended_at is not None and attempt.backend in backends:
-            disarm(ledger, backends[attempt.backend].aws, attempt)
+        ended_on = backends.get(attempt.backend) if attempt.ended_at is not None else None
+        # Another account has none of that name, which says nothing of this one.
+        if ended_on and _of_this_account(ended_on, [attempt], lambda _: None):
+            disarm(ledger, ended_on.aws, attempt)
 
 
 def _of_this_account(
