@@ -138,7 +138,7 @@ def connect(service: str, region: str, endpoint: str | None = None) -> Any:
         "service-quotas" if service == "servicequotas" else service,
         region_name=region,
         endpoint_url=endpoint or os.environ["AWS_ENDPOINT_URL"],
-        aws_access_key_id="AKIAEXAMPLE",
+        aws_access_key_id=os.environ.get("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE"),
         aws_secret_access_key="secret",
         config=Config(retries={"mode": "standard", "total_max_attempts": 1}),
     )

@@ -2,10 +2,20 @@
 
 import random
 from dataclasses import dataclass
+from enum import StrEnum
 
 from faulty_proxy import Fault
 from network import Faults, Moment
 from submissions import launch_of
+
+
+class View(StrEnum):
+    """What a command sees: all that lives, none of it, or another account, of which it has the login."""
+
+    TRUE = "true"
+    STALE = "stale"
+    STRANGE = "strange"
+
 
 _FAULTS = (Fault.LOSE_ANSWER, Fault.LOSE_REQUEST, Fault.THROTTLE)
 
@@ -36,7 +46,19 @@ def draw_faults(rng: random.Random, submission: str) -> Faults:
         hidden=rng.choice((0, 0, 3, 10)),
         expires_at=rng.randint(1, 40) if rng.random() < 0.15 else None,
         timers=rng.choice((None, None, *_FAULTS)) if "detached" in submission else None,
+        stale=_draw_stale(rng),
     )
+
+
+def _draw_stale(rng: random.Random) -> tuple[int, int]:
+    """Looks that show nothing: for a while, from the first one or in the middle, or none."""
+    first = rng.choice((1, rng.randint(2, 12)))
+    return rng.choice(((0, 0), (first, first + rng.choice((1, 3, 30)))))
+
+
+def draw_view(rng: random.Random) -> View:
+    """What somebody sees who types a command that looks: mostly what is there."""
+    return rng.choice((View.TRUE, View.TRUE, View.TRUE, View.STALE, View.STRANGE))
 
 
 def draw_death(rng: random.Random, submission: str) -> Death:

@@ -1,5 +1,9 @@
-"""What lies between a launcher and AWS in a trial: the faulty proxy, which can also strike at a moment."""
+"""What lies between a launcher and AWS in a trial: the faulty proxy, which can also strike at a moment.
 
+It also plays the views of AWS that show nothing: an old one, and that of another account.
+"""
+
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -11,6 +15,12 @@ from sent_request import SentRequest
 
 #: The requests that start machines.
 LAUNCHES = ("RunInstances", "CreateTrainingJob")
+#: Signs the requests of somebody who is logged in to another account, which can read the bucket too.
+STRANGER_KEY = "AKIASTRANGER"
+_STRANGER = (
+    "<GetCallerIdentityResult><Arn>arn:aws:iam::999999999999:user/other</Arn><UserId>AIDAOTHER</UserId>"
+    "<Account>999999999999</Account></GetCallerIdentityResult>"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +32,8 @@ class Faults:
     unless its token has an instance. hidden: in how many answers what is new is missing. expires_at: the
     request from which on the credentials have expired; None for never. timers: what happens to every
     CreateSchedule. denied: actions for which the right is lacking. first_launch: what happens to the first
-    request that starts machines.
+    request that starts machines. stale: the first look, from 1, in which EC2 and SageMaker show nothing,
+    whatever lives, and the first one in which they show all again.
     """
 
     refused: float = 0.0
@@ -36,6 +47,7 @@ class Faults:
     timers: Fault | None = None
     denied: tuple[str, ...] = ()
     first_launch: Fault | None = None
+    stale: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,10 @@ class Network(FaultyProxy):
     def __init__(self, server_url: str) -> None:
         super().__init__(server_url)
         self.faults = Faults()
+        #: EC2 and SageMaker show nothing until this is taken back.
+        self.is_stale = False
+        self.num_stale = 0
+        self._num_looks = 0
         self._counts: dict[str | None, int] = {}
         self._at: tuple[Moment, Callable[[], None]] | None = None
         self._had: set[str] = set()
@@ -62,6 +78,7 @@ class Network(FaultyProxy):
         self.calm()
         self.log.clear()
         self.faults, self._random, self._counts = faults, random, {}
+        self._num_looks = self.num_stale = 0
         others = {
             Fault.INTERNAL_ERROR: faults.refused,
             Fault.THROTTLE: faults.throttled,
@@ -80,7 +97,7 @@ class Network(FaultyProxy):
     def calm(self) -> None:
         """Pass everything on from now on."""
         super().calm()
-        self.faults, self._at = Faults(), None
+        self.faults, self._at, self.is_stale = Faults(), None, False
 
     def at(self, moment: Moment | None, call: Callable[[], None] = lambda: None) -> None:
         """Call once at a moment, before the request is passed on or before its answer is; None for never."""
@@ -94,6 +111,8 @@ class Network(FaultyProxy):
             number = self._counts[None]
             drawn = self._random.random()
         self._come(request.action, after=False)
+        if f"Credential={STRANGER_KEY}/" in request.headers.get("authorization", ""):
+            return _answer_of_another_account(request) or super().answer(request, body, target)
         if self.faults.expires_at is not None and number >= self.faults.expires_at:
             return moto_gaps.error(request, "RequestExpired", "Request has expired.", 400)
         if request.action in self.faults.denied:
@@ -106,7 +125,19 @@ class Network(FaultyProxy):
         if request.action == "RunInstances" and self.log[-1].fault in (Fault.NONE, Fault.LOSE_ANSWER):
             self._had.add(str(token))
         self._come(request.action, after=True)
-        return told
+        return self._staled(request) or told
+
+    def _staled(self, request: SentRequest) -> Any:
+        """The answer in which nothing is, where the view is old; None otherwise."""
+        if (empty := _empty(request)) is None:
+            return None
+        with self._lock:
+            self._num_looks += 1
+            first, end = self.faults.stale
+            if not self.is_stale and not first <= self._num_looks < end:
+                return None
+            self.num_stale += 1
+            return empty
 
     def _come(self, action: str, *, after: bool) -> None:
         with self._lock:
@@ -119,3 +150,34 @@ class Network(FaultyProxy):
                 return
             self._at = None
         call()
+
+
+def _empty(request: SentRequest) -> Any:
+    """The answer to a look at machines or jobs where there are none; None for all else."""
+    if request.action == "DescribeInstances":
+        return moto_gaps.xml(request.action, "<reservationSet/>")
+    if request.action == "DescribeTrainingJob":
+        return moto_gaps.error(request, "ValidationException", "Requested resource not found.", 400)
+    if request.action == "ListTrainingJobs":
+        return _json({"TrainingJobSummaries": []})
+    return None
+
+
+def _answer_of_another_account(request: SentRequest) -> Any:
+    """The answer of an account in which nothing is; None where it is the bucket's."""
+    if request.service == "s3":
+        return None
+    if request.action == "GetCallerIdentity":
+        return moto_gaps.xml(request.action, _STRANGER)
+    if request.action == "ListSchedules":
+        return _json({"Schedules": []})
+    if (empty := _empty(request)) is not None:
+        return empty
+    code = {"ec2": "InvalidInstanceID.NotFound", "sagemaker": "ValidationException"}
+    return moto_gaps.error(
+        request, code.get(request.service, "ResourceNotFoundException"), "There is none.", 400
+    )
+
+
+def _json(data: dict[str, Any]) -> Any:
+    return 200, [("Content-Type", "application/x-amz-json-1.1")], json.dumps(data).encode()

@@ -1,26 +1,30 @@
 """The launcher killed at every step and at random moments, over a service that fails, throttles and lies.
 
+Some commands see AWS as it was before the launch, or another account; others' machines, jobs and schedules
+look like the launcher's; and jobs write what nodes do not.
+
 After `fastlaunch reap`, hours later: no live instance, no running job, no schedule left, every row of the
 ledger final and explained, every cost known, nothing started twice for a token or a job's name, no second
-machine or job for a run while its first one lives, every tag in its place.
+machine or job for a run while its first one lives, every tag in its place; and at no time anything called
+lost that lives, or anything of others ended.
 """
 
 import pytest
-from drawn import Death
+from drawn import Death, View
 from faulty_proxy import Fault
 from network import Faults, Moment
 from submissions import SUBMISSIONS, launch_of, num_nodes_of
 from trial import Trial
 
-#: Seeded trials of each kind of submission.
+#: Seeded trials of each kind of submission: 320, of which 40 are slow, and the others in the full tier.
 NUM_TRIALS = {
-    "machine": 80,
-    "nodes": 30,
-    "block": 6,
-    "detached": 16,
-    "detached-nodes": 8,
-    "job": 40,
-    "spot-job": 16,
+    "machine": 112,
+    "nodes": 48,
+    "block": 8,
+    "detached": 32,
+    "detached-nodes": 16,
+    "job": 72,
+    "spot-job": 32,
 }
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
 NUM_STEPS = 14
@@ -57,6 +61,16 @@ def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: i
     launch = Moment(n=1, action=launch_of(kind), after=after)
     assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
     assert trial.told[1] == "[-9]", trial.story()
+
+
+@pytest.mark.parametrize("view", [View.STALE, View.STRANGE])
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+def test_what_is_not_shown_is_neither_lost_nor_ended(trial: Trial, kind: str, view: View) -> None:
+    trial.faults, trial.fates, trial.view = Faults(), ("hangs",), view
+    trial.next_typed = (("status",), ("status",), ("reap", "--yes"), ("collect",), ("status",))
+    look = "DescribeTrainingJob" if kind == "job" else "DescribeInstances"
+    assert not trial.run(Death(moment=Moment(n=6, action=look, after=True), after_s=20.0)), trial.story()
+    assert trial.num_launched == num_nodes_of(kind), trial.story()
 
 
 @pytest.mark.parametrize("hidden", [0, 3])

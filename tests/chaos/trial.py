@@ -16,21 +16,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
-from drawn import Death, draw_death, draw_faults
+from drawn import Death, View, draw_death, draw_faults, draw_view
 from ec2_builders import IMAGE
 from fake_container import containers
 from fake_node import nodes
 from fake_scheduler import Scheduler
+from foreign import Foreign
 from forked_launcher import Command, Order, Zygote
 from moto_server import MotoServer
-from network import Faults, Network
+from network import STRANGER_KEY, Faults, Network
 from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of
 from verdict import Started, Verdict
 
 #: After that, every machine is over its time, and EC2 has forgotten what was terminated.
 LATER_S = 5 * 3600.0
-#: Looks in quicker succession count as one.
-BETWEEN_LOOKS_S = 330.0
+#: Between two looks that both count, where AWS shows nothing.
+_APART_S = 360.0
+#: Commands that only look at AWS, or end what they see.
+_LOOKS = ("status", "reap", "cancel", "collect")
 
 
 @dataclass(kw_only=True)
@@ -38,8 +41,10 @@ class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
     kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
-    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Lives`. is_left: before
+    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Lives`; its jobs then
+    write nothing but what nodes do. is_left: before
     anyone types `reap`, the scheduler carries out what is due.
+    view: of `next_typed`, each twenty minutes after the one before.
     is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
     clock, and not a fork.
     """
@@ -55,10 +60,12 @@ class Trial:
     is_real: bool = False
     is_left: bool | None = None
     fates: tuple[str, ...] = ()
+    view: View | None = None
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     _troubled: Faults = field(default_factory=Faults)
     _started: list[Started] = field(default_factory=list)
+    _foreign: Foreign = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.kind in SUBMISSIONS, self.kind
@@ -69,8 +76,13 @@ class Trial:
         self._set_up()
         machines = nodes(self.server, random.Random(rng.random()), self.fates)
         jobs = containers(self.server, random.Random(rng.random()), self.fates)
-        self.server.when_launched = [self._note_launch, machines.start]
-        self.server.training_jobs.when_created = [self._note_job, jobs.start]
+        forgeries = self._foreign.forgeries(
+            random.Random(rng.random()), self._tags_of, is_honest=bool(self.fates)
+        )
+        self.server.when_launched = [
+            *(self._note_launch, self._foreign.copy, machines.start, forgeries.start)
+        ]
+        self.server.training_jobs.when_created = [self._note_job, jobs.start, forgeries.start]
         self._troubled = self.faults or draw_faults(rng, self.kind)
         self.server.training_jobs.hidden_describes = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
@@ -83,12 +95,14 @@ class Trial:
             job.hidden = 0
         machines.freeze()
         jobs.freeze()
+        forgeries.freeze()
         is_left = rng.random() < 0.5 if self.is_left is None else self.is_left
         if is_left:
             self._leave_alone()
         self._forget_some(rng)
         self._clean_up(rng)
         self.problems += self._verdict.in_the_end(self._started)
+        self.problems += self._foreign.problems(self.folder / "home")
         return self.problems
 
     @property
@@ -107,12 +121,16 @@ class Trial:
             scheduler=self._scheduler,
             ledger=self.folder / "home" / "ledger.sqlite",
             num_nodes=num_nodes_of(self.kind),
+            foreign=self._foreign,
+            was_stale=self.network.num_stale > 0,
         )
 
     # What happens
 
     def _set_up(self) -> None:
         config = furnish(self.server)
+        self._foreign = Foreign(server=self.server)
+        self._foreign.settle()
         # A job that was told to stop is stopped when it is looked at next.
         self.server.training_jobs.stopping_describes = 0
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,17 +138,22 @@ class Trial:
 
     def _note_launch(self, region: str, instance_id: str) -> None:
         """Called by the server for every instance that it makes, before anything else happens."""
-        tags = {tag["key"]: tag["value"] for tag in self.server.instance(instance_id).get_tags()}
-        self._note(Started(id=instance_id, region=region, tags=tags))
+        self._note(Started(id=instance_id, region=region, tags=self._tags_of(instance_id)))
 
     def _note_job(self, region: str, name: str) -> None:
         """Called by the server for every training job that it makes, before anything else happens."""
-        self._note(Started(id=name, region=region, tags=self.server.training_jobs.job(name).tags))
+        self._note(Started(id=name, region=region, tags=self._tags_of(name)))
+
+    def _tags_of(self, name: str) -> dict[str, str]:
+        if not name.startswith("i-"):
+            return self.server.training_jobs.job(name).tags
+        return {tag["key"]: tag["value"] for tag in self.server.instance(name).get_tags()}
 
     def _note(self, started: Started) -> None:
         for before in self._started:
             same_run = before.tags.get("fastlaunch:run") == started.tags.get("fastlaunch:run")
-            if same_run and before.token != started.token and self._verdict.lives(before):
+            follows = same_run and before.token != started.token
+            if follows and self._verdict.lives(before) and not self._verdict.seems_gone(before):
                 self.problems.append(
                     f"{started.id} in {started.region} was started while {before.id} in {before.region} "
                     "lives, for the same run"
@@ -170,10 +193,19 @@ class Trial:
             self.network.at(death.moment, command.kill)
         self._wait(command, death.after_s)
 
-    def _command(self, *argv: str, ahead_s: float = 0.0, killed_after_s: float | None = None) -> int:
-        self.told.append(f"$ fastlaunch {' '.join(argv)}")
-        command = self.zygote.start(self._order(*argv, ahead_s=ahead_s))
-        return self._wait(command, killed_after_s)
+    def _command(
+        self,
+        *argv: str,
+        ahead_s: float = 0.0,
+        killed_after_s: float | None = None,
+        view: View = View.TRUE,
+    ) -> int:
+        self.told.append(f"$ fastlaunch {' '.join(argv)} ({view} view, {ahead_s:.0f} s later)")
+        self.network.is_stale = view is View.STALE
+        command = self.zygote.start(self._order(*argv, ahead_s=ahead_s, view=view))
+        status = self._wait(command, killed_after_s)
+        self.network.is_stale = False
+        return status
 
     def _wait(self, command: Command, killed_after_s: float | None) -> int:
         timer = threading.Timer(killed_after_s, command.kill) if killed_after_s is not None else None
@@ -187,18 +219,25 @@ class Trial:
         self.told.append(f"[{status}]")
         if status == -signal.SIGALRM:
             self.problems.append("a command hung")
+        if status == 70:
+            self.problems.append("a command broke")
         self.problems += self._verdict.at_any_time(self._started)
         return status
 
     def _order(
-        self, *argv: str, commit: int | None = None, before_commit: bool = False, ahead_s: float = 0.0
+        self,
+        *argv: str,
+        commit: int | None = None,
+        before_commit: bool = False,
+        ahead_s: float = 0.0,
+        view: View = View.TRUE,
     ) -> Order:
         environment = {
             "PATH": os.environ["PATH"],
             "FASTLAUNCH_HOME": str(self.folder / "home"),
             "FASTLAUNCH_CONFIG": str(self.folder / "config.yaml"),
             "AWS_ENDPOINT_URL": self.network.url,
-            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+            "AWS_ACCESS_KEY_ID": STRANGER_KEY if view is View.STRANGE else "AKIAEXAMPLE",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
@@ -214,6 +253,7 @@ class Trial:
         )
 
     def _meddle(self, rng: random.Random) -> None:
+        ahead_s = 0.0
         for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
             killed_after_s = (
                 rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
@@ -224,7 +264,14 @@ class Trial:
                 killed_after_s = 3.0
             runs = self._verdict.rows("SELECT id FROM runs ORDER BY id") if "RUN" in argv else []
             words = [runs[0]["id"] if runs and word == "RUN" else word for word in argv]
-            self._command(*words, killed_after_s=killed_after_s)
+            view = self.view or View.TRUE
+            if argv[0] in _LOOKS and (self.view or self.next_typed is None):
+                view = self.view or draw_view(rng)
+                # At last over the time of what was started, but not an hour: AWS shows again what lives.
+                pause_s = 1200.0 if self.view else rng.choice((0.0, 0.0, 400.0, 1200.0, 3600.0))
+                ahead_s = min(ahead_s + pause_s, 5400.0)
+            later_s = ahead_s if argv[0] in _LOOKS else 0.0
+            self._command(*words, killed_after_s=killed_after_s, view=view, ahead_s=later_s)
 
     def _meddling(self, rng: random.Random) -> list[tuple[str, ...]]:
         """Commands that somebody types next, while the service still fails."""
@@ -258,20 +305,24 @@ class Trial:
                 self.server.forget(instance.id)
 
     def _clean_up(self, rng: random.Random) -> None:
-        """What is typed in the end, hours later, with a service that works.
-
-        What EC2 has forgotten without a last word counts as gone after the third look.
-        """
-        regions = ("--region", "us-west-2", "--region", "us-east-1")
-        first: tuple[tuple[str, ...], ...] = rng.choice(
-            [(("status",), ("reap", "--yes")), (("reap", "--yes"),), (("reap", "--yes", *regions),)]
-        )
-        commands = (*first, *[("status",)] * 3)
-        for number, argv in enumerate(commands):
-            code = self._command(*argv, ahead_s=LATER_S + number * BETWEEN_LOOKS_S)
-            is_alarm = argv == ("status",) and code == 1 and number < len(commands) - 1
-            if code != 0 and not is_alarm:
+        """What is typed in the end, hours later, with a service that works."""
+        for argv in rng.choice(
+            [
+                (("status",), ("reap", "--yes"), ("status",)),
+                (("reap", "--yes"), ("status",)),
+                (("reap", "--yes", "--region", "us-west-2", "--region", "us-east-1"), ("status",)),
+            ]
+        ):
+            code = self._command(*argv, ahead_s=LATER_S)
+            # What AWS shows no more is gone at the third look: until then `status` raises an alarm.
+            if code not in ((0, 1) if argv == ("status",) else (0,)):
                 self.problems.append(f"fastlaunch {' '.join(argv)} ended with {code}")
+        for num_looks in range(1, 4):
+            if code == 0:
+                break
+            code = self._command("status", ahead_s=LATER_S + num_looks * _APART_S)
+        if code != 0:
+            self.problems.append(f"fastlaunch status ended with {code}")
 
     def story(self) -> str:
         """All that happened, for a trial that failed."""

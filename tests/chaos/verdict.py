@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fake_scheduler import Scheduler
+from foreign import Foreign
+from lives import Output
 from moto_server import MotoServer
 
 from fastlaunch.core.plan import RunState
@@ -41,13 +43,16 @@ class Started:
 class Verdict:
     """What is wrong, in words, with what the service made and what the ledger says of it.
 
-    num_nodes: machines that one request starts.
+    num_nodes: machines that one request starts. foreign: what is not the launcher's.
+    was_stale: at some look AWS did not show what lives.
     """
 
     server: MotoServer
     scheduler: Scheduler
     ledger: Path
     num_nodes: int
+    foreign: Foreign
+    was_stale: bool
 
     def lives(self, one: Started) -> bool:
         """Whether it costs, or may come to."""
@@ -55,22 +60,31 @@ class Verdict:
             return self.server.training_jobs.job(one.id).status == "InProgress"
         return one.id in {instance.id for instance in self.server.instances(*LIVE)}
 
+    def seems_gone(self, one: Started) -> bool:
+        """Whether nothing contradicts its end: it said so itself, or its job did, and AWS did not show it."""
+        output = Output(tags=one.tags)
+        return self.was_stale and any(
+            output.get(f"node-{node}/status.json") for node in range(self.num_nodes)
+        )
+
     def at_any_time(self, started: Sequence[Started]) -> Iterator[str]:
         """What the ledger calls ended costs nothing more, and no schedule is in the account unknown to it."""
         living = [one for one in started if self.lives(one)]
-        attempts = self.rows("SELECT token, reason, schedule, ended_at FROM attempts")
+        attempts = self.rows("SELECT token, state, reason, schedule, ended_at FROM attempts")
         ended = {row["token"]: row["reason"] for row in attempts if row["ended_at"] is not None}
+        lost = {row["token"] for row in attempts if row["state"] == RunState.LOST}
         for one in living:
-            if one.token in ended:
+            if one.token in ended and (one.token in lost or not self.seems_gone(one)):
                 yield f"{one.token} has ended ({ended[one.token]}), and {one.id} in {one.region} lives"
         states = {row["id"]: row for row in self.rows("SELECT id, state, reason FROM runs")}
         for one in living:
             runs = [states[run_id] for run_id in self._runs_of(one.token)]
-            if runs and all(RunState(run["state"]).is_final for run in runs):
+            is_over = runs and all(RunState(run["state"]).is_final for run in runs)
+            if is_over and not self.seems_gone(one):
                 yield f"all runs of {one.token} have ended ({runs[0]['reason']}), and {one.id} lives"
         noted = {name for row in attempts for name in self._schedules_of(row)}
         for name, region in self.scheduler.names().items():
-            if name not in noted:
+            if name not in noted and not self.foreign.owns(name):
                 yield f"the ledger knows nothing of the schedule {name} in {region}"
 
     def in_the_end(self, started: Sequence[Started]) -> Iterator[str]:
@@ -110,11 +124,14 @@ class Verdict:
 
     def _left(self) -> Iterator[str]:
         for instance in self.server.instances(*LIVE):
-            yield f"{instance.id} lives: {instance.state}"
+            if not self.foreign.owns(instance.id):
+                yield f"{instance.id} lives: {instance.state}"
         for job in self.server.training_jobs.live():
-            yield f"{job.name} runs: {job.status}"
+            if not self.foreign.owns(job.name):
+                yield f"{job.name} runs: {job.status}"
         for name, region in self.scheduler.names().items():
-            yield f"the schedule {name} is left in {region}"
+            if not self.foreign.owns(name):
+                yield f"the schedule {name} is left in {region}"
 
     def _ledger(self, started: Sequence[Started]) -> Iterator[str]:
         attempts = self.rows("SELECT token, state, ended_at, reason, schedule FROM attempts")
