@@ -74,8 +74,9 @@ class Lives:
         thread = threading.Thread(
             target=self.live, args=(region, name, fate, lambda: self._frozen.wait(pace_s)), daemon=True
         )
-        self._threads.append(thread)
         thread.start()
+        # One that is not started yet cannot be waited for, and this may be called while all is frozen.
+        self._threads.append(thread)
 
     def freeze(self) -> None:
         """From here on nothing lives on, as if every timer of the node's or of SageMaker's were broken."""
