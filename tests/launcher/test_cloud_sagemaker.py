@@ -256,3 +256,14 @@ def test_a_job_that_sagemaker_starts_again_is_followed_on(world: World) -> None:
     assert attempt.billing.billed_s is not None and attempt.billing.lived_s is not None
     assert attempt.billing.billed_s == pytest.approx(SPOT_SHARE * attempt.billing.lived_s, abs=1)
     assert "step 40/40" in world.shown.getvalue()
+
+
+def test_a_job_that_nobody_noted_and_sagemaker_does_not_show_is_known_by_its_last_word(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    attempt = world.attempt(run)
+    world.clock.sleep(7200)
+    with world.ledger.transaction():
+        world.ledger._file.update("attempts", attempt.id, handle=None)
+    world.aws.jobs.jobs.clear()
+    world.reconcile()
+    assert world.ledger.get(run.id).state is RunState.COMPLETED

@@ -73,9 +73,9 @@ class SageMakerBackend(CloudBackend):
         # A request for each job.
         jobs = {
             key: self.aws.training_job(*key)
-            for key in {(handle["region"], handle["job_name"]) for handle in handles}
+            for key in {(handle["region"], handle["token"]) for handle in handles}
         }
-        return [attempt_status(jobs[handle["region"], handle["job_name"]]) for handle in handles]
+        return [attempt_status(jobs[handle["region"], handle["token"]]) for handle in handles]
 
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Have SageMaker stop the job, and bring what its containers save until it has ended.
@@ -94,18 +94,18 @@ class SageMakerBackend(CloudBackend):
         self._try_to_sync(handle)
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
-        return f"training job {handle['job_name']} in {handle['region']}"
+        return f"training job {handle['token']} in {handle['region']}"
 
     def checkpoint_folder(self, output: str, run_id: str) -> str:
         # Beside what the attempt uploads, as all attempts share one folder.
         return f"{output.rstrip('/').rpartition('/')[0]}/{run_id}/checkpoints/"
 
     def _console_text(self, handle: Mapping[str, Any]) -> str:
-        return self.aws.training_log(handle["region"], handle["job_name"])
+        return self.aws.training_log(handle["region"], handle["token"])
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
         """Have SageMaker stop the job: its containers get SIGTERM, and are killed 120 s later."""
-        region, name = handle["region"], handle["job_name"]
+        region, name = handle["region"], handle["token"]
         self.aws.stop_training_job(region, name)
         job = self.aws.training_job(region, name)
         has_ended = self._is_old(handle) if job is None else job.has_ended or job.status == "Stopping"
