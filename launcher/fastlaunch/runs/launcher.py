@@ -33,7 +33,7 @@ from fastlaunch.runs.finish import held_runs, settle_run
 from fastlaunch.runs.local import LocalRunner
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
-from fastlaunch.runs.resume import can_go_on, is_too_soon, resumable, root_of, taken_runs
+from fastlaunch.runs.resume import Resumable, can_go_on, is_too_soon, resumable, root_of, taken_runs
 from fastlaunch.runs.sight import check_account
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -115,10 +115,7 @@ class Launcher:
 
         detach, account_timer: see `Submission`. Raises UserError where that is impossible; see `resumable`.
         """
-        plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
-        check_timers(self.settings, plan.placements, account_timer=account_timer)
-        for attempt in self.ledger.attempts_of(run.id)[-1:]:
-            check_account(attempt, self._backend(attempt).aws.identity())
+        plan = self._resumable(run, account_timer=account_timer)
         with self._launching(run.submission_id):
             with self.ledger.transaction():
                 if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
@@ -168,12 +165,9 @@ class Launcher:
     def _go_on(self, runs: Sequence[Run]) -> None:
         """Go on with the runs that one attempt left, unless another command does so meanwhile."""
         first, run_ids = runs[0], [run.id for run in runs]
-        for attempt in self.ledger.attempts_of(first.id)[-1:]:
-            check_account(attempt, self._backend(attempt).aws.identity())
-        plan = resumable(first, backends=self.cloud_backends, ledger=self.ledger)
-        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         account_timer = bool(self.ledger.goes_on().get(first.id, {}).get("account_timer", True))
-        check_timers(self.settings, plan.placements, account_timer=account_timer)
+        plan = self._resumable(first, account_timer=account_timer)
+        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         with self._launching(first.submission_id):
             with self.ledger.transaction():
                 # Another command may have gone on with them, or cancelled them, before this one got the lock.
@@ -195,6 +189,14 @@ class Launcher:
                 detach=True,
                 account_timer=account_timer,
             )
+
+    def _resumable(self, run: Run, *, account_timer: bool) -> Resumable:
+        """Return how the run would be resumed. Raises UserError's kinds where that is impossible."""
+        plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
+        check_timers(self.settings, plan.placements, account_timer=account_timer)
+        attempt = self.ledger.attempts_of(run.id)[-1]
+        check_account(attempt, self._backend(attempt).aws.identity())
+        return plan
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:

@@ -69,12 +69,13 @@ def alarm(attempt: Attempt, now: datetime) -> str | None:
     launched_at = attempt.launched_at or (attempt.handle["launched_at"] if attempt.backend == "ec2" else None)
     if launched_at is None:
         return None
-    ended_at = datetime.fromisoformat(launched_at) + timedelta(minutes=attempt.max_minutes + MARGIN_MINUTES)
-    unseen = f"AWS does not show it since {attempt.absences[0]}" if attempt.absences else None
+    problems, ended_at = [], _ends_at(attempt, launched_at)
     if now > ended_at:
-        over = f"over its time and its ceiling since {ended_at:%Y-%m-%d %H:%M} UTC"
-        return f"{over}; {unseen}: whether it lives is unknown" if unseen else over
-    return f"{unseen}: whether it lives is unknown" if unseen else None
+        problems.append(f"over its time and its ceiling since {ended_at:%Y-%m-%d %H:%M} UTC")
+    if attempt.absences:
+        since = datetime.fromisoformat(attempt.absences[0])
+        problems.append(f"AWS has not shown it since {since:%Y-%m-%d %H:%M} UTC: whether it lives is unknown")
+    return "; ".join(problems) or None
 
 
 def _judged(
@@ -111,10 +112,14 @@ def _is_past(attempt: Attempt, absences: Sequence[str], backend: CloudBackend) -
     if attempt.account is None or len(absences) < _NUM_ABSENCES:
         return False
     assert attempt.handle is not None
-    started_at = datetime.fromisoformat(attempt.launched_at or attempt.handle["launched_at"])
-    minutes = timedelta(minutes=(attempt.max_minutes or 0) + MARGIN_MINUTES)
-    limit = started_at + backend.wait_limit + minutes + _PAST_LIMIT
-    return datetime.fromisoformat(absences[-1]) > limit
+    ends_at = _ends_at(attempt, attempt.launched_at or attempt.handle["launched_at"])
+    return datetime.fromisoformat(absences[-1]) > ends_at + backend.wait_limit + _PAST_LIMIT
+
+
+def _ends_at(attempt: Attempt, launched_at: str) -> datetime:
+    """Return when the time of machines that were started then is over, margin included."""
+    minutes = (attempt.max_minutes or 0) + MARGIN_MINUTES
+    return datetime.fromisoformat(launched_at) + timedelta(minutes=minutes)
 
 
 def _has_said_its_last_word(attempt: Attempt, backend: CloudBackend) -> bool:

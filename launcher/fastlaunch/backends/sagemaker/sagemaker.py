@@ -15,6 +15,7 @@ from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
 from fastlaunch.core.conventions import OUTPUT_TAG
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
+from fastlaunch.core.ownership import JOB_WAIT_MINUTES
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
@@ -31,7 +32,7 @@ class SageMakerBackend(CloudBackend):
     name: ClassVar[str] = "sagemaker"
     #: Waiting for machines is not billed, and a container that does not start fails its job.
     boot_limit: ClassVar[timedelta | None] = None
-    wait_limit: ClassVar[timedelta] = timedelta(hours=1)
+    wait_limit: ClassVar[timedelta] = timedelta(minutes=JOB_WAIT_MINUTES)
 
     _look_command: ClassVar[str] = "aws sagemaker describe-training-job --region {region} --training-job-name"
     billed = staticmethod(billed_on_sagemaker)
