@@ -12,8 +12,8 @@ from typing import Any
 
 from fastlaunch.aws.errors import is_unknown_job
 from fastlaunch.aws.session import AwsSession
-from fastlaunch.core.conventions import RUN_TAG
 from fastlaunch.core.errors import BadConfiguration, Unreachable
+from fastlaunch.core.ownership import RUN_TAG
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 #: Newest lines to fetch of every host's log. GetLogEvents returns up to 10,000.

@@ -4,8 +4,8 @@ import datetime
 
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
-from fastlaunch.core.conventions import MARGIN_MINUTES
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import MARGIN_MINUTES
 
 
 def max_cost_usd(*, num_nodes: int, max_minutes: int, usd_per_hour: float) -> float:

@@ -14,8 +14,8 @@ import click
 from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import confirm, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
-from fastlaunch.core.conventions import RUN_ID
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
+from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.runs.deadline_schedule import schedule_token
 from fastlaunch.runs.reap import (
     Inventory,

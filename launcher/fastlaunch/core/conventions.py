@@ -5,14 +5,6 @@ from collections.abc import Mapping
 
 from fastlaunch.core.errors import UserError
 
-# These stand in the file that the reaper in the account is built from.
-from fastlaunch.core.ownership import ATTEMPT_TAG as ATTEMPT_TAG
-from fastlaunch.core.ownership import MARGIN_MINUTES as MARGIN_MINUTES
-from fastlaunch.core.ownership import MAX_MINUTES_TAG as MAX_MINUTES_TAG
-from fastlaunch.core.ownership import OUTPUT_TAG as OUTPUT_TAG
-from fastlaunch.core.ownership import RUN_ID as RUN_ID
-from fastlaunch.core.ownership import RUN_TAG as RUN_TAG
-
 #: Who pays, or is asked: the caller, unless a tag of the user's says otherwise.
 OWNER_TAG = "Owner"
 #: What every service takes. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".

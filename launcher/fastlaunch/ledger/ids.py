@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastlaunch.core.conventions import RUN_ID
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.measure.summary import RunSummary
 
 #: Field of a filter -> what it is matched against.

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
-from fastlaunch.core.conventions import OUTPUT_TAG
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import close_to_others, make_folder
+from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.db import LedgerFile, damaged

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, SageMakerPlacement
 from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.conventions import MARGIN_MINUTES, MIN_MINUTES
+from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import MARGIN_MINUTES
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
-from fastlaunch.core.conventions import MARGIN_MINUTES
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
+from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt

@@ -16,9 +16,17 @@ from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.core.conventions import MARGIN_MINUTES, MAX_MINUTES_TAG, OWNER_TAG, RUN_TAG
+from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
-from fastlaunch.core.ownership import JOB_WAIT_MINUTES, instance_ends_at, job_ends_at, token_of
+from fastlaunch.core.ownership import (
+    JOB_WAIT_MINUTES,
+    MARGIN_MINUTES,
+    MAX_MINUTES_TAG,
+    RUN_TAG,
+    instance_ends_at,
+    job_ends_at,
+    token_of,
+)
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt

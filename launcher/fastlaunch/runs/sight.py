@@ -14,8 +14,8 @@ from fastlaunch.aws.types import Identity
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER, AttemptStatus, CloudBackend
-from fastlaunch.core.conventions import MARGIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch_train.node.protocol import SPOT

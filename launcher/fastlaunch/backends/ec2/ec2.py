@@ -15,7 +15,6 @@ from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.placements import Ec2Placement, Placement
 from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
-from fastlaunch.core.conventions import OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -24,7 +23,7 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.core.ownership import token_of
+from fastlaunch.core.ownership import OUTPUT_TAG, RUN_TAG, token_of
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.node.protocol import ABORT, STOP

@@ -9,8 +9,8 @@ from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_
 from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.conventions import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, placeholders_in
 from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun

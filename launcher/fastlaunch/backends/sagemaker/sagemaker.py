@@ -13,9 +13,8 @@ from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.placements import Placement, SageMakerPlacement
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
-from fastlaunch.core.conventions import OUTPUT_TAG
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
-from fastlaunch.core.ownership import JOB_WAIT_MINUTES
+from fastlaunch.core.ownership import JOB_WAIT_MINUTES, OUTPUT_TAG
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
