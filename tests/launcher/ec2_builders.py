@@ -28,7 +28,7 @@ def catalogue() -> Catalogue:
 
 
 def site(instance: str = "p5.48xlarge", **changes: Any) -> Ec2Placement:
-    """A site in us-east-1a with everything looked up, at its on-demand price (p5e: at $30)."""
+    """A site in us-east-1a with everything looked up, its volume free; p5e at $30, others at their price."""
     price = None if instance == "p5e.48xlarge" else catalogue().price(instance, on=date(2026, 11, 21))
     usual = Ec2Placement(
         instance=catalogue().instance(instance),
@@ -46,6 +46,7 @@ def site(instance: str = "p5.48xlarge", **changes: Any) -> Ec2Placement:
         code=CodeBundle(key="fastlaunch/code/c0de.tar.gz", sha256="c0de", commit="ab" * 20),
         usd_per_hour=price.usd_per_hour if price else 30.0,
         price_as_of=price.as_of.isoformat() if price else "2026-11-21",
+        volume_usd_per_hour=0.0,
     )
     return replace(usual, **changes)
 

@@ -31,6 +31,7 @@ def training_site(instance: str = "p5.48xlarge", **changes: Any) -> SageMakerPla
         code=CodeBundle.under("fastlaunch", sha256=DIGEST, commit="ab" * 20),
         usd_per_hour=usd,
         price_as_of=as_of,
+        volume_usd_per_hour=0.0,
         volume_gib=200,
     )
     return replace(usual, **changes)

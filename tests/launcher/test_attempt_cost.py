@@ -8,6 +8,7 @@ from attempt_builders import attempt_with
 
 from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used, total_cost
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.describe import ceiling_usd
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 LATER = START + timedelta(minutes=30)
@@ -52,6 +53,15 @@ def test_cost_of_an_attempt(attempt: Attempt, usd: float | None, is_final: bool,
     cost = attempt_cost(attempt, LATER)
     assert (cost.usd, cost.is_final, cost.text) == (usd, is_final, text)
     assert cost.sunk_usd == attempt.billing.sunk_usd
+
+
+def test_the_ceiling_of_what_is_under_way_is_the_one_that_submit_showed() -> None:
+    # At list price and with its volume, whatever an hour turns out to cost.
+    under_way = attempt(max_cost_usd=42.1)
+    assert ceiling_usd([under_way]) == 42.1
+    assert ceiling_usd([ended(1800), under_way]) == pytest.approx(18.0 + 42.1)
+    # Of 60 minutes and 10 more, where none is stored.
+    assert ceiling_usd([attempt()]) == pytest.approx(42.0)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[st
         *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "owner", "root-device"),
         *("run-id", "runs-sha256"),
     ]
-    # Known answer: (2 h + 10 min) at $55.04.
-    assert plan["max_cost_usd"] == pytest.approx(119.2533333)
+    # Known answer: (2 h + 10 min) at $55.04, and at $31 for 672 h of the volume.
+    assert plan["max_cost_usd"] == pytest.approx(119.2533333 + 130 / 60 * 31 / 672)
     assert (plan["usd_per_hour"], plan["price_as_of"]) == (55.04, "2026-07-20")
     request = plan["request"]
     assert (request["InstanceType"], request["ImageId"]) == ("p5.48xlarge", "<ami-id>")
@@ -92,7 +92,7 @@ def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
     plan = plan_of(capsys, "--instance", "g5.48xlarge,p5en.48xlarge,p5.48xlarge", "--max-hours", "50min")
     assert plan["request"]["InstanceType"] == "g5.48xlarge"
     assert plan["usd_per_hour"] == 16.288
-    assert plan["max_cost_usd"] == pytest.approx(63.296)
+    assert plan["max_cost_usd"] == pytest.approx(63.296 + 31 / 672)
 
 
 def test_tags_and_secrets_stand_in_the_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,15 +155,16 @@ def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str]) -> N
     assert after[4].startswith(
         "  p5.48xlarge in eu-north-1: no ec2 on-demand price of p5.48xlarge in eu-north"
     )
-    assert after[-2] == (
+    assert after[-3] == (
         "Known when it is submitted: "
         "<ami-id>, <code-sha256>, <image-digest>, <owner>, <root-device>, <runs-sha256>, "
         "<run-id> to <run-id-4>"
     )
-    assert lines[-1] == (
-        "Planned, not started: at most $137.14 of instance time: (2 h + 10 min) x $63.296/h, "
-        "the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20."
-    )
+    assert lines[-2:] == [
+        "Planned, not started: at most $137.24 of instance time and volumes: (2 h + 10 min) x "
+        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20.",
+        "Not counted: NAT gateways and data transfer.",
+    ]
     assert err == ""
 
 
@@ -195,7 +196,7 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
         ((*TWO_NODES, "--placement-group", "us-east-1a=close"), ["us-east-1a, on-demand.", "Name: close"]),
         (
             ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "1887.84"),
-            ["nothing on top of the capacity block's fee", "<block-end>"],
+            ["no instance time on top of the capacity block's fee", "<block-end>"],
         ),
         (
             ("--instance", "ml.p4d.24xlarge,ml.p5.48xlarge"),
@@ -217,7 +218,7 @@ def test_a_dry_run_says_where_and_what_is_missing(
         (["--instance", "p5.48xlarg"], "did you mean p5.48xlarge"),
         (["--purchase", "spot"], "add --checkpoint-every 50"),
         (["--region", "eu-north-1"], "eu-north-1"),
-        (["--max-cost", "100"], "give --max-cost 120, or --max-hours 99min"),
+        (["--max-cost", "100"], "give --max-cost 120, or --max-hours 98min"),
         (["--max-cost", "cheap"], "--max-cost: "),
         (["--max-hours", "0.1"], "--max-hours is 6 min"),
         (["--subnet", "subnet-0a"], "is not ZONE=ID"),

@@ -81,7 +81,7 @@ def test_two_nodes_are_one_request_in_their_placement_group(
     assert job.spec is not None and (job.spec["num_nodes"], job.spec["num_gpus"]) == (2, 16)
     # Known answer: 2 x (2 h + 10 min) at $55.04.
     assert "on 2 x p5.48xlarge (8 x H100 each) in us-east-1a, on-demand." in err
-    assert "at most $238.51 of instance time: 2 x (2 h + 10 min) x $55.04/h" in err
+    assert "at most $238.71 of instance time and volumes: 2 x (2 h + 10 min) x ($55.04 + $0.046)/h" in err
     assert "warning" not in err
 
 
@@ -138,7 +138,11 @@ def test_a_block_is_used_and_none_is_bought(account: MotoServer, capsys: pytest.
     with open_ledger(load_settings()) as ledger:
         (attempt,) = ledger.attempts_of(runs()[0].id)
         plan = ledger.plan_of(attempt.id)
-    assert plan is not None and plan.sunk_usd == 1887.84 and plan.max_cost_usd == pytest.approx(170.43)
+    assert (
+        plan is not None
+        and plan.sunk_usd == 1887.84
+        and plan.max_cost_usd == pytest.approx(170.43 + 2 * 130 / 60 * 31 / 672)
+    )
 
 
 def test_a_block_that_ends_sooner_cuts_the_limit(

@@ -81,6 +81,38 @@ BLOCK = CapacityBlock(
 )
 
 
+#: Known answer: in us-east-1, 200 GiB at $0.08 and 375 MiB/s beyond 125 at $0.04 are $31 a month of 672 h.
+VOLUME_USD_PER_HOUR = 31 / 672
+
+
+def test_volumes_are_counted_where_their_price_is_known() -> None:
+    volume = catalogue().find_volume_price("us-east-1", on=TODAY)
+    assert volume is not None
+    assert volume.max_usd_per_hour(gib=200, mib_per_s=500) == pytest.approx(VOLUME_USD_PER_HOUR)
+    # What is free takes nothing off.
+    assert volume.max_usd_per_hour(gib=200, mib_per_s=100) == pytest.approx(16 / 672)
+    assert catalogue().find_volume_price("us-east-1", on=date(2026, 8, 16)) is None
+    # Of two the one that costs more in all.
+    places = [site(volume_usd_per_hour=VOLUME_USD_PER_HOUR), site(zone="us-east-1b")]
+    ceiling = cost_ceiling(places, num_nodes=2, max_minutes=120)
+    assert ceiling.volumes_usd == pytest.approx(2 * 130 / 60 * VOLUME_USD_PER_HOUR)
+    assert ceiling.usd == pytest.approx(238.5066667 + ceiling.volumes_usd)
+    assert str(ceiling) == (
+        "at most $238.71 of instance time and volumes: 2 x (2 h + 10 min) x ($55.04 + $0.046)/h, "
+        "p5.48xlarge; price as of 2026-07-20"
+    )
+    with pytest.raises(UserError) as caught:
+        check_budget(ceiling, 238.6)
+    assert caught.value.hint == "give --max-cost 239, or --max-hours 119min"
+
+
+def test_the_ceiling_says_where_volumes_are_not_counted() -> None:
+    elsewhere = site("p5en.48xlarge", region="us-west-2", volume_usd_per_hour=None)
+    ceiling = cost_ceiling([site(), elsewhere, elsewhere], num_nodes=1, max_minutes=120)
+    assert (ceiling.volumes_usd, ceiling.uncounted_regions) == (0.0, ("us-west-2",))
+    assert str(ceiling).endswith("; volumes in us-west-2 are not counted: their price is not known")
+
+
 def test_a_training_job_has_prices_of_its_own() -> None:
     # Known answer: 2 nodes, (120 + 10) min at $63.296.
     assert max_cost_usd(num_nodes=2, max_minutes=120, usd_per_hour=63.296) == pytest.approx(274.282667)
@@ -105,6 +137,12 @@ def test_a_block_costs_two_ways_and_never_nothing() -> None:
     )
     # It cannot use more of the fee than all.
     assert cost_ceiling([place], num_nodes=2, max_minutes=60 * 25).usd == 1887.84
+    # Its volumes are no part of the fee.
+    with_volumes = replace(place, volume_usd_per_hour=0.06)
+    ceiling = cost_ceiling([with_volumes], num_nodes=2, max_minutes=60 * 25 - 10)
+    assert ceiling.usd == pytest.approx(1887.84 + 3.0)
+    assert str(ceiling).startswith("effectively at most $1,887.84: ")
+    assert str(ceiling).endswith("; volumes on top, at most $3.00")
     unknown = replace(place, block=replace(BLOCK, ends_at="<block-end>"))
     assert "fee, which is spent already; which part of it" in str(
         cost_ceiling([unknown], num_nodes=1, max_minutes=120)

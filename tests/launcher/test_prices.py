@@ -289,6 +289,23 @@ def refusal(folder: Path, text: str) -> BadFile:
     return caught.value
 
 
+def test_volumes_have_prices_by_region_and_date(shipped: Catalogue, tmp_path: Path) -> None:
+    entry = "usd_per_gib_month: 0.1, usd_per_mib_per_s_month: 0.05, source: invoice"
+    text = f"volume_prices:\n  - {{regions: [us-east-1, eu-west-1], as_of: 2026-11-01, {entry}}}\n"
+    catalogue = load_catalogue(write(tmp_path, text))
+    for region, on, usd in (
+        ("us-east-1", datetime.date(2026, 11, 1), 0.1),
+        ("us-east-1", datetime.date(2026, 10, 31), 0.08),
+        ("eu-west-1", datetime.date(2026, 11, 1), 0.1),
+        ("eu-west-1", datetime.date(2026, 10, 31), None),
+    ):
+        found = catalogue.find_volume_price(region, on=on)
+        assert (found and found.usd_per_gib_month) == usd
+    assert all(price.source for price in shipped.volume_prices)
+    assert "us_east" in refusal(tmp_path, text.replace("us-east-1", "us_east")).message
+    assert refusal(tmp_path, text.replace("0.05", "0")).line == 2
+
+
 def test_a_good_file(tmp_path: Path) -> None:
     catalogue = read_catalogue(write(tmp_path, GOOD))
     assert [(price.region, price.usd_per_hour, price.as_of.isoformat()) for price in catalogue.prices] == [

@@ -49,6 +49,8 @@ class _Placement:
     # capacity block.
     usd_per_hour: float
     price_as_of: str
+    # What an hour of its volume costs on top, at most; 0 without one, and None if that is not known.
+    volume_usd_per_hour: float | None = None
     # The user's, and the owner's; ours come on top.
     tags: Mapping[str, str] = field(default_factory=dict)
     # ARN of the key of the volumes; None for AWS's choice.
@@ -59,6 +61,11 @@ class _Placement:
         """Names of what is not known yet, without the brackets, sorted."""
         names = {name for text in _texts(asdict(self)) for name in re.findall(r"<([^>]+)>", text)}
         return tuple(sorted(names))
+
+    @property
+    def max_usd_per_hour(self) -> float:
+        """The most that an hour of one machine costs, with its volume if the price of that is known."""
+        return self.usd_per_hour + (self.volume_usd_per_hour or 0.0)
 
     @property
     def runs_uri(self) -> str:

@@ -67,6 +67,33 @@ class Price:
             raise UserError(f"not a price: {error}") from None
 
 
+#: What every gp3 volume has at no extra charge. aws.amazon.com/ebs/pricing, read 2026-11.
+_FREE_MIB_PER_S = 125
+#: A month's price buys fewer hours in February than in any other month.
+_FEWEST_HOURS_PER_MONTH = 28 * 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumePrice:
+    """What a gp3 volume of EBS costs in a region, in USD per month of its size and of its throughput."""
+
+    region: str
+    usd_per_gib_month: float
+    usd_per_mib_per_s_month: float  # beyond what is free
+    as_of: datetime.date
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("usd_per_gib_month", "usd_per_mib_per_s_month"):
+            check_positive(f"{name} in {self.region}", getattr(self, name))
+
+    def max_usd_per_hour(self, *, gib: int, mib_per_s: int) -> float:
+        """Return the most that an hour of such a volume costs, with no more operations than are free."""
+        extra_mib_per_s = max(0, mib_per_s - _FREE_MIB_PER_S)
+        per_month = gib * self.usd_per_gib_month + extra_mib_per_s * self.usd_per_mib_per_s_month
+        return per_month / _FEWEST_HOURS_PER_MONTH
+
+
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
     """Accelerators and instances by name, and prices, of which many may share all but the date."""
@@ -74,6 +101,7 @@ class Catalogue:
     accelerators: Mapping[str, Accelerator]
     instances: Mapping[str, InstanceType]
     prices: tuple[Price, ...]
+    volume_prices: tuple[VolumePrice, ...] = ()
 
     def price(
         self,
@@ -114,6 +142,11 @@ class Catalogue:
         """Return the price in force on the day `on`, or None if there is none."""
         offers = self._offers(instance, service, region, purchase)
         return next((price for price in reversed(offers) if price.as_of <= on), None)
+
+    def find_volume_price(self, region: str, *, on: datetime.date) -> VolumePrice | None:
+        """Return the price of gp3 volumes in force on the day `on`, or None if none is known."""
+        known = [price for price in self.volume_prices if price.region == region and price.as_of <= on]
+        return max(known, key=lambda price: price.as_of, default=None)
 
     def instance(self, name: str) -> InstanceType:
         """Return the instance type of this name. Raises UnknownName."""

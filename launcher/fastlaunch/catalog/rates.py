@@ -8,12 +8,22 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
 
 
-def max_cost_usd(*, num_nodes: int, max_minutes: int, usd_per_hour: float) -> float:
-    """Return the most that the instances can cost, in USD: nodes x (limit + margin) x price.
+def max_cost_usd(
+    *,
+    num_nodes: int,
+    max_minutes: int,
+    usd_per_hour: float,
+    volume_usd_per_hour: float | None = None,
+    fee_usd: float | None = None,
+) -> float:
+    """Return the most that instances and their volumes can cost, in USD: nodes x (limit + margin) x price.
 
-    Volumes and traffic are not included.
+    volume_usd_per_hour: None if not known, and then not counted. fee_usd: of a capacity block, of which the
+    instances use no more. NAT gateways and data transfer are not counted.
     """
-    return num_nodes * (max_minutes + MARGIN_MINUTES) / 60 * usd_per_hour
+    hours = num_nodes * (max_minutes + MARGIN_MINUTES) / 60
+    usd = hours * usd_per_hour
+    return (usd if fee_usd is None else min(usd, fee_usd)) + hours * (volume_usd_per_hour or 0.0)
 
 
 def check_sold(instance: InstanceType, purchase: str, max_price_usd: float | None) -> None:

@@ -12,7 +12,7 @@ from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, type_name
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, type_name
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -49,7 +49,7 @@ def plan_text(
     if skipped:
         lines += ["Left out:", *(f"  {reason}" for reason in by_reason(skipped))]
     lines += _placeholders(plan)
-    lines.append(f"Planned, not started: {ceiling}.")
+    lines += [f"Planned, not started: {ceiling}.", NOT_COUNTED]
     return "\n".join(lines)
 
 

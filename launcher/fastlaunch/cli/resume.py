@@ -51,11 +51,13 @@ def resume(
 
 def _ask(launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
     """Say where the run would go on and what that may cost, and return if the user agrees."""
-    from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
+    from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
     from fastlaunch.runs.resume import resumable
 
     plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
     ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
     check_budget(ceiling, max_cost_usd)
-    click.echo(f"from {plan.checkpoint}, with {plan.minutes_left} minutes left; {ceiling}", err=True)
+    click.echo(
+        f"from {plan.checkpoint}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
+    )
     confirm(f"go on with {run.id}?", yes=yes)

@@ -20,7 +20,14 @@ from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.placement.cost_ceiling import CostCeiling, block_of, check_budget, cost_ceiling, is_known
+from fastlaunch.placement.cost_ceiling import (
+    NOT_COUNTED,
+    CostCeiling,
+    block_of,
+    check_budget,
+    cost_ceiling,
+    is_known,
+)
 from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, plan_at, resolve
 
 if TYPE_CHECKING:
@@ -185,7 +192,7 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", detach: bool) -> list[
             lines.append(
                 "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
             )
-    return [*lines, str(_ceiling(prepared.request, prepared.placements))]
+    return [*lines, str(_ceiling(prepared.request, prepared.placements)), NOT_COUNTED]
 
 
 def _timers(request: CloudRequest, site: "Placement") -> str:

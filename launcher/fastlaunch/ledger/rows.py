@@ -18,6 +18,8 @@ _COLUMNS = (
     *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd", "idle_minutes"),
     *("account", "partition", "absences"),
 )
+#: As a column of attempts is selected, where it is none.
+_CEILING = "json_extract(plan, '$.max_cost_usd') AS max_cost_usd"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,8 @@ class Attempt:
     partition: str | None = None
     #: The last looks at which AWS did not show all that was started; empty while it does. See `runs.sight`.
     absences: tuple[str, ...] = ()
+    #: The ceiling of its plan; None on this machine.
+    max_cost_usd: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as flat plain data, under the names of the columns."""
@@ -179,7 +183,8 @@ def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
 
 def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> list[Attempt]:
     """Return the attempts that the SQL condition fits, oldest first."""
-    rows = file.all(f"SELECT {', '.join(_COLUMNS)} FROM attempts WHERE {condition} ORDER BY id", values)
+    selected = ", ".join((*_COLUMNS, _CEILING))
+    rows = file.all(f"SELECT {selected} FROM attempts WHERE {condition} ORDER BY id", values)
     members: dict[int, list[str]] = {row[0]: [] for row in rows}
     for attempt_id, run_id in file.all(
         "SELECT attempt_id, run_id FROM attempt_runs"
@@ -189,7 +194,7 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
         members[attempt_id].append(run_id)
     attempts = []
     for row in rows:
-        columns = dict(zip(_COLUMNS, row, strict=True))
+        columns = dict(zip((*_COLUMNS, "max_cost_usd"), row, strict=True))
         billing = Billing(**{name: columns.pop(column) for name, column in _BILLING_COLUMNS.items()})
         try:
             for name in ("handle", "schedule"):

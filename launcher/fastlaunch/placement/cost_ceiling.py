@@ -1,4 +1,4 @@
-"""The most that an attempt can cost: instance time, before anything is started. Pure."""
+"""The most that an attempt can cost: instance time and volumes, before anything is started. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,24 +15,37 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
 
 
+#: Said wherever a ceiling is shown.
+NOT_COUNTED = "Not counted: NAT gateways and data transfer."
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostCeiling:
     """The most that a job can cost, wherever of `instances` it runs; `dearest` is the one it is made of.
 
-    In a capacity block it is what the job uses of the fee that was paid before.
+    In a capacity block it is what the job uses of the fee that was paid before, and its volumes.
     """
 
     usd: float
+    # That part of it; 0 where there are none, or their price is not known.
+    volumes_usd: float
     num_nodes: int
     max_minutes: int
     dearest: "Placement"
     instances: tuple[str, ...]
+    # Where the price of volumes is not known.
+    uncounted_regions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """`at most $119.25 of instance time: (2 h + 10 min) x $55.04/h, p5.48xlarge; price as of DATE`."""
+        """`at most $119.35 of instance time and volumes: (2 h + 10 min) x ($55.04 + $0.046)/h, p5...`."""
         block = block_of(self.dearest)
-        if block is not None:
-            return self._of_block(block)
+        text = self._of_instances() if block is None else self._of_block(block)
+        if self.uncounted_regions:
+            regions = " and ".join(self.uncounted_regions)
+            text += f"; volumes in {regions} are not counted: their price is not known"
+        return text
+
+    def _of_instances(self) -> str:
         which = (
             f"the dearest of {', '.join(self.instances)}" if len(self.instances) > 1 else self.instances[0]
         )
@@ -41,23 +54,28 @@ class CostCeiling:
         if isinstance(self.dearest, SageMakerPlacement) and self.dearest.training_plan:
             what = f"on-demand {what}, though the training plan was paid for before"
         time = "SageMaker instance time" if self.dearest.backend == "sagemaker" else "instance time"
-        return f"at most ${self.usd:,.2f} of {time}: {self._product()}, {which}; {what}"
+        rate = f"${self.dearest.usd_per_hour:g}"
+        if self.volumes_usd:
+            time += " and volumes"
+            rate = f"({rate} + ${self.dearest.volume_usd_per_hour:.2g})"
+        return f"at most ${self.usd:,.2f} of {time}: {self._time()} x {rate}/h, {which}; {what}"
 
-    def _product(self) -> str:
+    def _time(self) -> str:
         nodes = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
-        time = f"{_duration(self.max_minutes)} + {MARGIN_MINUTES} min"
-        return f"{nodes}({time}) x ${self.dearest.usd_per_hour:g}/h"
+        return f"{nodes}({_duration(self.max_minutes)} + {MARGIN_MINUTES} min)"
 
     def _of_block(self, block: CapacityBlock) -> str:
+        used_usd = self.usd - self.volumes_usd
+        volumes = f"; volumes on top, at most ${self.volumes_usd:,.2f}" if self.volumes_usd else ""
         if is_known(block):
             return (
-                f"effectively at most ${self.usd:,.2f}: {self._product()}, {self.instances[0]}, of the "
-                f"capacity block's fee of ${block.fee_usd:,.2f}, which is spent already "
-                f"({block.num_instances} for {block.hours:g} h)"
+                f"effectively at most ${used_usd:,.2f}: {self._time()} x ${self.dearest.usd_per_hour:g}/h, "
+                f"{self.instances[0]}, of the capacity block's fee of ${block.fee_usd:,.2f}, which is spent "
+                f"already ({block.num_instances} for {block.hours:g} h){volumes}"
             )
         return (
-            f"nothing on top of the capacity block's fee, which is spent already; which part of it the job "
-            f"uses, at most ${self.usd:,.2f}, is told when it is submitted"
+            f"no instance time on top of the capacity block's fee, which is spent already; which part of it "
+            f"the job uses, at most ${used_usd:,.2f}, is told when it is submitted{volumes}"
         )
 
 
@@ -79,16 +97,28 @@ def type_name(placement: "Placement") -> str:
 
 def cost_ceiling(placements: "Sequence[Placement]", *, num_nodes: int, max_minutes: int) -> CostCeiling:
     """Return the ceiling over all placements of a job: the dearest one's."""
-    dearest = max(placements, key=lambda placement: placement.usd_per_hour)
-    usd = max_cost_usd(num_nodes=num_nodes, max_minutes=max_minutes, usd_per_hour=dearest.usd_per_hour)
+    dearest = max(placements, key=lambda placement: placement.max_usd_per_hour)
     block = block_of(dearest)
+
+    def at_most(volume_usd_per_hour: float | None) -> float:
+        return max_cost_usd(
+            num_nodes=num_nodes,
+            max_minutes=max_minutes,
+            usd_per_hour=dearest.usd_per_hour,
+            volume_usd_per_hour=volume_usd_per_hour,
+            fee_usd=block.fee_usd if block else None,
+        )
+
+    usd = at_most(dearest.volume_usd_per_hour)
+    uncounted = (each.region for each in placements if each.volume_usd_per_hour is None)
     return CostCeiling(
-        # A job that has the whole of a block uses its fee and no more.
-        usd=usd if block is None else min(usd, block.fee_usd),
+        usd=usd,
+        volumes_usd=usd - at_most(None),
         num_nodes=num_nodes,
         max_minutes=max_minutes,
         dearest=dearest,
         instances=tuple(dict.fromkeys(map(type_name, placements))),
+        uncounted_regions=tuple(dict.fromkeys(uncounted)),
     )
 
 
@@ -96,7 +126,7 @@ def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     """Raise UserError if there is a budget and the ceiling is above it."""
     if budget_usd is None or ceiling.usd <= budget_usd:
         return
-    affordable = int(budget_usd / ceiling.dearest.usd_per_hour * 60 / ceiling.num_nodes)
+    affordable = int(budget_usd / ceiling.dearest.max_usd_per_hour * 60 / ceiling.num_nodes)
     minutes = affordable - MARGIN_MINUTES
     fits = f", or --max-hours {minutes}min" if minutes >= MIN_MINUTES else ""
     raise UserError(

@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.types import MachineImage
-from fastlaunch.backends.ec2.plan import ROOT_GIB, plan_ec2
+from fastlaunch.backends.ec2.plan import ROOT_GIB, ROOT_MIB_PER_S, plan_ec2
 from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, SageMakerPlacement
 from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
@@ -313,6 +313,8 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
     bucket, profile = lookup.setting(region, "bucket"), lookup.setting(region, "instance_profile")
     lookup.check(request, candidate)
     machine = lookup.machine_image(region)
+    root_gib = max(ROOT_GIB, machine.root_gib)
+    volume = lookup.catalogue.find_volume_price(region, on=lookup.today)
     # A block's instances stand together by themselves.
     is_grouped = request.cloud.num_nodes > 1 and request.cloud.reservation is None
     return Ec2Placement(
@@ -326,11 +328,14 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         prefix=settings.prefix,
         ami=machine.id,
         root_device=machine.root_device,
-        root_gib=max(ROOT_GIB, machine.root_gib),
+        root_gib=root_gib,
         image=lookup.image(request, region),
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        volume_usd_per_hour=(
+            volume.max_usd_per_hour(gib=root_gib, mib_per_s=ROOT_MIB_PER_S) if volume else None
+        ),
         tags=lookup.tags(request),
         volume_kms_key=settings.volume_kms_key,
         max_price_usd=request.cloud.max_price_usd,
@@ -356,6 +361,8 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        # Local disks take the volume's place. No price of SageMaker's volumes is known.
+        volume_usd_per_hour=0.0 if instance.local_nvme_gb else None,
         tags=lookup.tags(request),
         volume_kms_key=here.volume_kms_key,
         volume_gib=TRAINING_VOLUME_GIB,

@@ -201,7 +201,10 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
 
 
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
-    """Return the most that the attempts can cost together in USD; None if a price or a limit is not known."""
+    """Return the most that the attempts can cost together in USD; None if a price or a limit is not known.
+
+    Of an attempt under way that is the ceiling of its plan.
+    """
     total = 0.0
     for attempt in attempts:
         if attempt.ended_at is not None:
@@ -212,6 +215,8 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
             # A warm pool of an earlier release may go on costing.
             minutes = attempt.billing.billed_s / 60 + attempt.billing.idle_minutes
             total += attempt.num_nodes * minutes / 60 * attempt.billing.usd_per_hour
+        elif attempt.max_cost_usd is not None:
+            total += attempt.max_cost_usd
         elif attempt.billing.usd_per_hour is None or attempt.max_minutes is None:
             return None
         else:

@@ -19,7 +19,7 @@ from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 ROOT_GIB = 200
 #: An image of 20 GB is unpacked at what the volume can write; gp3's default of 125 MiB/s takes minutes.
 #: Up to 750 MiB/s go with gp3's default of 3,000 operations per second.
-_ROOT_MIB_PER_S = 500
+ROOT_MIB_PER_S = 500
 #: How long a rank may take to end after SIGTERM, within the 100 s that the node gives the container.
 _STOP_GRACE_S = 90
 _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+")
@@ -95,7 +95,7 @@ def plan_ec2(
                 "Ebs": {
                     "VolumeType": "gp3",
                     "VolumeSize": placement.root_gib,
-                    "Throughput": _ROOT_MIB_PER_S,
+                    "Throughput": ROOT_MIB_PER_S,
                     "Encrypted": True,
                     **({"KmsKeyId": placement.volume_kms_key} if placement.volume_kms_key else {}),
                     "DeleteOnTermination": True,
@@ -192,9 +192,14 @@ def _block(job: JobSpec, placement: Ec2Placement) -> CapacityBlock | None:
 
 def _max_cost_usd(job: JobSpec, placement: Ec2Placement, max_minutes: int) -> float:
     """Return the most that the attempt costs; of a capacity block, no more than was paid for all of it."""
-    usd = max_cost_usd(num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=placement.usd_per_hour)
     block = _block(job, placement)
-    return min(usd, block.fee_usd) if block else usd
+    return max_cost_usd(
+        num_nodes=job.num_nodes,
+        max_minutes=max_minutes,
+        usd_per_hour=placement.usd_per_hour,
+        volume_usd_per_hour=placement.volume_usd_per_hour,
+        fee_usd=block.fee_usd if block else None,
+    )
 
 
 def _check_place(job: JobSpec, placement: Ec2Placement) -> None:

@@ -111,7 +111,10 @@ def plan_sagemaker(
         request=request,
         placeholders=placeholders_in(request, run_list, unknown),
         max_cost_usd=max_cost_usd(
-            num_nodes=job.num_nodes, max_minutes=max_minutes, usd_per_hour=placement.usd_per_hour
+            num_nodes=job.num_nodes,
+            max_minutes=max_minutes,
+            usd_per_hour=placement.usd_per_hour,
+            volume_usd_per_hour=placement.volume_usd_per_hour,
         ),
         usd_per_hour=placement.usd_per_hour,
         price_as_of=placement.price_as_of,
