@@ -55,6 +55,7 @@ class World:
     shown: io.StringIO = field(default_factory=io.StringIO)
     discount: float = 0.0
     scheduler_role: str | None = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
+    sns_topic: str | None = None
 
     @property
     def clock(self) -> Clock:
@@ -63,7 +64,7 @@ class World:
 
     @property
     def settings(self) -> Settings:
-        region = RegionSettings(scheduler_role=self.scheduler_role)
+        region = RegionSettings(scheduler_role=self.scheduler_role, sns_topic=self.sns_topic)
         aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
         return Settings(home=self.home, discount=self.discount, aws=aws)
 
@@ -152,7 +153,12 @@ class World:
 
     def cancel(self, run: Run) -> RunState:
         return cancel(
-            run, backend=self.backend, ledger=self.ledger, sleep=self.clock.sleep, report=self.report
+            run,
+            backend=self.backend,
+            ledger=self.ledger,
+            settings=self.settings,
+            sleep=self.clock.sleep,
+            report=self.report,
         )
 
     @contextmanager

@@ -18,6 +18,7 @@ from fastlaunch.core.settings import load_settings
 
 ZONES = ("us-east-1a", "us-east-1b")
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
+TOPIC = "arn:aws:sns:us-east-1:123456789012:fastlaunch"
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-x1y2z3"
 
 
@@ -103,6 +104,7 @@ def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
         "vpc": "vpc-0a1b2c3d",
         "instance_types": ("p5*",),
         "secrets": (SECRET,),
+        "sns_topics": (TOPIC,),
     }
     for options in ({}, strict):
         paths.append(tmp_path / f"{len(paths)}.yaml")
@@ -141,6 +143,7 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     here = f"volume_kms_key: '{KEY}', output_kms_key: '{other}', ami_parameter: /ours/ami"
     (isolated.parent / "config.yaml").write_text(f"aws: {{us-east-1: {{{here}}}}}\n")
     options = ["--secret", SECRET, "--only-type", "p5*", "--only-region", "us-east-1", "--only-vpc", "vpc-1"]
+    options += ["--sns-topic", TOPIC]
     assert run(["iam", "print", *options]) == 0
     by_file = json.loads(capsys.readouterr().out)
     launcher = {one["Sid"]: one for one in by_file["launcher-policy.json"]["Statement"]}
@@ -150,9 +153,11 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     assert launcher["StartTagged"]["Condition"]["StringEquals"] == {"aws:RequestedRegion": "us-east-1"}
     vpc = {"ArnLike": {"ec2:Vpc": "arn:aws:ec2:*:ACCOUNT:vpc/vpc-1"}}
     assert launcher["StartIn"]["Condition"] == vpc
+    assert launcher["Announce"]["Resource"] == TOPIC
     for name in ("node", "training"):
         node = {one["Sid"]: one for one in by_file[f"{name}-policy.json"]["Statement"]}
         assert node["Secrets"]["Resource"] == SECRET
+        assert ("Announce" in node) == (name == "node")
     assert run(["iam", "print", "--cloudformation", *options]) == 0
     data = yaml.safe_load(capsys.readouterr().out)
     assert data["Parameters"]["Vpc"]["Default"] == "vpc-1"

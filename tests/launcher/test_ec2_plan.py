@@ -89,7 +89,14 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
-        "ec2-account-with-rules": plan(at=site(tags=TAGS, volume_kms_key=KEY, secrets={"HF_TOKEN": SECRET})),
+        "ec2-account-with-rules": plan(
+            at=site(
+                tags=TAGS,
+                volume_kms_key=KEY,
+                secrets={"HF_TOKEN": SECRET},
+                sns_topic="arn:aws:sns:us-east-1:123456789012:fastlaunch",
+            )
+        ),
     }
 
 

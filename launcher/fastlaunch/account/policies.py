@@ -28,6 +28,8 @@ class AccountNames:
     kms_keys: tuple[str, ...] = ()
     # ARNs of secrets and parameters that jobs may read.
     secrets: tuple[str, ...] = ()
+    # ARNs of the topics that machines and users may send messages to.
+    sns_topics: tuple[str, ...] = ()
     # SSM parameter of the user's own machine image; None for AWS's.
     ami_parameter: str | None = None
     # In which jobs may start; empty for all.

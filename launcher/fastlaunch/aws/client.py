@@ -7,7 +7,8 @@ from fastlaunch.aws.quotas import QuotaCalls
 from fastlaunch.aws.s3 import S3Calls
 from fastlaunch.aws.sagemaker import SageMakerCalls
 from fastlaunch.aws.scheduler import SchedulerCalls
+from fastlaunch.aws.sns import SnsCalls
 
 
-class Aws(Ec2Calls, S3Calls, EcrCalls, IamCalls, QuotaCalls, SageMakerCalls, SchedulerCalls):
+class Aws(Ec2Calls, S3Calls, EcrCalls, IamCalls, QuotaCalls, SageMakerCalls, SchedulerCalls, SnsCalls):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""

@@ -99,6 +99,8 @@ class Ec2Placement(_Placement):
     block: CapacityBlock | None = None
     # ARNs, by the variable of a job's environment that gets the value.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    # ARN of the topic that the machine tells its end, where nobody follows it.
+    sns_topic: str | None = None
 
     @property
     def name(self) -> str:

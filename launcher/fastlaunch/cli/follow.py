@@ -133,6 +133,7 @@ def cancel(runs: tuple[str, ...]) -> None:
                 run,
                 backend=context.backends[run.backend],
                 ledger=ledger,
+                settings=context.settings,
                 sleep=context.sleep,
             )
             states.append(f"{run.id} is {state}")

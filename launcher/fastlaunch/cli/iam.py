@@ -40,6 +40,11 @@ def iam() -> None:
     help="Let jobs read this secret or parameter; may be repeated.",
 )
 @click.option(
+    "--sns-topic",
+    metavar="ARN",
+    help="Let machines and users send messages to this topic.  [default: the config's]",
+)
+@click.option(
     "--only-type",
     "instance_types",
     multiple=True,
@@ -90,7 +95,7 @@ def print_(
 #: Names that the template takes; roles are its own.
 _TEMPLATE = (
     *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
-    *("kms_keys", "secrets", "ami_parameter", "instance_types", "regions"),
+    *("kms_keys", "secrets", "sns_topics", "ami_parameter", "instance_types", "regions"),
 )
 
 
@@ -99,8 +104,10 @@ def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, 
     here = settings.aws.get(region, RegionSettings())
     keys = (given["kms_key"], here.volume_kms_key, here.output_kms_key)
     is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
+    topic = given.pop("sns_topic") or here.sns_topic
     return {
         **given,
+        "sns_topics": (topic,) if topic else (),
         "kms_keys": tuple(dict.fromkeys(filter(None, keys))),
         "ami_parameter": here.ami_parameter if is_own_image else None,
         "bucket": given["bucket"] or here.bucket,

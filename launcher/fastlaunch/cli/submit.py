@@ -71,7 +71,6 @@ def submit(
     instances: tuple[str, ...] | None,
     regions: tuple[str, ...] | None,
     max_cost_usd: float | None,
-    detach: bool,
     dry_run: bool,
     output: str,
     yes: bool,
@@ -106,14 +105,13 @@ def submit(
             options,
             cloud,
             max_cost_usd=max_cost_usd,
-            detach=detach,
             dry_run=dry_run,
             output=output,
             yes=yes,
         )
     if instances is None:
         check_local(
-            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd, "detach": detach},
+            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd},
             used=("num_nodes", "image", "base_image") if container else (),
         )
     else:

@@ -43,7 +43,6 @@ def submit_to_cloud(
     cloud: CloudOptions,
     *,
     max_cost_usd: float | None,
-    detach: bool,
     dry_run: bool,
     output: str,
     yes: bool,
@@ -92,7 +91,7 @@ def submit_to_cloud(
         max_cost_usd=max_cost_usd,
     )
     _check_plans(prepared.request, prepared.placements)
-    return _submit(context, prepared, detach=detach, output=output, yes=yes)
+    return _submit(context, prepared, output=output, yes=yes)
 
 
 def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
@@ -147,7 +146,7 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
     return base
 
 
-def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: str, yes: bool) -> int:
+def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool) -> int:
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.launcher import Submission
 
@@ -156,11 +155,11 @@ def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: 
         jobs_at=lambda site: _jobs_of(prepared.request, site),
         max_minutes=prepared.request.cloud.max_minutes,
         max_replacements=prepared.request.cloud.max_replacements,
-        detach=detach,
+        detach=prepared.request.cloud.detach,
         account_timer=prepared.request.cloud.account_timer,
     )
     with open_launcher(context, context.cloud_backends) as launcher:
-        click.echo("\n".join(_announcement(prepared, launcher.ledger, detach)), err=True)
+        click.echo("\n".join(_announcement(prepared, launcher.ledger)), err=True)
         confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
@@ -168,7 +167,7 @@ def _submit(context: AppContext, prepared: "Prepared", *, detach: bool, output: 
     return exit_code_of(runs, stopped=bool(launcher.stop.by))
 
 
-def _announcement(prepared: "Prepared", ledger: "Ledger", detach: bool) -> list[str]:
+def _announcement(prepared: "Prepared", ledger: "Ledger") -> list[str]:
     """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
     from fastlaunch.runs.resume import slow_checkpoint
 
@@ -186,7 +185,7 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", detach: bool) -> list[
     lines += [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
         lines.append(f"warning: {slow}")
-    if detach:
+    if prepared.request.cloud.detach:
         lines.append(f"--detach: nobody will follow it; {_timers(prepared.request, first)}")
         if first.backend == "ec2" and any(job.terms.purchase == "spot" for job in jobs):
             lines.append(

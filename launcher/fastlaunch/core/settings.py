@@ -40,6 +40,8 @@ _PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
 #: docs.aws.amazon.com/IAM, "IAM identifiers".
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+", re.ASCII)
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):[0-9]{12}:key/[\w-]+", re.ASCII)
+#: Not of a FIFO topic, which wants more than a message.
+_TOPIC = re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[\w-]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class RegionSettings:
     encrypt_between_containers: bool = False
     # ARN of the role by which EventBridge Scheduler ends a detached job's machines.
     scheduler_role: str | None = None
+    # ARN of the topic that is told when a run starts, is replaced, ends, or is over its time.
+    sns_topic: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +127,14 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
         arn = getattr(settings, name)
         if arn is not None and not _ROLE.fullmatch(arn):
             return f"`{name}` is {arn!r}: an ARN such as arn:aws:iam::123456789012:role/fastlaunch-training"
-    for name in ("volume_kms_key", "output_kms_key"):
+    for name, form, what, example in (
+        ("volume_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
+        ("output_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
+        ("sns_topic", _TOPIC, "standard topic", f"arn:aws:sns:{region}:123456789012:fastlaunch"),
+    ):
         arn = getattr(settings, name)
-        if arn is not None and (not (key := _KEY.fullmatch(arn)) or key[1] != region):
-            example = f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"
-            return f"`{name}` is {arn!r}: the ARN of a key in {region}, such as {example}"
+        if arn is not None and (not (match := form.fullmatch(arn)) or match[1] != region):
+            return f"`{name}` is {arn!r}: the ARN of a {what} in {region}, such as {example}"
     for name in ("security_groups", "sagemaker_security_groups"):
         for group in getattr(settings, name):
             if not group.startswith("sg-"):

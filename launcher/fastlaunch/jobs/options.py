@@ -73,6 +73,8 @@ class CloudOptions:
     #: The most paid for an hour of spot; None for the on-demand price.
     max_price_usd: float | None = None
     max_minutes: int = 120
+    #: Return as soon as the machines have started.
+    detach: bool = False
     #: Whether a schedule in the account ends machines on EC2 that nothing else ended.
     account_timer: bool = True
     #: How often a machine with a faulty GPU is replaced, within these minutes.

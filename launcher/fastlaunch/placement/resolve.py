@@ -342,6 +342,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
         secrets=given_secrets(request.cloud),
+        sns_topic=settings.sns_topic if request.cloud.detach else None,
     )
 
 

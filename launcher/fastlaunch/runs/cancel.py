@@ -8,8 +8,10 @@ from typing import cast
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of
@@ -31,6 +33,7 @@ def cancel(
     *,
     backend: Backend | CloudBackend,
     ledger: Ledger,
+    settings: Settings,
     sleep: Callable[[float], None] = time.sleep,
     report: Callable[[str], None] = report_line,
 ) -> RunState:
@@ -40,7 +43,10 @@ def cancel(
     is not known yet whether there is a machine.
     """
     if run.backend in CLOUD_BACKENDS:
-        return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
+        announcer = Announcer(ledger=ledger, settings=settings, warn=report)
+        return _cancel_cloud(
+            run, backend=cast(CloudBackend, backend), ledger=ledger, announcer=announcer, report=report
+        )
     backend = cast(Backend, backend)
     if ledger.get(run.id).state is RunState.PLANNED:
         ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
@@ -63,9 +69,14 @@ def cancel(
 
 
 def _cancel_cloud(
-    run: Run, *, backend: CloudBackend, ledger: Ledger, report: Callable[[str], None]
+    run: Run,
+    *,
+    backend: CloudBackend,
+    ledger: Ledger,
+    announcer: Announcer,
+    report: Callable[[str], None],
 ) -> RunState:
-    attempt = _attempt_to_stop(run, backend, ledger)
+    attempt = _attempt_to_stop(run, backend, ledger, announcer)
     if attempt is None:
         return ledger.get(run.id).state
     assert attempt.handle is not None
@@ -84,7 +95,8 @@ def _cancel_cloud(
         raise
     aws_status = _wait_for_end(attempt, backend, ledger)
     note_machines(ledger, backend, [(ledger.attempt(attempt.id), aws_status)])
-    finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
+    result = finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
+    announcer.ended(backend, attempt, result)
     if ledger.attempt(attempt.id).ended_at is not None:
         disarm(ledger, backend.aws, attempt)
     return ledger.get(run.id).state
@@ -104,7 +116,7 @@ def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> At
         backend.sleep(5.0)
 
 
-def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt | None:
+def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer: Announcer) -> Attempt | None:
     """Return the run's attempt that has a machine; wait for one that is being started.
 
     None if there is none: the run has then ended, and its launcher starts nothing more for it.
@@ -124,7 +136,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
             return unfinished[-1]
         is_starting = ledger.launcher_lives(run) and not ledger.get(run.id).state.is_final
         if not is_starting or waited_s >= _CLOUD_GRACE_S:
-            adopt(ledger, backend, unfinished)
+            adopt(ledger, backend, unfinished, announcer)
             attempt = ledger.attempt(unfinished[-1].id)
             if attempt.ended_at is not None:
                 continue

@@ -51,6 +51,8 @@ class AttemptResult:
     try_next: bool = False
     #: Ids of the runs that another attempt may go on with.
     left: tuple[str, ...] = ()
+    #: This decided what became of its runs, and its machine has not told so itself.
+    is_news: bool = False
 
 
 def finish_attempt(
@@ -116,7 +118,8 @@ def finish_attempt(
                 billing=billed.billing,
                 lived_s=billed.lived_s,
             )
-    return replace(result, left=tuple(left))
+    is_news = bool(results) and (status or {}).get("announced") is not True
+    return replace(result, left=tuple(left), is_news=is_news)
 
 
 _UNDONE = (RunState.INTERRUPTED, RunState.LOST, RunState.CANCELLED)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.runs.describe import ends_by_itself, machine_of
 from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
@@ -198,6 +200,15 @@ class Launcher:
         check_account(attempt, self._backend(attempt).aws.identity())
         return plan
 
+    @cached_property
+    def announcer(self) -> Announcer:
+        """What tells the topic of the config file."""
+        return Announcer(
+            ledger=self.ledger,
+            settings=self.settings,
+            warn=lambda line: self.report(f"warning: {line}"),
+        )
+
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
         """The backends whose plans cost money, by name."""
@@ -317,6 +328,7 @@ class Launcher:
                     return
                 attempt, placement = started
                 timer = self._protect(attempt, account_timer=account_timer)
+                self.announcer.started(self._backend(attempt), attempt)
                 if detach and self._leave(attempt, timer):
                     return
                 result = self._monitor(attempt, run_ids).follow()
@@ -374,6 +386,7 @@ class Launcher:
                 machine=machine_of(attempt, backend),
             ),
             stop=self.stop,
+            announcer=self.announcer,
             report=self.report,
         )
 

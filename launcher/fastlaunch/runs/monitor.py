@@ -13,6 +13,7 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of, once_more
@@ -44,6 +45,7 @@ class AttemptMonitor:
     ledger: Ledger
     shown: AttemptDisplay
     stop: StopRequest
+    announcer: Announcer
     #: Called with a line for the user.
     report: Callable[[str], None]
     #: Why this monitor ended the machines, if it did.
@@ -79,6 +81,7 @@ class AttemptMonitor:
             self._kill()
             raise
         result = self._finish(aws_status)
+        self.announcer.ended(self.backend, self.attempt, result)
         if self.ledger.attempt(self.attempt.id).ended_at is not None:
             disarm(self.ledger, self.backend.aws, self.attempt)
         run_id = self.shown.current.id
@@ -184,6 +187,7 @@ class AttemptMonitor:
             why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
             self._terminate(f"{why}: {aws_status.problem.message}" if aws_status.problem else why)
         elif now > self._ends_at():
+            self.announcer.over_time(self.backend, self.ledger.attempt(self.attempt.id))
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
             # Its last word told how its runs ended; only the machine hangs.
@@ -245,7 +249,8 @@ class AttemptMonitor:
             (aws_status,) = look(self.ledger, self.backend, [self.attempt])
             # While it is still shutting down, whoever looks next ends it in the ledger.
             if aws_status.has_ended:
-                finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
+                result = finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
+                self.announcer.ended(self.backend, self.attempt, result)
                 disarm(self.ledger, self.backend.aws, self.attempt)
 
     def _unfollowed(self, error: UserError) -> UserError:

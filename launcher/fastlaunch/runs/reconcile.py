@@ -10,6 +10,7 @@ from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import arm, disarm, needs_timer
 from fastlaunch.runs.display import report_line
@@ -76,6 +77,7 @@ def reconcile_cloud(
     A few requests per backend and region, however many attempts there are. Attempts whose launcher lives are
     left to it.
     """
+    announcer = Announcer(ledger=ledger, settings=settings, warn=warn)
     for name, backend in backends.items():
         lost = ledger.lost_attempts(name)
         open_ones = [each for each in ledger.unfinished_attempts(name) if not _is_followed(ledger, each)]
@@ -85,10 +87,9 @@ def reconcile_cloud(
             try:
                 take_back(ledger, backend, [attempt for attempt in here if attempt.ended_at is not None])
                 here = [ledger.attempt(attempt.id) for attempt in here]
-                adopt(
-                    ledger, backend, [each for each in here if each.handle is None and each.ended_at is None]
-                )
-                _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
+                unknown = [each for each in here if each.handle is None and each.ended_at is None]
+                adopt(ledger, backend, unknown, announcer)
+                _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], announcer)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
             except UserError as error:
                 warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
@@ -137,7 +138,7 @@ def take_back(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]
                     ledger.set_handle(attempt.id, handle)
 
 
-def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
+def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], announcer: Announcer) -> None:
     """Note the machines of attempts whose launcher died before AWS answered; end attempts that have none."""
     plans = {attempt.id: plan for attempt in attempts if (plan := ledger.plan_of(attempt.id)) is not None}
     handles = backend.find_all(list(plans.values()))
@@ -153,6 +154,7 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                 for run_id in attempt.run_ids:
                     ledger.set_state(run_id, RunState.RUNNING)
                     ledger.explain(run_id, None)
+            announcer.started(backend, ledger.attempt(attempt.id))
         elif plan is None or is_old:
             with ledger.transaction():
                 ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
@@ -188,9 +190,7 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
     return handle if synced.boot or synced.status else None
 
 
-def _update(
-    ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], warn: Callable[[str], None]
-) -> None:
+def _update(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], announcer: Announcer) -> None:
     """Note the machines that are seen, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
     statuses = look(ledger, backend, started)
@@ -198,11 +198,13 @@ def _update(
     note_machines(ledger, backend, seen)
     for attempt, aws_status in seen:
         if not aws_status.has_ended:
+            announcer.over_time(backend, ledger.attempt(attempt.id))
             continue
         try:
-            finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
+            result = finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
+            announcer.ended(backend, attempt, result)
         except UserError as error:
-            warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
+            announcer.warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
 
 
 def _protect(

@@ -63,19 +63,30 @@ def alarm(attempt: Attempt, now: datetime) -> str | None:
 
     What is over its time is over its ceiling too, which is made for that time.
     """
-    if attempt.ended_at is not None or attempt.handle is None or attempt.max_minutes is None:
+    if _costs_since(attempt) is None:
         return None
-    # A job that waits for machines has no launched_at yet, and costs nothing.
-    launched_at = attempt.launched_at or (attempt.handle["launched_at"] if attempt.backend == "ec2" else None)
-    if launched_at is None:
-        return None
-    problems, ended_at = [], _ends_at(attempt, launched_at)
-    if now > ended_at:
-        problems.append(f"over its time and its ceiling since {ended_at:%Y-%m-%d %H:%M} UTC")
+    problems = []
+    if since := over_since(attempt, now):
+        problems.append(f"over its time and its ceiling since {since:%Y-%m-%d %H:%M} UTC")
     if attempt.absences:
         since = datetime.fromisoformat(attempt.absences[0])
         problems.append(f"AWS has not shown it since {since:%Y-%m-%d %H:%M} UTC: whether it lives is unknown")
     return "; ".join(problems) or None
+
+
+def over_since(attempt: Attempt, now: datetime) -> datetime | None:
+    """Return since when an open attempt that may cost is over its time; None if it is not."""
+    launched_at = _costs_since(attempt)
+    ends_at = _ends_at(attempt, launched_at) if launched_at else None
+    return ends_at if ends_at and now > ends_at else None
+
+
+def _costs_since(attempt: Attempt) -> str | None:
+    """Return since when an open attempt may cost; None if it does not, or has no limit."""
+    if attempt.ended_at is not None or attempt.handle is None or attempt.max_minutes is None:
+        return None
+    # A job that waits for machines has no launched_at yet, and costs nothing.
+    return attempt.launched_at or (attempt.handle["launched_at"] if attempt.backend == "ec2" else None)
 
 
 def _judged(

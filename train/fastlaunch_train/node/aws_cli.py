@@ -1,4 +1,4 @@
-"""S3 and secrets by the AWS CLI that the machine's image brings, 1.17 or newer: in seconds, or given up."""
+"""S3, secrets and SNS by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class AwsCli:
             return None
         # No variable of a process holds the character 0.
         return value if isinstance(value, str) and "\0" not in value else None
+
+    def publish(self, topic: str, message: str) -> bool:
+        """Send a line to a topic of SNS, an ARN; return whether it was taken."""
+        what = ("sns", "publish", "--topic-arn", topic, "--message", message)
+        return self.call(*what, region=topic.split(":")[3]).is_ok
 
     def names(self, uri: str) -> list[str] | None:
         """Return the last parts of all keys that begin as `uri` does; None if they cannot be listed."""

@@ -174,6 +174,10 @@ class NodeProgram:
     needs_efa: bool = False
     #: ISO 8601, UTC: the end of the capacity block that the machine runs in.
     block_ends_at: str | None = None
+    #: ARN of the SNS topic that node 0 tells the end, and the most that an hour of a node costs; empty and 0
+    #: where a launcher does.
+    topic: str = ""
+    usd_per_hour: float = 0.0
 
     def to_json(self) -> str:
         """Return the text that `program_from_json` reads; the same program makes the same text."""
@@ -261,12 +265,13 @@ def status(
     pull_s: float | None = None,
     billed_until: str | None = None,
     gpu_notes: Sequence[str] = (),
+    announced: bool = False,
 ) -> dict[str, Any]:
     """Return status.json, the last word.
 
     boot_s, pull_s: when the machine's own program began, and when code and image were there; seconds since
     boot. billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
-    GPUs, whether it is a fault or not.
+    GPUs, whether it is a fault or not. announced: whether the program's topic was told of the end.
     """
     return {
         **identity.to_json(),
@@ -277,6 +282,7 @@ def status(
         "uptime_s": uptime_s,
         "billed_until": billed_until or now(),
         "gpu_notes": list(gpu_notes),
+        "announced": announced,
         "runs": [asdict(run) for run in runs],
     }
 

@@ -175,6 +175,8 @@ def _program(
         ),
         environment=environment,
         secrets=placement.secrets,
+        topic=placement.sns_topic or "",
+        usd_per_hour=placement.usd_per_hour if placement.sns_topic else 0.0,
     )
 
 
