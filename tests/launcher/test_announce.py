@@ -45,6 +45,17 @@ def test_a_followed_run_starts_and_ends_once(world: World) -> None:
     assert len(told(world)) == 2
 
 
+def test_a_machine_that_takes_long_to_shut_down_has_ended_once(world: World) -> None:
+    world.aws.shutdown_s = 1200
+    (run,) = world.submit()
+    assert run.state is RunState.COMPLETED and world.attempt(run).ended_at is None
+    assert len(told(world)) == 2
+    world.clock.sleep(1300)
+    world.reconcile()
+    assert world.attempt(run).ended_at is not None
+    assert len(told(world)) == 2
+
+
 def test_what_replaces_a_machine_says_so(world: World) -> None:
     def node_does(node: FakeNode) -> None:
         if len(world.aws.instances) > 1:
@@ -114,6 +125,14 @@ def test_over_its_time_is_said_once(world: World) -> None:
         assert len(told(world)) == (1 if minutes == 69 else 2)
     assert told(world)[1].startswith("attempt 1 is over its time since 20")
     assert world.state(run)[0] is RunState.RUNNING
+
+
+def test_a_follower_says_that_it_is_over_its_time_before_it_ends_it(world: World) -> None:
+    world.aws.node = FakeNode.boot
+    world.submit(max_minutes=60)
+    _, over, end = told(world)
+    assert over.startswith("attempt 1 is over its time since 20")
+    assert end.startswith("attempt 1 ended: failed (it had not ended 10 minutes after its time); $")
 
 
 def test_what_was_cancelled_ended(world: World) -> None:

@@ -126,6 +126,7 @@ class AttemptMonitor:
                 return last
             self._sync()
             self.shown.update(last, self._synced)
+            self.announcer.over_time(self.backend, self.ledger.attempt(self.attempt.id))
             if self._is_down(last):
                 return last
             self._end_what_hangs(last)
@@ -187,7 +188,6 @@ class AttemptMonitor:
             why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
             self._terminate(f"{why}: {aws_status.problem.message}" if aws_status.problem else why)
         elif now > self._ends_at():
-            self.announcer.over_time(self.backend, self.ledger.attempt(self.attempt.id))
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
             # Its last word told how its runs ended; only the machine hangs.
