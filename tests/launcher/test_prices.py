@@ -297,7 +297,8 @@ def test_volumes_have_prices_by_region_and_date(shipped: Catalogue, tmp_path: Pa
         ("us-east-1", datetime.date(2026, 11, 1), 0.1),
         ("us-east-1", datetime.date(2026, 10, 31), 0.08),
         ("eu-west-1", datetime.date(2026, 11, 1), 0.1),
-        ("eu-west-1", datetime.date(2026, 10, 31), None),
+        ("eu-west-1", datetime.date(2026, 10, 31), 0.088),
+        ("eu-west-1", datetime.date(2023, 12, 7), None),
     ):
         found = catalogue.find_volume_price(region, on=on)
         assert (found and found.usd_per_gib_month) == usd
