@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from cloud_world import A, B, World, job
+from cloud_world import WEST, A, B, World, job
 from fake_cloud import HALF, REST, FakeNode
 
+from fastlaunch.backends.placements import Placement
+from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.placement.cost_ceiling import cost_ceiling
@@ -53,6 +55,46 @@ def test_no_more_machines_are_replaced_than_are_allowed(
     assert run.state is RunState.INTERRUPTED
     assert run.reason == f"{IN_WORDS}; --max-replacements {max_replacements} allows no other"
     assert len(world.aws.instances) == num_machines and world.aws.live() == []
+
+
+@pytest.mark.parametrize("at", [B, WEST])
+def test_of_a_detached_submission_the_next_look_replaces_it(world: World, at: Placement) -> None:
+    world.aws.node = faulty(1)
+    runs = world.submit(A, at, jobs=(job(), job()), detach=True)
+    world.clock.sleep(400)
+    world.reconcile()
+    assert world.state(runs[0]) == (RunState.INTERRUPTED, IN_WORDS)
+    # Its own place has none: nothing has begun, so that every place will do.
+    world.aws.answers = [NoCapacity("none")]
+    assert world.launcher().go_on() is False
+    world.clock.sleep(3600)
+    world.reconcile()
+    assert {world.state(run) for run in runs} == {(RunState.COMPLETED, None)}
+    one, _, two = world.ledger.attempts_of(runs[0].id)
+    assert (two.region, two.run_ids) == (at.region, one.run_ids)
+    assert two.max_minutes is not None and two.max_minutes < 120
+
+
+@pytest.mark.parametrize(("max_replacements", "num_machines"), [(0, 1), (2, 3)])
+def test_looks_replace_no_more_machines_than_were_agreed(
+    world: World, max_replacements: int, num_machines: int
+) -> None:
+    world.aws.node = faulty(9)
+    submission = Submission(
+        placements=(A,),
+        jobs_at=lambda at: (job(),),
+        max_minutes=120,
+        max_replacements=max_replacements,
+        detach=True,
+    )
+    (run,) = world.launcher().submit(submission, command="fastlaunch submit")
+    for _ in range(5):
+        world.clock.sleep(400)
+        world.reconcile()
+        world.launcher().go_on()
+    assert world.state(run) == (RunState.INTERRUPTED, IN_WORDS)
+    assert len(world.aws.instances) == num_machines and world.aws.live() == []
+    assert world.reported(f"--max-replacements {max_replacements}")
 
 
 def test_replacements_share_the_minutes_and_so_the_ceiling(world: World) -> None:

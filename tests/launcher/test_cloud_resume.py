@@ -21,7 +21,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.resume import Resumable, resumable, slow_checkpoint, taken_runs
+from fastlaunch.runs.resume import Resumable, left_runs, resumable, slow_checkpoint
 
 
 def save(world: World, run_id: str, *names: str) -> None:
@@ -275,7 +275,7 @@ def test_without_minutes_or_a_checkpoint_it_ends(
 def test_of_two_commands_one_goes_on(world: World) -> None:
     taken(world)
     world.reconcile()
-    (chosen,) = taken_runs(world.ledger)
+    (chosen,) = left_runs(world.ledger)
     world.launcher().go_on()
     with pytest.raises(UserError, match="still has a machine"):
         world.launcher()._go_on(chosen)

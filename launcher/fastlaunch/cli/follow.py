@@ -44,7 +44,8 @@ def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
     """Show where runs stand, after checking that it is still true.
 
     RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
-    A detached spot run whose machine EC2 took goes on from its last checkpoint, within its --max-hours.
+    A detached run on EC2 goes on from its last checkpoint, within its --max-hours, if EC2 took its spot
+    machine or a GPU of it is faulty.
     The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
     while True:

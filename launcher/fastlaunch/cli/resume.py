@@ -58,6 +58,6 @@ def _ask(launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: b
     ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
     check_budget(ceiling, max_cost_usd)
     click.echo(
-        f"from {plan.checkpoint}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
+        f"from {plan.origin}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
     )
     confirm(f"go on with {run.id}?", yes=yes)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 STOPPED_BY = "stopped by "
 #: That of an attempt on EC2 whose spot machine was taken begins so.
 TAKEN_BY_EC2 = "EC2 took "
+#: That of an attempt one of whose machines has a faulty GPU contains this.
+FAULTY = " is faulty: "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
 #: AWS's words for machines that it never had, after which another place may have some.
@@ -159,7 +161,7 @@ def how_it_ended(
         )
         return AttemptResult(
             state=RunState.INTERRUPTED,
-            reason=f"{which} is faulty: {in_words(reason)}",
+            reason=f"{which}{FAULTY}{in_words(reason)}",
             can_go_on=True,
             is_faulty=True,
         )

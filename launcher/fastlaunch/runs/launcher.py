@@ -35,7 +35,16 @@ from fastlaunch.runs.finish import held_runs, settle_run
 from fastlaunch.runs.local import LocalRunner
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
-from fastlaunch.runs.resume import Resumable, can_go_on, is_too_soon, resumable, root_of, taken_runs
+from fastlaunch.runs.resume import (
+    Resumable,
+    can_go_on,
+    has_begun,
+    is_faulty,
+    is_too_soon,
+    left_runs,
+    resumable,
+    root_of,
+)
 from fastlaunch.runs.sight import check_account
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -120,12 +129,12 @@ class Launcher:
         plan = self._resumable(run, account_timer=account_timer)
         with self._launching(run.submission_id):
             with self.ledger.transaction():
-                if not self.ledger.reopen(run.id, f"resumed from {plan.checkpoint}"):
+                if not self.ledger.reopen(run.id, f"resumed from {plan.origin}"):
                     raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
                 # The user has taken over; other runs would spend the same minutes again.
                 siblings = self.ledger.select(submission=run.submission_id)
                 self.ledger.set_goes_on([each.id for each in siblings], None)
-                if detach and _goes_on(JobSpec.from_json(run.spec or {})):
+                if detach and run.backend == "ec2":
                     self.ledger.set_goes_on([run.id], {"account_timer": account_timer})
             self._run_on_aws(
                 [run.id],
@@ -138,13 +147,13 @@ class Launcher:
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
-        """Go on, detached, with detached runs whose spot machine EC2 took; return whether any still waits.
+        """Go on, detached, with detached runs whose machine EC2 took, or had a faulty GPU.
 
         They go on as the submission agreed: from the last checkpoint, in the minutes that are left. What
-        cannot go on is reported.
+        cannot go on is reported. Returns whether any still waits.
         """
         is_waiting = False
-        for runs in taken_runs(self.ledger):
+        for runs in left_runs(self.ledger):
             first = runs[0]
             last, now = self.ledger.attempts_of(first.id)[-1], self.cloud_backends[first.backend].now()
             if is_too_soon(last, now):
@@ -167,7 +176,13 @@ class Launcher:
     def _go_on(self, runs: Sequence[Run]) -> None:
         """Go on with the runs that one attempt left, unless another command does so meanwhile."""
         first, run_ids = runs[0], [run.id for run in runs]
-        account_timer = bool(self.ledger.goes_on().get(first.id, {}).get("account_timer", True))
+        agreed = self.ledger.goes_on().get(first.id, {})
+        account_timer = bool(agreed.get("account_timer", True))
+        max_replacements = int(agreed.get("max_replacements", MAX_REPLACEMENTS))
+        attempts = [attempt for attempt in self.ledger.attempts_of(first.id) if attempt.handle]
+        why = attempts[-1].reason
+        if is_faulty(attempts[-1]) and sum(map(is_faulty, attempts)) > max_replacements:
+            raise UserError(f"{why}; --max-replacements {max_replacements} allows no other")
         plan = self._resumable(first, account_timer=account_timer)
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         with self._launching(first.submission_id):
@@ -176,10 +191,10 @@ class Launcher:
                 if not self.ledger.goes_on().keys() >= set(run_ids):
                     return
                 for run_id in run_ids:
-                    self.ledger.reopen(run_id, f"resumed from {plan.checkpoint}")
+                    self.ledger.reopen(run_id, f"resumed from {plan.origin}")
             self.report(
-                f"EC2 took the spot machine of {', '.join(run_ids)}: going on from {plan.checkpoint}, with "
-                f"{plan.minutes_left} minutes left of what was submitted"
+                f"{', '.join(run_ids)}: {why}: going on from {plan.origin}, with {plan.minutes_left} minutes "
+                "left of what was submitted"
             )
             self._run_on_aws(
                 run_ids,
@@ -265,8 +280,12 @@ class Launcher:
                     backend=backend,
                     directory=Path(directory),
                 )
-                if submission.detach and _goes_on(job):
-                    self.ledger.set_goes_on([run_id], {"account_timer": submission.account_timer})
+                if submission.detach and backend == "ec2":
+                    agreed = {
+                        "account_timer": submission.account_timer,
+                        "max_replacements": submission.max_replacements,
+                    }
+                    self.ledger.set_goes_on([run_id], agreed)
         return run_ids
 
     def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
@@ -349,7 +368,7 @@ class Launcher:
 
     def _placements_to_go_on(self, placements: Sequence[Placement], attempt: Attempt) -> Sequence[Placement]:
         """Return all placements; once a run has begun, only those with its checkpoints and instance type."""
-        if not any(s3_sync.record_paths(self.settings.home, run_id) for run_id in attempt.run_ids):
+        if not has_begun(attempt, self.settings.home):
             return placements
         return [placement for placement in placements if can_go_on(attempt, placement)]
 
@@ -426,11 +445,6 @@ class Launcher:
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
         return True
-
-
-def _goes_on(job: JobSpec) -> bool:
-    """Whether the job, detached, goes on by `Launcher.go_on` if its machine is taken."""
-    return job.backend == "ec2" and job.terms.purchase == "spot" and bool(job.checkpoint_every)
 
 
 def check_home(home: Path) -> None:

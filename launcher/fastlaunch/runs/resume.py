@@ -6,7 +6,9 @@ And whether its checkpoints are quick enough for spot.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.placements import Placement, placement_from_json
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.core.conventions import MIN_MINUTES
@@ -17,7 +19,7 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.collect import checkpoints
-from fastlaunch.runs.finish import TAKEN_BY_EC2
+from fastlaunch.runs.finish import FAULTY, TAKEN_BY_EC2
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
 LONGEST_S = 60.0
@@ -47,8 +49,13 @@ class Resumable:
     #: Over all attempts, and what is left of it.
     max_minutes: int
     minutes_left: int
-    #: Name of the checkpoint that it goes on from.
-    checkpoint: str
+    #: Name of the one that it goes on from; None where a machine was found faulty before there was one.
+    checkpoint: str | None
+
+    @property
+    def origin(self) -> str:
+        """`step-00000020.pt`, or the beginning."""
+        return self.checkpoint or "the beginning"
 
 
 def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger) -> Resumable:
@@ -80,9 +87,15 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         )
     last = attempts[-1]
     stored = map(placement_from_json, ledger.sites_of(run.submission_id))
-    placements = tuple(placement for placement in stored if can_go_on(last, placement))
     saved = checkpoints(run, [last], backends)
-    if saved is None or saved.newest is None:
+    newest = saved.newest if saved else None
+    is_fresh = newest is None and not has_begun(last, backend.home)
+    placements = tuple(
+        placement
+        for placement in stored
+        if can_go_on(last, placement) or (is_fresh and placement.instance.name == last.instance)
+    )
+    if newest is None and not is_faulty(last):
         raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
     if not placements:
         raise UserError(
@@ -94,18 +107,18 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         num_nodes=spec.num_nodes,
         max_minutes=limit,
         minutes_left=minutes,
-        checkpoint=saved.newest.rpartition("/")[2],
+        checkpoint=newest.rpartition("/")[2] if newest else None,
     )
 
 
-def taken_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
-    """Return the runs to go on with whose spot machine EC2 took while nobody followed, by attempt."""
+def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
+    """Return the runs to go on with, by attempt, whose machine was taken or faulty while nobody followed."""
     by_attempt: dict[int, list[Run]] = {}
     for run in map(ledger.get, ledger.goes_on()):
         attempts = ledger.attempts_of(run.id)
         last = next((attempt for attempt in reversed(attempts) if attempt.handle), None)
         has_ended = all(attempt.ended_at for attempt in attempts) and not ledger.launcher_lives(run)
-        if has_ended and last and (last.reason or "").startswith(TAKEN_BY_EC2):
+        if has_ended and last and ((last.reason or "").startswith(TAKEN_BY_EC2) or is_faulty(last)):
             by_attempt.setdefault(last.id, []).append(run)
     return [tuple(runs) for runs in by_attempt.values()]
 
@@ -113,6 +126,16 @@ def taken_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
 def is_too_soon(attempt: Attempt, now: datetime) -> bool:
     """Whether the attempt got no machine just now, and another one would get none either."""
     return attempt.handle is None and now - datetime.fromisoformat(attempt.started_at) < _RETRY_AFTER
+
+
+def is_faulty(attempt: Attempt) -> bool:
+    """Whether a GPU of one of the attempt's machines was."""
+    return FAULTY in (attempt.reason or "")
+
+
+def has_begun(attempt: Attempt, home: Path) -> bool:
+    """Whether records of one of the attempt's runs are here."""
+    return any(s3_sync.record_paths(home, run_id) for run_id in attempt.run_ids)
 
 
 def can_go_on(attempt: Attempt, placement: Placement) -> bool:
