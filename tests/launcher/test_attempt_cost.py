@@ -27,6 +27,7 @@ def ended(billed_s: float | None, source: str | None = "times", **changes: Any) 
 
 WAITING = {"backend": "sagemaker", "launched_at": None, "handle": {"launched_at": START.isoformat()}}
 BLOCK = {"sunk_usd": 3840.0, "usd_per_hour": 40.0}
+UNSEEN = (LATER.isoformat(),)
 POOL = {"backend": "sagemaker", "num_nodes": 2, "idle_minutes": 30}
 
 
@@ -44,6 +45,10 @@ POOL = {"backend": "sagemaker", "num_nodes": 2, "idle_minutes": 30}
         (ended(0, "free"), 0.0, True, "$0.00: EC2 took it back within its first hour"),
         (ended(None, None), 0.0, True, "nothing: no machine was started"),
         (ended(1800, **BLOCK), 20.0, True, "$20.00 of the $3,840.00 paid before for the capacity block"),
+        # While AWS does not show it, it counts up to its ceiling: 10 minutes, and 10 of margin.
+        (attempt(absences=UNSEEN, max_minutes=60), 18.0, False, "$18.00 so far"),
+        (attempt(absences=UNSEEN, max_minutes=10), 12.0, False, "at most $12.00 if it ended in time"),
+        (attempt(max_minutes=10), 18.0, False, "$18.00 so far"),
         # Warm pools of earlier versions.
         (ended(1800, **POOL), 36.0, False, "$36.00, and up to $36.00 while its warm pool is kept"),
         (ended(0.0, **POOL), 0.0, True, "$0.00"),
@@ -69,6 +74,12 @@ def test_the_ceiling_of_what_is_under_way_is_the_one_that_submit_showed() -> Non
     [
         ([ended(3600), attempt()], 54.0, False, "$54.00 so far"),
         ([ended(3600), ended(7800, "limit")], 114.0, True, "at most $114.00"),
+        (
+            [ended(3600), attempt(absences=UNSEEN, max_minutes=10)],
+            48.0,
+            False,
+            "at most $48.00 if it ended in time",
+        ),
         ([attempt(), attempt(usd_per_hour=None)], None, False, "n/a: the price is not known"),
         # A block that two attempts share was paid for once.
         (

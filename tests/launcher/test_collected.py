@@ -206,6 +206,9 @@ def test_the_note_tells_place_cost_and_ceiling(tmp_path: Path) -> None:
     assert cloud_note(run(), both, home=tmp_path, now=NOW) == (
         "waiting for the machine to boot; attempt 2 in us-east-1a; $48.00 so far, at most $80.00"
     )
+    # Over its ceiling.
+    unseen = cloud_note(run(), [attempt(max_minutes=10, absences=[NOW.isoformat()])], home=tmp_path, now=NOW)
+    assert (unseen or "").endswith("; attempt 1 in us-east-1a; at most $16.00 if it ended in time for 2 runs")
     done = run(state=RunState.FAILED, reason="out of memory")
     assert cloud_note(done, [ended()], home=tmp_path, now=NOW) == "out of memory; $24.00"
     assert cloud_note(run(reason="why"), [], home=tmp_path, now=NOW) == "why"

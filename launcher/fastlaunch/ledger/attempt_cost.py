@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.ledger.rows import Attempt
 
 
@@ -41,7 +42,10 @@ def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
     launched_at = _launched_at(attempt)
     if launched_at is None:
         return Cost(usd=0.0, is_final=False, text="nothing yet", sunk_usd=billing.sunk_usd)
-    return _cost(attempt, max(0.0, (now - launched_at).total_seconds()), is_final=False)
+    seconds = max(0.0, (now - launched_at).total_seconds())
+    if _may_have_ended(attempt, now):
+        seconds = _limit_s(attempt)
+    return _cost(attempt, seconds, is_final=False, is_bound=_may_have_ended(attempt, now))
 
 
 def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
@@ -58,7 +62,10 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     text = _text(
         sum(known),
         is_limit=any(cost.text.startswith("at most") for cost in costs),
-        is_over=all(attempt.ended_at is not None for attempt in attempts),
+        when=_when(
+            is_over=all(attempt.ended_at is not None for attempt in attempts),
+            is_bound=any(_may_have_ended(attempt, now) for attempt in attempts),
+        ),
         sunk_usd=sunk_usd,
         pool_usd=sum(_pool_usd(attempt) for attempt in attempts),
     )
@@ -94,7 +101,19 @@ def _launched_at(attempt: Attempt) -> datetime | None:
     return datetime.fromisoformat(launched_at) if launched_at else None
 
 
-def _cost(attempt: Attempt, seconds: float, *, is_final: bool) -> Cost:
+def _limit_s(attempt: Attempt) -> float:
+    return ((attempt.max_minutes or 0) + MARGIN_MINUTES) * 60.0
+
+
+def _may_have_ended(attempt: Attempt, now: datetime) -> bool:
+    """Whether AWS does not show an open attempt whose time is over: it costs more only if it lives."""
+    launched_at = _launched_at(attempt)
+    if attempt.ended_at is not None or not attempt.absences or attempt.max_minutes is None:
+        return False
+    return launched_at is not None and (now - launched_at).total_seconds() > _limit_s(attempt)
+
+
+def _cost(attempt: Attempt, seconds: float, *, is_final: bool, is_bound: bool = False) -> Cost:
     billing = attempt.billing
     if billing.usd_per_hour is None:
         machines = "a machine" if attempt.num_nodes == 1 else f"{attempt.num_nodes} machines"
@@ -104,18 +123,22 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool) -> Cost:
     pool_usd = _pool_usd(attempt)
     text = _text(
         usd,
-        is_limit=is_final and billing.source == "limit",
-        is_over=is_final,
+        is_limit=is_bound or (is_final and billing.source == "limit"),
+        when=_when(is_over=is_final, is_bound=is_bound),
         sunk_usd=billing.sunk_usd,
         pool_usd=pool_usd,
     )
     return Cost(usd=usd, is_final=is_final and not pool_usd, text=text, sunk_usd=billing.sunk_usd)
 
 
-def _text(usd: float, *, is_limit: bool, is_over: bool, sunk_usd: float | None, pool_usd: float) -> str:
+def _when(*, is_over: bool, is_bound: bool) -> str:
+    return "" if is_over else " if it ended in time" if is_bound else " so far"
+
+
+def _text(usd: float, *, is_limit: bool, when: str, sunk_usd: float | None, pool_usd: float) -> str:
     block = "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
     pool = f", and up to ${pool_usd:,.2f} while its warm pool is kept" if pool_usd else ""
-    return f"{'at most ' if is_limit else ''}${usd:,.2f}{'' if is_over else ' so far'}{block}{pool}"
+    return f"{'at most ' if is_limit else ''}${usd:,.2f}{when}{block}{pool}"
 
 
 def _pool_usd(attempt: Attempt) -> float:

@@ -184,7 +184,8 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     """
     if not attempts:
         return run.reason
-    cost = cost_text(total_cost(attempts, now), run.spec)
+    so_far = total_cost(attempts, now)
+    cost = cost_text(so_far, run.spec)
     if run.state.is_final:
         return f"{run.reason}; {cost}" if run.reason else cost
     last = attempts[-1]
@@ -194,7 +195,8 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     # SageMaker tells how much less it bills for spot when the job has ended.
     is_discounted = last.backend == "sagemaker" and (run.spec or {}).get("purchase") == "spot"
     spot = " before spot's discount" if is_discounted and last.ended_at is None else ""
-    bound = f", at most ${ceiling:,.2f}" if ceiling is not None else ""
+    is_within = ceiling is not None and (so_far.usd is None or so_far.usd < ceiling)
+    bound = f", at most ${ceiling:,.2f}" if is_within else ""
     machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
     alarmed = f"ALARM: {problem}; " if (problem := alarm(last, now)) else ""
     return f"{alarmed}{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
