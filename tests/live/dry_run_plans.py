@@ -71,7 +71,7 @@ def main(aws: Aws) -> int:
     """Exit code: 1 if EC2 would refuse a plan."""
     settings = load_settings()
     region = settings.region
-    here = settings.aws.get(region, RegionSettings())
+    here = settings.region_settings(region)
     ami = aws.parameter(region, here.ami_parameter)
     refused = 0
     for name, request in efa_plans():

@@ -19,7 +19,6 @@ from fastlaunch.catalog.container_images import (
 from fastlaunch.cli.context import AppContext, app_context
 from fastlaunch.cli.options import confirm, next_command, profile_option, split_names, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
-from fastlaunch.core.settings import RegionSettings
 from fastlaunch.images.build import (
     DEFAULT_REPOSITORY,
     BaseReference,
@@ -113,7 +112,7 @@ def build(
     context = app_context()
     where = region or context.settings.region
     registry(where)
-    name = repository or context.settings.aws.get(where, RegionSettings()).repository or DEFAULT_REPOSITORY
+    name = repository or context.settings.region_settings(where).repository or DEFAULT_REPOSITORY
     check_repository(name)
     if ort and (base or extras or flavour != "ec2"):
         raise UserError("--ort is an image of its own", "leave out --base, --flavour and --with")

@@ -9,7 +9,7 @@ from fastlaunch.account.policies import documents, names_by_hand
 from fastlaunch.account.template import template, template_text
 from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, RegionSettings, Settings, load_settings
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
 
 
@@ -101,7 +101,7 @@ _TEMPLATE = (
 
 def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the names for the policies: as given, else the config file's, else None."""
-    here = settings.aws.get(region, RegionSettings())
+    here = settings.region_settings(region)
     keys = (given["kms_key"], here.volume_kms_key, here.output_kms_key)
     is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
     topic = given.pop("sns_topic") or here.sns_topic
@@ -133,7 +133,7 @@ def _policies(name: str | None, names: dict[str, Any]) -> str:
 
 def _zones(settings: Settings, region: str) -> list[str]:
     """Return the zones of the config file; if it has none, those that nearly every region has."""
-    here = settings.aws.get(region, RegionSettings())
+    here = settings.region_settings(region)
     return list({**here.subnets, **here.placement_groups}) or [f"{region}{letter}" for letter in "abc"]
 
 

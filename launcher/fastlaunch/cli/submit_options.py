@@ -17,7 +17,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.core.conventions import MAX_REPLACEMENTS
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.settings import RegionSettings, Settings, misfit
+from fastlaunch.core.settings import Settings, misfit
 from fastlaunch.jobs.options import CloudOptions
 
 #: Fields of `SubmitOptions`: what to train and how.
@@ -287,7 +287,7 @@ def settings_with(settings: Settings, region_fields: Mapping[str, Any], regions:
         )
     if not changes:
         return settings
-    changed = {name: replace(settings.aws.get(name, RegionSettings()), **changes) for name in regions}
+    changed = {name: replace(settings.region_settings(name), **changes) for name in regions}
     for name, region_settings in changed.items():
         if problem := misfit(name, region_settings):
             raise UserError(f"for {name}, {problem}", "correct the option, or the config file")

@@ -98,6 +98,10 @@ class Settings:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
         check_tags(self.tags)
 
+    def region_settings(self, region: str) -> RegionSettings:
+        """Return what jobs in the region use: the defaults, if the config file does not name it."""
+        return self.aws.get(region, RegionSettings())
+
 
 def load_settings() -> Settings:
     """Return the settings. Raises BadFile for a config file that is wrong."""

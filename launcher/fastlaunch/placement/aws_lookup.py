@@ -82,7 +82,7 @@ class AwsLookup(Lookup):
         if request.cloud.backend == "sagemaker":
             check_role(self.aws, region, self.setting(region, "role"), SAGEMAKER)
             by_efa = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
-            check_training_network(self.aws, region, self.region_settings(region), by_efa=by_efa)
+            check_training_network(self.aws, region, self.settings.region_settings(region), by_efa=by_efa)
         else:
             check_offered(candidate, self.aws.zones_offering(region, candidate.instance.name))
             self._check_network(request, candidate)
@@ -90,7 +90,7 @@ class AwsLookup(Lookup):
 
     def machine_image(self, region: str) -> MachineImage:
         """Return the AMI that the region's parameter names, with its own root device."""
-        name = self.region_settings(region).ami_parameter
+        name = self.settings.region_settings(region).ami_parameter
         return self.aws.machine_image(region, self.aws.parameter(region, name))
 
     def image(self, request: CloudRequest, region: str) -> str:
@@ -132,12 +132,12 @@ class AwsLookup(Lookup):
     def code(self, region: str) -> CodeBundle | None:
         if self.bundle is None:
             return None
-        prefix = self.region_settings(region).prefix
+        prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
 
     def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
         aws, region = self.aws, candidate.region
-        here = self.region_settings(region)
+        here = self.settings.region_settings(region)
         vpcs = group_vpcs(aws, region, here.security_groups)
         if candidate.subnet is not None:
             # All of a region's subnets are one request.

@@ -85,7 +85,7 @@ class CheckContext:
 
     def region_settings(self, region: str) -> RegionSettings:
         """Return the region's part of the config file."""
-        return self.lookup.region_settings(region)
+        return self.lookup.settings.region_settings(region)
 
     @property
     def has_several_interfaces(self) -> bool:

@@ -29,7 +29,7 @@ def setup_command(region: str, zone: str | None = None) -> str:
 
 def configured(settings: Settings, region: str, name: str) -> str:
     """Return the region's `bucket`, `instance_profile` or `role`. Raises UserError if the config has none."""
-    value: str | None = getattr(settings.aws.get(region, RegionSettings()), name)
+    value: str | None = getattr(settings.region_settings(region), name)
     if value is None:
         purpose, kind = _PURPOSES[name]
         raise UserError(

@@ -23,7 +23,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, rate_at
 from fastlaunch.jobs.options import given_secrets, given_tags
@@ -85,10 +85,6 @@ class Lookup(ABC):
     def today(self) -> datetime.date:
         return self.now.date()
 
-    def region_settings(self, region: str) -> RegionSettings:
-        """Return the region's part of the config file."""
-        return self.settings.aws.get(region, RegionSettings())
-
     @abstractmethod
     def candidates(self, request: CloudRequest) -> "tuple[Candidate, ...]":
         """Return where the request may run on EC2, in the order in which it is tried."""
@@ -136,7 +132,7 @@ class Lookup(ABC):
         """Return `bucket`, `instance_profile` or `role` of the region."""
 
     def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
-        return self.region_settings(candidate.region).security_groups
+        return self.settings.region_settings(candidate.region).security_groups
 
     @abstractmethod
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
@@ -183,7 +179,7 @@ class OfflineLookup(Lookup):
         return "<owner>"
 
     def setting(self, region: str, name: str) -> str:
-        return getattr(self.region_settings(region), name) or f"<{name.replace('_', '-')}>"
+        return getattr(self.settings.region_settings(region), name) or f"<{name.replace('_', '-')}>"
 
     def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
         # Nodes with EFA need a group of their own, which the VPC's default one is not.
@@ -206,7 +202,7 @@ class OfflineLookup(Lookup):
     def code(self, region: str) -> CodeBundle | None:
         if self.base is None:
             return None
-        prefix = self.region_settings(region).prefix
+        prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
 
 
@@ -261,7 +257,7 @@ def candidates(
     """
     result = []
     for instance, region in product(instances, regions):
-        subnets = settings.aws.get(region, RegionSettings()).subnets if settings else {}
+        subnets = settings.region_settings(region).subnets if settings else {}
         zones: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
         for zone, subnet in zones:
             result.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
@@ -304,7 +300,7 @@ def check_plan(placement: "Placement", jobs: Sequence[JobSpec], *, max_minutes: 
 
 def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> Ec2Placement:
     instance, region = candidate.instance, candidate.region
-    settings = lookup.region_settings(region)
+    settings = lookup.settings.region_settings(region)
     block = lookup.block(request, candidate)
     if block is not None:
         price = block_price(block, instance, region, lookup.today)
@@ -350,7 +346,7 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
     instance, region = candidate.instance, candidate.region
     price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
     bucket, role = lookup.setting(region, "bucket"), lookup.setting(region, "role")
-    here = lookup.region_settings(region)
+    here = lookup.settings.region_settings(region)
     lookup.check(request, candidate)
     return SageMakerPlacement(
         instance=instance,

@@ -16,7 +16,7 @@ from fastlaunch.backends.placements import Placement
 from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.placement.config_checks import setup_command
@@ -35,7 +35,7 @@ def check_timers(settings: Settings, placements: Sequence[Placement], *, account
     """Raise UserError if machines at a placement could get no timer, and none was declined."""
     for placement in placements:
         region = placement.region
-        is_named = settings.aws.get(region, RegionSettings()).scheduler_role is not None
+        is_named = settings.region_settings(region).scheduler_role is not None
         if account_timer and placement.backend == "ec2" and not is_named:
             raise UserError(
                 f"no `scheduler_role` is in the config file for {region}: nothing in the account would end a "

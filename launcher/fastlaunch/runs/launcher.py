@@ -22,7 +22,7 @@ from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -415,7 +415,7 @@ class Launcher:
         What went wrong is reported, and tried again by the next command that looks.
         """
         backend, timer = self._backend(attempt), None
-        role = self.settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
+        role = self.settings.region_settings(attempt.region or "").scheduler_role
         try:
             if not account_timer:
                 decline(self.ledger, attempt)

@@ -7,7 +7,7 @@ from typing import Any, cast
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.announce import Announcer
@@ -216,7 +216,7 @@ def _protect(
 ) -> None:
     """Make the timers in the account that are missing."""
     for attempt in attempts:
-        role = settings.aws.get(attempt.region or "", RegionSettings()).scheduler_role
+        role = settings.region_settings(attempt.region or "").scheduler_role
         if role is None or not needs_timer(attempt):
             continue
         told = arm(ledger, backend.aws, attempt, role=role, now=backend.now())
