@@ -204,9 +204,10 @@ def test_spot_that_nobody_follows_goes_on_at_the_next_look(
 
 def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     runs = taken(world)
-    assert type_in(world, "status", "--watch") == 0
+    assert type_in(world, "status", "--watch", "--output", "json") == 0
     assert states_of(world, runs) == ["completed", "completed"]
-    assert "2 runs: 2 completed." in capsys.readouterr().out
+    looks = [json.loads(line)["runs"] for line in capsys.readouterr().out.splitlines()]
+    assert [{run["state"] for run in looks[at]} for at in (0, -1)] == [{"running"}, {"completed"}]
     assert len(world.aws.requests) == 2
 
 

@@ -51,7 +51,7 @@ def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
     while True:
         with open_reconciled() as (context, ledger):
             is_waiting = _go_on(context, ledger)
-            code, is_under_way = _show_status(context, ledger, runs, output)
+            code, is_under_way = _show_status(context, ledger, runs, output, watch=watch)
         if not watch or not (is_waiting or is_under_way):
             return code
         context.sleep(_WATCH_INTERVAL_S)
@@ -69,7 +69,7 @@ def _go_on(context: AppContext, ledger: "Ledger") -> bool:
 
 
 def _show_status(
-    context: AppContext, ledger: "Ledger", runs: tuple[str, ...], output: str
+    context: AppContext, ledger: "Ledger", runs: tuple[str, ...], output: str, *, watch: bool
 ) -> tuple[int, bool]:
     """Print where the runs stand; return the exit code, and whether one of them is under way."""
     shown = ledger.select(runs) if runs else current_runs(ledger)
@@ -78,7 +78,9 @@ def _show_status(
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
     is_under_way = any(not run.state.is_final for run in shown)
     if output == "json":
-        click.echo(json.dumps({"runs": [_as_json(context, ledger, run) for run in shown]}, indent=2))
+        document = {"runs": [_as_json(context, ledger, run) for run in shown]}
+        # Of many documents, each has a line of its own.
+        click.echo(json.dumps(document, indent=None if watch else 2))
         return code, is_under_way
     if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:
         click.echo(table(rows, RUN_HEADERS) + "\n")
