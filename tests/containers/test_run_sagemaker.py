@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from fake_nvidia_smi import report
 from first_process import DEAF_PYTHON, own_processes, send_to_first, wait_until_up
+from moto_server import ACCOUNT, MotoServer
+from server_client import server_client
 
 from fastlaunch.backends.node_agent import agent_archive, agent_sha256
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun, agent_name, run_list_name
@@ -33,6 +35,7 @@ eval "$1"
 """
 
 
+VALUE = "s3cr3t täken"
 PENDING = {0: {"remapped_row_pending": "Yes"}}
 
 
@@ -71,13 +74,21 @@ class Container:
         return found
 
     def start(
-        self, *arguments: str, attempt: int = 1, num_gpus: int = 0, **environment: str
+        self,
+        *arguments: str,
+        attempt: int = 1,
+        num_gpus: int = 0,
+        secrets: Mapping[str, str] | None = None,
+        **environment: str,
     ) -> subprocess.Popen[str]:
         runs = tuple(
             NodeRun(run_id, (text, "--steps", "5"))
             for run_id, text in zip((FIRST, SECOND), arguments, strict=False)
         )
-        self.list_runs(NodeProgram(token=TOKEN, attempt=attempt, runs=runs, num_gpus=num_gpus).to_json())
+        program = NodeProgram(
+            token=TOKEN, attempt=attempt, runs=runs, num_gpus=num_gpus, secrets=secrets or {}
+        )
+        self.list_runs(program.to_json())
         config = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.g5.xlarge"}
         self.write("resourceconfig.json", json.dumps(config))
         return self.enter(**environment)
@@ -118,10 +129,9 @@ class Container:
         self.processes.append(process)
         return process
 
-    def run(
-        self, *arguments: str, attempt: int = 1, num_gpus: int = 0, **environment: str
-    ) -> tuple[int, str]:
-        return self.end(self.start(*arguments, attempt=attempt, num_gpus=num_gpus, **environment))
+    def run(self, *arguments: str, **job: Any) -> tuple[int, str]:
+        """The exit code and what is printed, of a job as `start` starts it."""
+        return self.end(self.start(*arguments, **job))
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         out, _ = process.communicate(timeout=60)
@@ -285,6 +295,59 @@ def test_a_gpu_that_breaks_during_a_run_makes_it_no_failure(container: Container
     code, out = container.run(breaks, "true", num_gpus=8, PATH=gpus.path)
     assert (code, container.status["outcome"]) == (3, "hardware"), out
     assert container.states() == [("interrupted", 1), ("not-started", None)]
+
+
+def without_cli(folder: Path) -> str:
+    """A PATH with a Python that has boto3, and without the AWS CLI."""
+    for name in ("bash", "cut", "dirname", "mkdir", "sha256sum"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    (folder / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (folder / "python").chmod(0o755)
+    return str(folder)
+
+
+def with_cli(folder: Path) -> str:
+    """A PATH with an AWS CLI that knows the secret."""
+    (folder / "aws").write_text(f"#!/bin/bash\necho '{json.dumps(VALUE)}'\n")
+    (folder / "aws").chmod(0o755)
+    return f"{folder}:{without_cli(folder)}"
+
+
+def reading(path: str, server: MotoServer, arn: str) -> dict[str, Any]:
+    """A container that may read the secret, with the role's credentials."""
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    credentials = {"AWS_ENDPOINT_URL": server.url, **dict.fromkeys(names, "role")}
+    return {"PATH": path, "secrets": {"HUB": arn}, **credentials}
+
+
+@pytest.mark.parametrize("path", [with_cli, without_cli])
+def test_a_secret_reaches_training_and_nothing_else(
+    path: Callable[[Path], str], container: Container, tmp_path: Path, aws_server: MotoServer
+) -> None:
+    client = server_client(aws_server, "secretsmanager", "eu-west-1")
+    arn = client.create_secret(Name="hub", SecretString=VALUE)["ARN"]
+    (tmp_path / "bin").mkdir()
+    digest = hashlib.sha256(VALUE.encode()).hexdigest()
+    code, out = container.run(
+        f'[ "$(printf %s "$HUB" | sha256sum | cut -d" " -f1)" = {digest} ]',
+        **reading(path(tmp_path / "bin"), aws_server, arn),
+    )
+    assert code == 0, out
+    left = [path.read_bytes() for path in container.root.rglob("*") if path.is_file()]
+    assert VALUE not in out and not any(VALUE.encode() in data for data in left)
+
+
+@pytest.mark.slow
+def test_a_secret_that_cannot_be_read_ends_the_job(
+    container: Container, tmp_path: Path, aws_server: MotoServer
+) -> None:
+    arn = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:none-x1y2z3"
+    (tmp_path / "bin").mkdir()
+    code, out = container.run("true", **reading(without_cli(tmp_path / "bin"), aws_server, arn))
+    assert code == 2, out
+    assert (container.status["outcome"], container.status["reason"]) == ("configuration", "secret")
+    assert container.states() == [("not-started", None)]
+    assert container.failure == "secret\n"
 
 
 def test_what_was_completed_before_the_fault_counts(container: Container, gpus: Gpus) -> None:

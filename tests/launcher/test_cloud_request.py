@@ -127,7 +127,6 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"tags": ("k=" + "v" * 257,)}, {}, "its value 257", "up to 256"),
         ({"tags": ("k=a,b",)}, {}, "a character that AWS does not take", "letters, digits"),
         # What it may know.
-        ({**TRAINED, "secrets": (SECRET,)}, {}, "--secret is for EC2", "has the role's credentials"),
         ({"secrets": ("HUB",)}, {}, "--secret 'HUB' is not NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager"),
         ({"secrets": (SECRET, SECRET)}, {}, "--secret HUB is given twice", "once"),
         ({"secrets": (f"FASTLAUNCH_{SECRET}",)}, {}, "'FASTLAUNCH_HUB' cannot be a variable", "HF_TOKEN"),

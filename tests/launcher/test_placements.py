@@ -19,7 +19,12 @@ from fastlaunch.core.errors import UserError
         site("g5.xlarge", code=None, zone=None, subnet=None, max_price_usd=0.4),
         site(block=BLOCK),
         training_site(),
-        training_site(subnets=("subnet-0a",), security_groups=("sg-0a",), tags={"team": "vision"}),
+        training_site(
+            subnets=("subnet-0a",),
+            security_groups=("sg-0a",),
+            secrets={"HUB": "arn"},
+            tags={"team": "vision"},
+        ),
     ],
     ids=["group", "secret", "small", "block", "sagemaker", "vpc"],
 )

@@ -417,15 +417,15 @@ def test_a_value_that_was_typed_for_a_secret_is_not_repeated() -> None:
     assert "hf_0123" not in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_secrets_are_named_where_the_machine_reads_them() -> None:
+@pytest.mark.parametrize("backend", ["ec2", "sagemaker"])
+def test_secrets_are_named_where_the_machine_reads_them(backend: str) -> None:
     arns = {
         "HUB": "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/hub-x1y2z3",
         "KEY": "arn:aws-us-gov:ssm:us-gov-east-1:123456789012:parameter/key",
     }
-    (found, *_) = on_ec2(secrets=tuple(f"{name}={arn}" for name, arn in arns.items()))
+    secrets = tuple(f"{name}={arn}" for name, arn in arns.items())
+    (found, *_) = resolved(here=usual(role=ROLE), backend=backend, secrets=secrets).placements
     assert found.secrets == arns
-    plan = plan_at({"a-1": ec2_builders.job()}, found, attempt=1, max_minutes=120)
-    assert ec2_builders.program_of(plan)["secrets"] == arns
 
 
 @pytest.mark.parametrize(

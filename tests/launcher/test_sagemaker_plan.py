@@ -38,6 +38,7 @@ RULES: dict[str, Any] = {
     "volume_kms_key": KEY,
     "output_kms_key": KEY,
     "encrypts_traffic": True,
+    "secrets": {"HF_TOKEN": "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-x1y2z3"},
 }
 
 

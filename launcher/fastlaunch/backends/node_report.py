@@ -27,8 +27,8 @@ _WORDS = {
     "slowdown": "a GPU slowed itself down under load",
     "docker": f"docker does not run on its machine; {_LOG}",
     "image pull": f"its image could not be pulled: check that the machine's role may; {_LOG}",
-    "secret": "a secret could not be read: its machine's role may read those that `fastlaunch iam print "
-    f"--secret ARN` names; {_LOG}",
+    "secret": "a secret could not be read: the role of its machine, or of its training job, may read those "
+    f"that `fastlaunch iam print --secret ARN` names; {_LOG}",
     "code": f"the code could not be fetched from the bucket: check that the machine's role may; {_LOG}",
     "disk full": "the disk of its machine was full: save fewer or smaller checkpoints, or take a type with "
     "local NVMe",

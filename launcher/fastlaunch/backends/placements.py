@@ -55,6 +55,8 @@ class _Placement:
     tags: Mapping[str, str] = field(default_factory=dict)
     # ARN of the key of the volumes; None for AWS's choice.
     volume_kms_key: str | None = None
+    # ARNs, by the variable of a job's environment that gets the value.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def placeholders(self) -> tuple[str, ...]:
@@ -97,8 +99,6 @@ class Ec2Placement(_Placement):
     # For several nodes outside of a block.
     placement_group: str | None = None
     block: CapacityBlock | None = None
-    # ARNs, by the variable of a job's environment that gets the value.
-    secrets: Mapping[str, str] = field(default_factory=dict)
     # ARN of the topic that the machine tells its end, where nobody follows it.
     sns_topic: str | None = None
 

@@ -185,8 +185,7 @@ cloud_options = with_options(
         "secrets",
         multiple=True,
         metavar="NAME=ARN",
-        help="Give jobs on EC2 this secret or parameter as the variable NAME, read on the machine; may be "
-        "repeated.",
+        help="Give jobs this secret or parameter as the variable NAME, read where they run; may be repeated.",
     ),
     click.option(
         "--bucket",

@@ -168,13 +168,7 @@ def given_secrets(cloud: CloudOptions) -> dict[str, str]:
 
 
 def _check_secrets(cloud: CloudOptions) -> None:
-    secrets = given_secrets(cloud)
-    if secrets and cloud.backend == "sagemaker":
-        raise UserError(
-            "--secret is for EC2: on SageMaker nothing but the container itself could read it",
-            "leave it out; the container has the role's credentials, with which your workload may read it",
-        )
-    for name, arn in secrets.items():
+    for name, arn in given_secrets(cloud).items():
         if not _VARIABLE.fullmatch(name):
             raise UserError(
                 f"--secret {name!r} cannot be a variable of the job",

@@ -363,6 +363,7 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         tags=lookup.tags(request),
         volume_kms_key=here.volume_kms_key,
         volume_gib=TRAINING_VOLUME_GIB,
+        secrets=given_secrets(request.cloud),
         training_plan=request.cloud.training_plan,
         subnets=here.sagemaker_subnets,
         security_groups=here.sagemaker_security_groups,

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Log, Stop
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.protocol import (
@@ -61,6 +62,8 @@ class Machine(ABC):
         self.ends = [RunEnd(run.run_id) for run in program.runs]
         #: Ids of runs that need not be done.
         self.skipped: list[str] = []
+        #: Values by variable, for training alone.
+        self.secrets: dict[str, str] = {}
 
     def uptime_s(self) -> float:
         """Return seconds since boot."""
@@ -80,6 +83,16 @@ class Machine(ABC):
         if fault:
             self.fail(fault, HARDWARE)
         return not fault
+
+    def read_secrets(self, cli: AwsCli) -> bool:
+        """Return whether all of the program's secrets could be read."""
+        for name, arn in self.program.secrets.items():
+            value = cli.secret(arn)
+            if value is None:
+                self.say(f"{name}: {arn} has no text that this machine may read")
+                return False
+            self.secrets[name] = value
+        return True
 
     @abstractmethod
     def prepare(self) -> bool:

@@ -1,9 +1,13 @@
-"""S3, secrets and SNS by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up."""
+"""S3, secrets and SNS by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up.
+
+An image for SageMaker may bring boto3 only, which then reads the secrets.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +16,17 @@ from fastlaunch_train.node.uploads import Store
 
 #: Of a call that moves next to nothing, and of one that moves segments.
 _SHORT_S, _LONG_S = 20.0, 120.0
+#: Prints the value of a secret or parameter, as the CLI does.
+_SECRET_BY_BOTO3 = """
+import boto3, json, sys
+service, region, arn = sys.argv[1:]
+client = boto3.client(service, region_name=region)
+if service == "ssm":
+    value = client.get_parameter(Name=arn, WithDecryption=True)["Parameter"]["Value"]
+else:
+    value = client.get_secret_value(SecretId=arn).get("SecretString")
+print(json.dumps(value))
+"""
 
 
 class AwsCli:
@@ -44,7 +59,11 @@ class AwsCli:
         what = ["secretsmanager", "get-secret-value", "--query", "SecretString", "--secret-id", arn]
         if service == "ssm":
             what = ["ssm", "get-parameter", "--with-decryption", "--query", "Parameter.Value", "--name", arn]
-        done = self.call(*what, "--output", "json", region=region)
+        if shutil.which("aws"):
+            done = self.call(*what, "--output", "json", region=region)
+        else:
+            program = [sys.executable, "-I", "-c", _SECRET_BY_BOTO3, service, region, arn]
+            done = self._commands.run(*program, limit_s=_SHORT_S)
         try:
             value = json.loads(done.stdout) if done.is_ok else None
         except ValueError:

@@ -114,8 +114,6 @@ class Ec2(Machine):
         )
         self._has_restarted_fabric_manager = False
         self._pulled_s: float | None = None
-        #: Values by variable.
-        self._secrets: dict[str, str] = {}
         #: Checkpoints that lie in S3.
         self._sent: set[str] = set()
         self._has_all_ended = threading.Event()
@@ -153,7 +151,7 @@ class Ec2(Machine):
         self._systemctl("start", "containerd.service", "docker.service", limit_s=300)
         steps: tuple[tuple[bool, str, int, float, Callable[[], bool]], ...] = (
             (True, "docker", 24, 5, self._has_docker),
-            (bool(program.secrets), "secret", 5, 10, self._read_secrets),
+            (bool(program.secrets), "secret", 5, 10, lambda: self.read_secrets(self._work_cli)),
             (program.code_uri is not None, "code", 5, 10, self._fetch_code),
             (True, "image pull", 5, 20, self._pull),
         )
@@ -272,15 +270,6 @@ class Ec2(Machine):
     def _has_docker(self) -> bool:
         return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
 
-    def _read_secrets(self) -> bool:
-        for name, arn in self.program.secrets.items():
-            value = self._work_cli.secret(arn)
-            if value is None:
-                self.say(f"{name}: {arn} has no text that this machine may read")
-                return False
-            self._secrets[name] = value
-        return True
-
     def _fetch_code(self) -> bool:
         program, file = self.program, WORK / "code.tar.gz"
         if not self._work_cli.copy(program.code_uri, file, limit_s=_DOCKER_S):
@@ -325,7 +314,7 @@ class Ec2(Machine):
             self.program.image,
             [*command, *["--resume"][: self.program.attempt - 1]],
             log=WORK / "log" / run.run_id / LOG,
-            secrets=self._secrets,
+            secrets=self.secrets,
         )
 
     def _is_settled(self, run_id: str) -> bool:

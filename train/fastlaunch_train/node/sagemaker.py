@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch_train.node.agent import Ending, Machine, problem_after
+from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.hosts import Hosts
@@ -75,6 +76,7 @@ _SIGNAL_LIMIT_S = 60.0
 #: For the others' words, after SIGTERM.
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.2
+_SECRET_PAUSE_S = 2.0
 _EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, HARDWARE: 3, INTERRUPTED: 143}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -171,7 +173,18 @@ class SageMaker(Machine):
             remove_older(root, run.run_id, 1)
         self._uploads.start()
         # Once all have joined: a host that is missed is waited for.
-        return self._hosts.join(lambda: self.stop.reason is not None) and self.has_sound_gpus()
+        has_joined = self._hosts.join(lambda: self.stop.reason is not None)
+        return has_joined and self.has_sound_gpus() and self._has_secrets()
+
+    def _has_secrets(self) -> bool:
+        cut = self.stop.event
+        # Each ARN names its own region.
+        cli = AwsCli("", cut=cut)
+        if not self.clock.attempts(5, _SECRET_PAUSE_S, lambda: self.read_secrets(cli), cut=cut):
+            if not cut.is_set():
+                self.fail("secret")
+            return False
+        return True
 
     # Runs
 
@@ -207,6 +220,7 @@ class SageMaker(Machine):
                 **os.environ,
                 **self.program.environment,
                 **run.environment,
+                **self.secrets,
                 "FASTLAUNCH_RUN_ID": run.run_id,
                 "FASTLAUNCH_ATTEMPT": str(self._attempt),
                 "FASTLAUNCH_INSTANCE": self._request.instance,

@@ -175,6 +175,7 @@ def _node_program(
         runs=runs,
         num_gpus=instance.num_accelerators,
         has_nvswitch=instance.has_nvswitch,
+        secrets=placement.secrets,
     )
 
 
