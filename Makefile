@@ -19,7 +19,7 @@ help:
 	@echo 'make test-full  every test: all seeds and scenarios, docker, old torch, the SDK (about an hour; root, Debian)'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make mutations  break one line at a time, and see that a test notices'
-	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, one small run on EC2 and SageMaker'
+	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, two small runs on EC2, one on SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
 	@echo 'make tables     the measured tables of the documents, anew from train/measurements'

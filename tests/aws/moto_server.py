@@ -342,6 +342,9 @@ class MotoServer:
         for instance_id in ids:
             self.set_instance(instance_id, state="pending")
             self._passing.add(instance_id)
+            # moto tags instances and volumes only.
+            interfaces = [nic.id for nic in self.instance(instance_id).nics.values()]
+            backend("ec2", request.region).create_tags(interfaces, request.tags("network-interface"))
             if given.get("InstanceMarketOptions.MarketType") == "capacity-block":
                 self.instance(instance_id).lifecycle = "capacity-block"
         if token:

@@ -46,7 +46,7 @@ class CloudRun:
     def record(self, run_id: str, **values: Any) -> None:
         """Upload a record of every rank of a run."""
         with TemporaryDirectory() as folder:
-            write_run(Path(folder), run_id=run_id, world_size=8, batch_size=64, **values)
+            write_run(Path(folder), run_id=run_id, **{"world_size": 8, "batch_size": 64, **values})
             for path in Path(folder).iterdir():
                 self.upload(f"node-0/{run_id}/{path.name}.000000000000", path.read_bytes())
 
