@@ -100,7 +100,7 @@ def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
     from fastlaunch.runs.reconcile import reconcile
 
     context = app_context()
-    with open_ledger(context.settings) as ledger:
+    with open_ledger(context.settings, clock=context.now) as ledger:
         reconcile(ledger, context.backends, context.settings)
         yield context, ledger
 
@@ -115,7 +115,7 @@ def open_launcher(
     from fastlaunch.runs.launcher import Launcher
     from fastlaunch.runs.stop_request import StopRequest
 
-    with open_ledger(context.settings) as ledger, StopRequest() as stop:
+    with open_ledger(context.settings, clock=context.now) as ledger, StopRequest() as stop:
         yield Launcher(
             backends=backends,
             ledger=ledger,

@@ -204,7 +204,7 @@ def _ledger(context: AppContext) -> AbstractContextManager["Ledger | None"]:
     if not (context.settings.home / LEDGER_NAME).exists():
         return nullcontext(None)
     try:
-        return closing(open_ledger(context.settings))
+        return closing(open_ledger(context.settings, clock=context.now))
     except UserError as error:
         click.echo(f"warning: going by tags alone, without the ledger: {error.message}", err=True)
         return nullcontext(None)
