@@ -125,6 +125,8 @@ def _jobs_at(place: Placement, num_nodes: int, *, is_spot: bool) -> tuple[JobSpe
     }
     if is_spot:
         changes["purchase"] = "spot"
+        if place.backend == "ec2":
+            changes |= {"steps": 40, "checkpoint_every": 10}
     if isinstance(place, Ec2Placement) and place.block:
         changes |= {"purchase": "capacity-block", "reservation": place.block.reservation}
     return tuple(ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32"))

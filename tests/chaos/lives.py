@@ -9,6 +9,8 @@ from typing import Any
 
 from moto_server import backend
 
+from fastlaunch_train.node.protocol import NodeProgram, program_from_json
+
 _BETWEEN_S = 0.02
 
 
@@ -37,11 +39,15 @@ class Output:
 
     def run_ids(self) -> list[str]:
         """The runs to do, as the stored list names them."""
+        return [run.run_id for run in self.program().runs]
+
+    def program(self) -> NodeProgram:
+        """The stored list of runs. Raises ValueError if none is there."""
         bucket, prefix = self._place
         (key,) = [
             key for key in backend("s3", "aws").buckets[bucket].keys if key.startswith(f"{prefix}/runs-")
         ]
-        return [run["run_id"] for run in json.loads(self.get(key.removeprefix(f"{prefix}/")))["runs"]]
+        return program_from_json(self.get(key.removeprefix(f"{prefix}/")))
 
     @property
     def _place(self) -> tuple[str, str]:

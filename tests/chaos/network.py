@@ -70,7 +70,7 @@ class Network(FaultyProxy):
         self.num_stale = 0
         self._num_looks = 0
         self._counts: dict[str | None, int] = {}
-        self._at: tuple[Moment, Callable[[], None]] | None = None
+        self._at: tuple[Moment, int, Callable[[], None]] | None = None
         self._had: set[str] = set()
 
     def trouble(self, faults: Faults, random: Random) -> None:
@@ -100,8 +100,12 @@ class Network(FaultyProxy):
         self.faults, self._at, self.is_stale = Faults(), None, False
 
     def at(self, moment: Moment | None, call: Callable[[], None] = lambda: None) -> None:
-        """Call once at a moment, before the request is passed on or before its answer is; None for never."""
-        self._at = (moment, call) if moment else None
+        """Call once at a moment, before the request is passed on or before its answer is; None for never.
+
+        Counted from now on.
+        """
+        with self._lock:
+            self._at = (moment, self._counts.get(moment.action, 0) + moment.n, call) if moment else None
 
     def answer(self, request: SentRequest, body: bytes, target: str) -> Any:
         """Status, headers and body for the client, None to hang up."""
@@ -143,10 +147,10 @@ class Network(FaultyProxy):
         with self._lock:
             if self._at is None:
                 return
-            moment, call = self._at
+            moment, number, call = self._at
             if moment.after is not after or moment.action not in (None, action):
                 return
-            if self._counts[moment.action] != moment.n:
+            if self._counts[moment.action] != number:
                 return
             self._at = None
         call()

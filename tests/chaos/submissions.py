@@ -24,6 +24,8 @@ SUBMISSIONS = {
     ),
     "detached": ("--detach", *_MACHINES),
     "detached-nodes": ("--detach", "--nodes=2", *_MACHINES),
+    "spot": ("--spot", *_MACHINES),
+    "detached-spot": ("--detach", "--spot", *_MACHINES),
     "job": _JOBS,
     "spot-job": ("--spot", "ml.p5.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2"),
 }
@@ -38,6 +40,11 @@ def launch_of(kind: str) -> str:
 def num_nodes_of(kind: str) -> int:
     """How many machines one request of this kind starts."""
     return 2 if "--nodes=2" in SUBMISSIONS[kind] else 1
+
+
+def saves(kind: str) -> bool:
+    """Whether machines of this kind save checkpoints, for others to go on from."""
+    return kind in ("spot", "detached-spot")
 
 
 def furnish(server: MotoServer) -> dict[str, Any]:
@@ -57,6 +64,9 @@ def furnish(server: MotoServer) -> dict[str, Any]:
         }
         if code := training_site().code:
             backend("s3", "aws").put_object(own.bucket, code.key, b"code")
+    for place in _MACHINES:
+        instance, region, zone = place.split("/")
+        server.spot_prices[region, instance, zone] = 20.0
     _add_blocks(server)
     return config
 

@@ -6,7 +6,7 @@ look like the launcher's; and jobs write what nodes do not.
 After `fastlaunch reap`, hours later: no live instance, no running job, no schedule left, every row of the
 ledger final and explained, every cost known, nothing started twice for a token or a job's name, no second
 machine or job for a run while its first one lives, every tag in its place; and at no time anything called
-lost that lives, or anything of others ended.
+lost that lives, or anything of others ended. What goes on with a run begins at its newest checkpoint.
 """
 
 import pytest
@@ -18,13 +18,15 @@ from trial import Trial
 
 #: Seeded trials of each kind of submission: 320, of which 40 are slow, and the others in the full tier.
 NUM_TRIALS = {
-    "machine": 112,
-    "nodes": 48,
+    "machine": 72,
+    "nodes": 32,
     "block": 8,
-    "detached": 32,
+    "detached": 24,
     "detached-nodes": 16,
-    "job": 72,
-    "spot-job": 32,
+    "job": 48,
+    "spot-job": 24,
+    "spot": 40,
+    "detached-spot": 56,
 }
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
 NUM_STEPS = 14
@@ -105,6 +107,53 @@ def test_nothing_is_started_again_where_no_answer_comes(
 ) -> None:
     trial.faults = Faults(lost_launches=1.0, hidden=hidden, expires_at=expires_at)
     assert not trial.run(Death(after_s=5.0)), trial.story()
+
+
+@pytest.mark.parametrize("first", ["is-taken", "is-taken-at-once", "is-taken-late"])
+@pytest.mark.parametrize("kind", ["spot", "detached-spot"])
+def test_spot_goes_on_from_its_checkpoint_until_it_is_done(trial: Trial, kind: str, first: str) -> None:
+    trial.faults, trial.fates = Faults(), (first, "is-taken", "completes")
+    trial.next_typed = (("status", "--watch"),) if "detached" in kind else ()
+    trial.next_death = Death(after_s=20.0)
+    assert not trial.run(Death(after_s=20.0)), trial.story()
+    assert trial.states == ["completed", "completed"], trial.story()
+    assert trial.num_launched == 3, trial.story()
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        *(Death(commit=commit) for commit in range(1, NUM_STEPS + 1)),
+        *(
+            Death(moment=Moment(n=1, action=action, after=after))
+            for action in ("RunInstances", "CreateSchedule")
+            for after in (False, True)
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", [("status",), ("resume", "RUN", "--yes", "--detach")])
+@pytest.mark.parametrize("kind", ["detached-spot"])
+def test_a_resume_that_is_killed_starts_nothing_twice(
+    trial: Trial, kind: str, command: tuple[str, ...], death: Death
+) -> None:
+    trial.faults, trial.fates = Faults(), ("is-taken", "completes")
+    trial.next_typed, trial.next_death = (command, ("status", "--watch")), death
+    assert not trial.run(Death(after_s=20.0)), trial.story()
+    assert trial.num_launched == 2, trial.story()
+    assert "completed" in trial.states, trial.story()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("action", ["RunInstances", "CreateSchedule"])
+@pytest.mark.parametrize("kind", ["spot"])
+def test_a_launcher_that_is_killed_while_it_goes_on_loses_nothing(
+    trial: Trial, kind: str, action: str, after: bool
+) -> None:
+    trial.faults, trial.fates = Faults(), ("is-taken", "hangs")
+    trial.next_typed = (("status",), ("resume", "RUN", "--yes", "--detach"), ("status",))
+    assert not trial.run(Death(moment=Moment(n=2, action=action, after=after), after_s=20.0)), trial.story()
+    assert trial.num_launched == 2, trial.story()
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ from fake_node import nodes
 from fake_scheduler import Scheduler
 from foreign import Foreign
 from forked_launcher import Command, Order, Zygote
+from lives import Output
 from moto_server import MotoServer
 from network import STRANGER_KEY, Faults, Network
-from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of
+from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of, saves
 from verdict import Started, Verdict
 
 #: After that, every machine is over its time, and EC2 has forgotten what was terminated.
@@ -34,6 +35,8 @@ LATER_S = 5 * 3600.0
 _APART_S = 360.0
 #: Commands that only look at AWS, or end what they see.
 _LOOKS = ("status", "reap", "cancel", "collect")
+#: So often, hours apart, somebody comes back to runs that go on when they are looked at.
+_NUM_RETURNS = 6
 
 
 @dataclass(kw_only=True)
@@ -41,9 +44,9 @@ class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
     kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
-    follow the launcher, `RUN` for the first run's id. fates: of what is started, see `Lives`; its jobs then
-    write nothing but what nodes do. is_left: before
-    anyone types `reap`, the scheduler carries out what is due.
+    follow the launcher, `RUN` for the first run's id. next_death: of the first of them.
+    fates: of what is started, see `Lives`; its jobs then write nothing but what nodes do.
+    is_left: before anyone types `reap`, the scheduler carries out what is due.
     view: of `next_typed`, each twenty minutes after the one before.
     is_real: the launcher is `fastlaunch submit` in a process that is started for it, at the pace of the real
     clock, and not a fork.
@@ -57,6 +60,7 @@ class Trial:
     zygote: Zygote
     faults: Faults | None = None
     next_typed: tuple[tuple[str, ...], ...] | None = None
+    next_death: Death | None = None
     is_real: bool = False
     is_left: bool | None = None
     fates: tuple[str, ...] = ()
@@ -64,6 +68,7 @@ class Trial:
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     _troubled: Faults = field(default_factory=Faults)
+    _ahead_s: float = 0.0
     _started: list[Started] = field(default_factory=list)
     _foreign: Foreign = field(init=False)
 
@@ -74,7 +79,13 @@ class Trial:
         """What was left or done twice, in words, after the launcher died as drawn, or as `death` says."""
         rng = random.Random(self.seed)
         self._set_up()
-        machines = nodes(self.server, random.Random(rng.random()), self.fates)
+        machines = nodes(
+            self.server,
+            random.Random(rng.random()),
+            self.fates,
+            saves=saves(self.kind),
+            report=self.problems.append,
+        )
         jobs = containers(self.server, random.Random(rng.random()), self.fates)
         forgeries = self._foreign.forgeries(
             random.Random(rng.random()), self._tags_of, is_honest=bool(self.fates)
@@ -111,6 +122,11 @@ class Trial:
         return len(self._started)
 
     @property
+    def states(self) -> list[str]:
+        """What the ledger says of the runs, oldest first."""
+        return [row["state"] for row in self._verdict.rows("SELECT state FROM runs ORDER BY rowid")]
+
+    @property
     def _scheduler(self) -> Scheduler:
         return Scheduler(server=self.server, regions=REGIONS)
 
@@ -121,8 +137,10 @@ class Trial:
             scheduler=self._scheduler,
             ledger=self.folder / "home" / "ledger.sqlite",
             num_nodes=num_nodes_of(self.kind),
+            is_spot=saves(self.kind),
             foreign=self._foreign,
-            was_stale=self.network.num_stale > 0,
+            # All commands may come so late that EC2 would show long since what is hidden.
+            was_stale=self.network.num_stale > 0 or (saves(self.kind) and self._troubled.hidden > 0),
         )
 
     # What happens
@@ -138,6 +156,9 @@ class Trial:
 
     def _note_launch(self, region: str, instance_id: str) -> None:
         """Called by the server for every instance that it makes, before anything else happens."""
+        # By the clock of the command that launched it.
+        launched_at = datetime.now(UTC) + timedelta(seconds=self._ahead_s)
+        self.server.set_instance(instance_id, launch_time=launched_at)
         self._note(Started(id=instance_id, region=region, tags=self._tags_of(instance_id)))
 
     def _note_job(self, region: str, name: str) -> None:
@@ -150,15 +171,18 @@ class Trial:
         return {tag["key"]: tag["value"] for tag in self.server.instance(name).get_tags()}
 
     def _note(self, started: Started) -> None:
+        runs = self._runs_of(started)
         for before in self._started:
-            same_run = before.tags.get("fastlaunch:run") == started.tags.get("fastlaunch:run")
-            follows = same_run and before.token != started.token
+            follows = before.token != started.token and runs & self._runs_of(before)
             if follows and self._verdict.lives(before) and not self._verdict.seems_gone(before):
                 self.problems.append(
                     f"{started.id} in {started.region} was started while {before.id} in {before.region} "
                     "lives, for the same run"
                 )
         self._started.append(started)
+
+    def _runs_of(self, started: Started) -> set[str]:
+        return set(Output(tags=started.tags).run_ids())
 
     def _launch_real(self, death: Death) -> None:
         """`fastlaunch submit` as it is typed, which looks everything up first."""
@@ -197,13 +221,17 @@ class Trial:
         self,
         *argv: str,
         ahead_s: float = 0.0,
-        killed_after_s: float | None = None,
+        death: Death | None = None,
         view: View = View.TRUE,
     ) -> int:
-        self.told.append(f"$ fastlaunch {' '.join(argv)} ({view} view, {ahead_s:.0f} s later)")
-        self.network.is_stale = view is View.STALE
-        command = self.zygote.start(self._order(*argv, ahead_s=ahead_s, view=view))
-        status = self._wait(command, killed_after_s)
+        self.told.append(f"$ fastlaunch {' '.join(argv)} ({view} view, {ahead_s:.0f} s later, {death})")
+        self._ahead_s, self.network.is_stale = ahead_s, view is View.STALE
+        commit, before = (death.commit, death.before_commit) if death else (None, False)
+        order = self._order(*argv, commit=commit, before_commit=before, ahead_s=ahead_s, view=view)
+        command = self.zygote.start(order)
+        if death and death.moment is not None:
+            self.network.at(death.moment, command.kill)
+        status = self._wait(command, death.after_s if death else None)
         self.network.is_stale = False
         return status
 
@@ -255,13 +283,15 @@ class Trial:
     def _meddle(self, rng: random.Random) -> None:
         ahead_s = 0.0
         for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
-            killed_after_s = (
-                rng.uniform(0.05, 1.0) if self.next_typed is None and rng.random() < 0.3 else None
-            )
-            if killed_after_s is None and argv[0] in ("start", "resume"):
+            death, self.next_death = self.next_death, None
+            if self.next_typed is None and rng.random() < (0.5 if saves(self.kind) else 0.3):
+                death = (
+                    draw_death(rng, self.kind) if saves(self.kind) else Death(after_s=rng.uniform(0.05, 1.0))
+                )
+            if death is None and (argv[0] in ("start", "resume") or "--watch" in argv):
                 # A machine that hangs is followed for an hour, which even a fast clock makes long, and a job
                 # until SageMaker ends it.
-                killed_after_s = 3.0
+                death = Death(after_s=10.0 if self.next_typed else 2.0 if saves(self.kind) else 3.0)
             runs = self._verdict.rows("SELECT id FROM runs ORDER BY id") if "RUN" in argv else []
             words = [runs[0]["id"] if runs and word == "RUN" else word for word in argv]
             view = self.view or View.TRUE
@@ -269,28 +299,29 @@ class Trial:
                 view = self.view or draw_view(rng)
                 # At last over the time of what was started, but not an hour: AWS shows again what lives.
                 pause_s = 1200.0 if self.view else rng.choice((0.0, 0.0, 400.0, 1200.0, 3600.0))
-                ahead_s = min(ahead_s + pause_s, 5400.0)
-            later_s = ahead_s if argv[0] in _LOOKS else 0.0
-            self._command(*words, killed_after_s=killed_after_s, view=view, ahead_s=later_s)
+                # A watch may see it an hour later than that.
+                ahead_s = min(ahead_s + pause_s, 2400.0 if saves(self.kind) else 5400.0)
+            later_s = ahead_s if argv[0] in _LOOKS or saves(self.kind) else 0.0
+            self._command(*words, death=death, view=view, ahead_s=later_s)
 
     def _meddling(self, rng: random.Random) -> list[tuple[str, ...]]:
         """Commands that somebody types next, while the service still fails."""
         found: list[tuple[str, ...]] = []
         runs = self._verdict.rows("SELECT id FROM runs")
-        while rng.random() < 0.45:
+        while rng.random() < (0.7 if saves(self.kind) else 0.45):
             run_id = rng.choice(runs)["id"] if runs else "none"
-            found.append(
-                rng.choice(
-                    [
-                        ("status",),
-                        ("reap", "--yes"),
-                        ("cancel", run_id),
-                        ("resume", run_id, "--yes"),
-                        ("collect",),
-                        ("start", *SUBMISSIONS[self.kind]),
-                    ]
-                )
-            )
+            commands = [
+                ("status",),
+                ("reap", "--yes"),
+                ("cancel", run_id),
+                ("resume", run_id, "--yes"),
+                ("collect",),
+                ("start", *SUBMISSIONS[self.kind]),
+            ]
+            if saves(self.kind):
+                commands += [("status",), ("status", "--watch"), ("resume", run_id, "--yes", "--detach")]
+                commands += [("resume", run_id, "--yes")]
+            found.append(rng.choice(commands))
         return found
 
     def _leave_alone(self) -> None:
@@ -323,6 +354,12 @@ class Trial:
             code = self._command("status", ahead_s=LATER_S + num_looks * _APART_S)
         if code != 0:
             self.problems.append(f"fastlaunch status ended with {code}")
+        for num_returns in range(2, 2 + _NUM_RETURNS):
+            # What EC2 took goes on when it is looked at, until its minutes are up.
+            if not self._verdict.rows("SELECT id FROM attempts WHERE ended_at IS NULL"):
+                break
+            for argv in (("reap", "--yes"), ("status",)):
+                self._command(*argv, ahead_s=num_returns * LATER_S)
 
     def story(self) -> str:
         """All that happened, for a trial that failed."""

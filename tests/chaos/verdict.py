@@ -43,7 +43,8 @@ class Started:
 class Verdict:
     """What is wrong, in words, with what the service made and what the ledger says of it.
 
-    num_nodes: machines that one request starts. foreign: what is not the launcher's.
+    num_nodes: machines that one request starts. is_spot: of EC2, whose price nobody knows before one was
+    seen. foreign: what is not the launcher's.
     was_stale: at some look AWS did not show what lives.
     """
 
@@ -51,6 +52,7 @@ class Verdict:
     scheduler: Scheduler
     ledger: Path
     num_nodes: int
+    is_spot: bool
     foreign: Foreign
     was_stale: bool
 
@@ -161,6 +163,8 @@ class Verdict:
                 continue
             if row["billed_seconds"] is None or row["billing"] not in _BILLINGS or row["lived_s"] is None:
                 yield f"what {one.id} cost is not known: {dict(row)}"
+            elif row["usd_per_hour"] is None and self.is_spot:
+                continue
             elif not row["usd_per_hour"] or row["usd_per_hour"] < 1:
                 yield f"an hour of {one.id} is not {row['usd_per_hour']} USD"
             elif one.is_job:
