@@ -117,19 +117,24 @@ def test_one_look_that_shows_it_forgets_the_absences(world: World) -> None:
     assert look_until(world, run, LIMIT_S + 801, LIMIT_S + 1102) == [RunState.RUNNING] * 2
 
 
-def test_a_spot_notice_counts_ten_minutes_after_it(world: World) -> None:
-    def taken(node: FakeNode) -> None:
+@pytest.mark.parametrize(
+    ("reason", "state"), [("spot", RunState.INTERRUPTED), ("watchdog", RunState.RUNNING)]
+)
+def test_of_one_nodes_last_words_a_spot_notice_counts_ten_minutes_after_it(
+    world: World, reason: str, state: RunState
+) -> None:
+    def ended(node: FakeNode) -> None:
         world.clock.at(60, node.boot)
         # The other node is never heard of again.
         if node.rank == 0:
-            world.clock.at(1200, lambda: node.say_last("interrupted", {}, reason="spot"))
+            world.clock.at(1200, lambda: node.say_last("interrupted", {}, reason=reason))
 
-    world.aws.node = taken
+    world.aws.node = ended
     (run,) = world.submit(jobs=(job(num_nodes=2),), detach=True)
     world.clock.sleep(1300)
     world.aws.is_blind = True
     assert look_until(world, run, 1300, 1700) == [RunState.RUNNING] * 2
-    assert look_until(world, run, 1900) == [RunState.INTERRUPTED]
+    assert look_until(world, run, 1900) == [state]
 
 
 def test_another_account_judges_and_ends_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
