@@ -272,11 +272,13 @@ def start_job(
     *,
     hours_ago: float,
     tags: dict[str, str] | None = None,
+    more_tags: Mapping[str, str] | None = None,
     keep_alive_s: int = 0,
 ) -> None:
     """A training job on two machines, as `submit` starts it, created so long ago and running since.
 
-    keep_alive_s: of a warm pool after it, as earlier releases asked for.
+    tags: instead of fastlaunch's. more_tags: besides them. keep_alive_s: of a warm pool after it, as earlier
+    releases asked for.
     """
     plan = json.loads((PLANS / "sagemaker-2-p5.48xlarge-on-demand.json").read_text())
     if keep_alive_s:
@@ -289,7 +291,7 @@ def start_job(
         **{"fastlaunch:run": run_id, "fastlaunch:attempt": attempt, "fastlaunch:max-minutes": "60"},
         "fastlaunch:output": f"s3://acme-training/fastlaunch/runs/{run_id}/attempt-{attempt}",
     }
-    given = given if tags is None else tags
+    given = {**given, **(more_tags or {})} if tags is None else tags
     asked = {
         "TrainingJobName": name,
         "RoleArn": server.training_jobs.role(),
@@ -471,6 +473,9 @@ def test_one_ends_ones_own_and_nobody_elses(
     foreign = start("20261121-090000-dddd", tags={"Owner": me, "fastlaunch:attempt": "x"}, server=aws_server)
     for run_id, instance in ((MINE, mine), (HERS, hers)):
         schedule(run_id, instance)
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    for run_id, owner in ((MINE, me), (HERS, f"{me}-too")):
+        start_job(aws_server, f"{run_id}-a2", hours_ago=0.1, more_tags={"Owner": owner})
 
     listed = {each["instance"]: each["owner"] for each in reaped(capsys)["instances"]}
     assert listed == {mine: me, hers: f"{me}-too", nobodys: None, foreign: me}
@@ -487,6 +492,8 @@ def test_one_ends_ones_own_and_nobody_elses(
         nobodys: "running",
         foreign: "running",
     }
+    jobs = {job.name: job.status for job in aws_server.training_jobs.live()}
+    assert jobs == {f"{MINE}-a2": "Stopping", f"{HERS}-a2": "InProgress"}
     assert [each.name for each in aws().list_schedules("us-east-1")] == [f"fastlaunch-{HERS}-a1"]
 
 
@@ -562,3 +569,27 @@ def test_the_accounts_reaper_ends_the_rest_where_something_is_refused_and_fails(
     with pytest.raises(RuntimeError):
         run_the_accounts_reaper()
     assert aws_server.training_jobs.job(late).status == "Stopping"
+
+
+def test_the_accounts_reaper_reads_every_page(aws_server: "MotoServer") -> None:
+    import moto_gaps
+    from moto_server import backend
+
+    # A page of the mock's is 100 requests' machines, or ten jobs, and either end may come first.
+    old = [start("20261121-060000-aaaa", hours_ago=4, server=aws_server)]
+    for _ in range(99):
+        backend("ec2", "us-east-1").run_instances(
+            *(moto_gaps.machine_image_id("us-east-1"), 1, None, []),
+            instance_type="m5.large",
+            is_instance_type_default=False,
+            region_name="us-east-1",
+            tags={"instance": {"fastlaunch:run": "web"}},
+        )
+    old.append(start("20261121-060000-bbbb", hours_ago=4, server=aws_server))
+    aws_server.set_up_region("us-east-1", bucket="acme-training")
+    start_job(aws_server, job := "20261121-060000-aaaa-a1", hours_ago=4)
+    for number in range(10):
+        start_job(aws_server, f"20261121-070000-{number:04}-a1", hours_ago=0.1)
+    run_the_accounts_reaper()
+    assert sorted(id for id, state in states(aws_server).items() if state == "shutting-down") == sorted(old)
+    assert [each.name for each in aws_server.training_jobs.live() if each.status == "Stopping"] == [job]
