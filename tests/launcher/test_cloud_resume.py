@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
@@ -21,7 +22,9 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
+from fastlaunch.runs.finish import finish_attempt
 from fastlaunch.runs.resume import Resumable, left_runs, resumable, slow_checkpoint
+from fastlaunch.runs.sight import look
 
 
 def save(world: World, run_id: str, *names: str) -> None:
@@ -295,6 +298,39 @@ def test_what_was_decided_before_the_lock_is_looked_up_again(world: World) -> No
     display = Waiting(stream=world.shown, clock=lambda: world.clock.now().timestamp())
     assert not replace(world.launcher(), display=display).go_on()
     assert len(world.aws.requests) == 1
+
+
+def look_before_it_is_noted(world: World) -> None:
+    """Let somebody type `status` elsewhere just before the ledger at hand first begins a transaction."""
+    transaction = world.ledger.transaction
+
+    def look_first() -> AbstractContextManager[None]:
+        world.ledger.transaction = transaction  # type: ignore[method-assign]
+        assert type_in(world, "status") == 0
+        return transaction()
+
+    world.ledger.transaction = look_first  # type: ignore[method-assign]
+
+
+def test_an_end_that_was_decided_before_another_command_resumed_changes_nothing(world: World) -> None:
+    runs = taken(world)
+    attempt = world.attempt(runs[0])
+    (aws_status,) = look(world.ledger, world.backend, [attempt])
+    look_before_it_is_noted(world)
+    result = finish_attempt(attempt, aws_status, backend=world.backend, ledger=world.ledger, go_on=True)
+    assert (result.left, states_of(world, runs)) == ((), ["running", "running"])
+    assert len(world.aws.live()) == 1
+
+
+def test_what_nobody_held_before_another_command_resumed_is_not_settled(world: World) -> None:
+    runs = taken(world)
+    world.reconcile()
+    for run in runs:
+        assert world.ledger.reopen(run.id, "resumed")
+    look_before_it_is_noted(world)
+    world.reconcile()
+    assert states_of(world, runs) == ["running", "running"]
+    assert len(world.aws.live()) == 1
 
 
 def test_killed_before_a_machine_was_asked_for_it_goes_on_at_the_next_look(world: World) -> None:

@@ -102,7 +102,12 @@ def finish_attempt(
     )
     left = []
     with ledger.transaction():
+        # Another command may have ended the attempt since, and gone on with its runs.
+        is_open = ledger.attempt(attempt.id).ended_at is None
+        undecided = {run.id for run in _undecided(ledger, attempt)} if is_open else set()
         for run, outcome, summary in results:
+            if run.id not in undecided:
+                continue
             if run.price and (price := managed_spot_price(run.price, aws_status)):
                 ledger.set_price(run.id, price)
             if go_on and (result.try_next or outcome.state in _UNDONE):

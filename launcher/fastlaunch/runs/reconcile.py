@@ -228,14 +228,21 @@ def _protect(
 
 def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
     """End the runs that no attempt holds and no launcher is about to start."""
+    if not _unheld(ledger, backends):
+        return
+    # Again, in one transaction: another command may be about to go on with them.
+    with ledger.transaction():
+        for run in _unheld(ledger, backends):
+            attempts = ledger.attempts_of(run.id)
+            settle_run(ledger, run.id, (attempts[-1].reason if attempts else None) or NEVER_STARTED)
+
+
+def _unheld(ledger: Ledger, backends: Collection[str]) -> list[Run]:
     runs = ledger.fetch_comparable(["state=planned", "state=running"])
     alone = [run for run in runs if run.backend in backends and not ledger.launcher_lives(run)]
     # Looked up after the launchers: one that has ended since may have left an attempt behind.
     held = held_runs(ledger, backends)
-    for run in alone:
-        if run.id not in held:
-            attempts = ledger.attempts_of(run.id)
-            settle_run(ledger, run.id, (attempts[-1].reason if attempts else None) or NEVER_STARTED)
+    return [run for run in alone if run.id not in held]
 
 
 def _is_followed(ledger: Ledger, attempt: Attempt) -> bool:
