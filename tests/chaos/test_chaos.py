@@ -144,6 +144,15 @@ def test_a_resume_that_is_killed_starts_nothing_twice(
     assert "completed" in trial.states, trial.story()
 
 
+@pytest.mark.parametrize("command", [("status",), ("resume", "RUN", "--yes", "--detach")])
+@pytest.mark.parametrize("kind", ["detached-spot"])
+def test_of_several_terminals_one_resumes(trial: Trial, kind: str, command: tuple[str, ...]) -> None:
+    trial.faults, trial.fates = Faults(), ("is-taken", "completes")
+    trial.next_typed, trial.num_at_once = (command, ("status", "--watch")), 3
+    assert not trial.run(Death(after_s=20.0)), trial.story()
+    assert trial.num_launched == 2, trial.story()
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("action", ["RunInstances", "CreateSchedule"])
 @pytest.mark.parametrize("kind", ["spot"])

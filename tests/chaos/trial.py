@@ -44,7 +44,8 @@ class Trial:
     """The world of one seed, over a server, a network and a zygote that others use after it.
 
     kind: of SUBMISSIONS. faults, next_typed: instead of those that are drawn; the second are commands that
-    follow the launcher, `RUN` for the first run's id. next_death: of the first of them.
+    follow the launcher, `RUN` for the first run's id. next_death: of the first of them, which num_at_once
+    terminals type at the same time.
     fates: of what is started, see `Lives`; its jobs then write nothing but what nodes do.
     is_left: before anyone types `reap`, the scheduler carries out what is due.
     view: of `next_typed`, each twenty minutes after the one before.
@@ -61,6 +62,7 @@ class Trial:
     faults: Faults | None = None
     next_typed: tuple[tuple[str, ...], ...] | None = None
     next_death: Death | None = None
+    num_at_once: int = 1
     is_real: bool = False
     is_left: bool | None = None
     fates: tuple[str, ...] = ()
@@ -228,10 +230,13 @@ class Trial:
         self._ahead_s, self.network.is_stale = ahead_s, view is View.STALE
         commit, before = (death.commit, death.before_commit) if death else (None, False)
         order = self._order(*argv, commit=commit, before_commit=before, ahead_s=ahead_s, view=view)
-        command = self.zygote.start(order)
+        others = [self.zygote.start(order) for _ in range(self.num_at_once - 1)]
+        command, self.num_at_once = self.zygote.start(order), 1
         if death and death.moment is not None:
             self.network.at(death.moment, command.kill)
         status = self._wait(command, death.after_s if death else None)
+        for other in others:
+            self._wait(other, None)
         self.network.is_stale = False
         return status
 
