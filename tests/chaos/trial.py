@@ -296,7 +296,7 @@ class Trial:
             if death is None and (argv[0] in ("start", "resume") or "--watch" in argv):
                 # A machine that hangs is followed for an hour, which even a fast clock makes long, and a job
                 # until SageMaker ends it.
-                death = Death(after_s=10.0 if self.next_typed else 2.0 if saves(self.kind) else 3.0)
+                death = Death(after_s=10.0 if self.next_typed else 1.5)
             runs = self._verdict.rows("SELECT id FROM runs ORDER BY id") if "RUN" in argv else []
             words = [runs[0]["id"] if runs and word == "RUN" else word for word in argv]
             view = self.view or View.TRUE
