@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from fastlaunch.cli.main import COMMANDS, LazyGroup, fastlaunch, run
+from fastlaunch.cli.main import COMMANDS, SYNONYMS, LazyGroup, fastlaunch, run
+from fastlaunch.cli.submit_options import HEADINGS
 from fastlaunch.core.errors import CloudRefused, UserError
 
 #: Heavy, or of no use to someone who only asks for help.
@@ -109,6 +110,61 @@ def test_a_closed_stdout_is_no_bug(
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submti", "--local"]) == 2
     assert "did you mean submit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        *(("launch", "submit"), ("down", "cancel"), ("stop", "cancel"), ("ls", "runs"), ("queue", "status")),
+        *(("offer", "prices"), ("offers", "prices"), ("check", "doctor"), ("cleanup", "reap")),
+        ("pull", "collect"),
+    ],
+)
+def test_another_tools_word_leads_to_the_command(
+    capsys: pytest.CaptureFixture[str], typed: str, command: str
+) -> None:
+    assert run([typed]) == 2
+    assert f"did you mean {command}?" in capsys.readouterr().err
+
+
+def test_synonyms_are_no_commands_and_lead_to_one() -> None:
+    assert not SYNONYMS.keys() & COMMANDS.keys()
+    assert set(SYNONYMS.values()) <= COMMANDS.keys()
+
+
+def test_submit_lists_its_options_once_under_headings_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["submit", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == [*HEADINGS]
+    shown = [line.split()[0].rstrip(",") for line in lines if line.startswith("  -")]
+    with fastlaunch.make_context("fastlaunch", ["submit"], resilient_parsing=True) as context:
+        command = fastlaunch.get_command(context, "submit")
+        assert command is not None
+        options = command.get_params(context)
+    assert sorted(shown) == sorted(min(option.opts, key=len) for option in options)
+    known = {option.name for option in options}
+    assert [name for names in HEADINGS.values() for name in names if name not in known] == []
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("zsh", "#compdef fastlaunch"), ("fish", "complete ")])
+def test_the_shell_can_complete_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, mark: str
+) -> None:
+    monkeypatch.setenv("_FASTLAUNCH_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit) as ended:
+        run([])
+    assert ended.value.code == 0
+    assert mark in capsys.readouterr().out
+    monkeypatch.setenv("_FASTLAUNCH_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "fastlaunch sub")
+    monkeypatch.setenv("COMP_CWORD", "sub" if shell == "fish" else "1")
+    with pytest.raises(SystemExit):
+        run([])
+    assert "submit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

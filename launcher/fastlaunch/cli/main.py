@@ -33,6 +33,19 @@ COMMANDS = {
     "prices": ("prices", "Instance prices with their dates and sources."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
+#: What other tools call a command: the command.
+SYNONYMS = {
+    **dict.fromkeys(("launch", "run", "train", "start", "up"), "submit"),
+    **dict.fromkeys(("down", "stop", "kill", "delete"), "cancel"),
+    **dict.fromkeys(("ls", "list", "history", "show"), "runs"),
+    **dict.fromkeys(("queue", "ps", "jobs"), "status"),
+    **dict.fromkeys(("offer", "offers", "price", "instances", "gpus", "catalog"), "prices"),
+    **dict.fromkeys(("check", "diagnose", "setup"), "doctor"),
+    **dict.fromkeys(("cleanup", "clean", "prune", "gc"), "reap"),
+    **dict.fromkeys(("pull", "fetch", "sync", "download"), "collect"),
+    **dict.fromkeys(("tail", "log"), "logs"),
+    "models": "workloads",
+}
 
 
 class LazyGroup(click.Group):
@@ -56,7 +69,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise UnknownName("command", args[0], COMMANDS)
+            raise UnknownName("command", args[0], COMMANDS, synonyms=SYNONYMS)
         return super().resolve_command(ctx, args)
 
 

@@ -14,6 +14,7 @@ from fastlaunch.cli.context import AppContext, app_context, open_launcher
 from fastlaunch.cli.options import NAMES, profile_option, split_names, table_or_json_option, yes_option
 from fastlaunch.cli.render import exit_code_of, print_runs
 from fastlaunch.cli.submit_options import (
+    GroupedCommand,
     check_backend,
     check_local,
     cloud_options,
@@ -32,7 +33,7 @@ from fastlaunch.jobs.spec import JobSpec
 _RUN_ID = "<run-id>"
 
 
-@click.command(short_help="Train a workload with a recipe: here, or on AWS.")
+@click.command(cls=GroupedCommand, short_help="Train a workload with a recipe: here, or on AWS.")
 @click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
 @click.option(
     "--backend",
@@ -85,8 +86,8 @@ def submit(
       fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
       fastlaunch submit --local --experiment fusion --repeats 5
-      fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --recipe te-fp8 --dry-run
-      fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --recipe te-fp8 --dry-run
+      fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
+      fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
     """
     context = app_context()
     regions = regions or split_names(context.settings.region)

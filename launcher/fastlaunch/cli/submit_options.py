@@ -20,6 +20,39 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
 from fastlaunch.jobs.options import CloudOptions
 
+#: The headings of `submit --help`, and the parameters under them; all others are under the last.
+HEADINGS: Mapping[str, tuple[str, ...]] = {
+    "Train": (
+        *("recipes", "workload", "experiment", "batch_size", "steps", "epochs", "repeats", "seed", "data"),
+        *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every"),
+    ),
+    "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
+    "Spend": (
+        *("dry_run", "yes", "max_cost_usd", "max_minutes", "purchase", "max_price_usd", "reservation"),
+        *("block_fee_usd", "max_replacements", "detach", "account_timer"),
+    ),
+    "Network": ("subnets", "security_groups", "placement_groups", "allow_tcp"),
+    "SageMaker": ("role", "training_plan", "container"),
+    "Advanced": (),
+}
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` lists its options under HEADINGS."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {
+            param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))
+        }
+        *groups, last = HEADINGS.items()
+        # All sections have their texts in one column.
+        width = max(len(option) for option, _ in records.values())
+        for heading, names in [*groups, (last[0], tuple(records))]:
+            rows = [records.pop(name) for name in names if name in records]
+            with formatter.section(heading):
+                formatter.write_dl([(option.ljust(width), text) for option, text in rows])
+
+
 #: Fields of `SubmitOptions`: what to train and how.
 training_options = with_options(
     click.option(

@@ -12,7 +12,7 @@ CloudRefused             exit 3   AWS refused, or had no capacity
   Unreachable            exit 3   no answer: whether the request was carried out is not known
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -36,11 +36,23 @@ class UserError(Exception):
 
 
 class UnknownName(UserError):
-    """A name that does not exist, with the nearest ones and everything that does."""
+    """A name that does not exist, with the nearest ones and everything that does.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
+    synonyms: what other tools call a known name, which is then the nearest.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        hint: str | None = None,
+        *,
+        synonyms: Mapping[str, str] | None = None,
+    ) -> None:
         names = sorted(set(known))
-        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        meant = (synonyms or {}).get(name)
+        near = [meant] if meant else get_close_matches(name, names, n=3, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(near)}? " if near else ""
         listing = f"known: {', '.join(names)}" if names else f"there is no {kind} yet"
         super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion}{listing}")
