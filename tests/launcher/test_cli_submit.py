@@ -115,6 +115,8 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
                 ("--subnet", "a=b"),
                 ("--max-hours", "3"),
                 ("--num-nodes", "2"),
+                ("--region", "us-west-2"),
+                ("--no-account-timer",),
             )
         ),
     ],
@@ -132,7 +134,7 @@ def test_missing_torch_is_reported_before_anything_is_written(capsys: pytest.Cap
     machine = replace(CPU, modules=frozenset({"torch"}))
     assert fastlaunch("submit", "--local", machine=machine) == 2
     err = capsys.readouterr().err
-    assert "timm" in err and "pip install 'fastlaunch[train]'" in err
+    assert "timm" in err and "pip install '.[train]'" in err
     assert not load_settings().home.exists()
 
 

@@ -160,7 +160,12 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         (OWN, {**TEXT, "recipes": ("zero1",)}, "DeepSpeed cannot shard adafactor", "--set optimizer=adamw"),
         ({}, {"epochs": 2}, "synthetic data have no end", "give --steps"),
         ({}, {"workload": "gelu", "data": "loader"}, "workload 'gelu' takes none", "--data synthetic"),
-        ({}, {"workload": f"{__file__}:build"}, "is not below this folder", "./my.py:build"),
+        (
+            {},
+            {"workload": f"{__file__}:test_defaults_are_those_of_a_gpu"},
+            "is not below this folder",
+            "./my.py:build",
+        ),
         # Data and models that are not where the job is.
         ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "--data folder:/opt/data/tmp"),
         ({}, {**TEXT, "data": "folder:/t"}, "gpt2-xsmall' reads one file of text", "--data file:PATH"),
@@ -233,7 +238,7 @@ def test_jobs_are_checked_as_such() -> None:
 
 def test_the_users_own_workload_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "mine.py").touch()
+    (tmp_path / "models" / "mine.py").write_text("def build(): ...\n")
     monkeypatch.chdir(tmp_path)
     assert build(workload="models/mine.py:build").user_file == Path("models/mine.py")
     assert build(workload="vit-tiny").user_file is None

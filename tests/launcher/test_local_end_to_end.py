@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not (importlib.util.find_spec("torch") and importlib.util.find_spec("timm")),
-        reason="needs fastlaunch[train]",
+        reason="needs the extra `train`",
     ),
 ]
 
@@ -67,7 +67,7 @@ def test_recipe_that_cannot_run_here_is_refused_by_the_entrypoint() -> None:
     assert "fp32" in err and "traceback" not in (out + err).lower()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs fastlaunch[train]")
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs the extra `train`")
 def test_text_is_read_for_an_epoch_and_evaluated(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("one two three four five six seven.\n" * 60)

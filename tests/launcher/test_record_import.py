@@ -134,8 +134,9 @@ def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
 def test_an_archive_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "x.tar.gz"
     file.write_bytes(gzip.compress(b"not a tar file"))
-    with pytest.raises(BadFile, match=r"x\.tar\.gz: cannot be unpacked"):
+    with pytest.raises(BadFile, match=r"x\.tar\.gz: cannot be unpacked") as error:
         find_runs([file])
+    assert "\n" not in error.value.message
 
 
 def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:

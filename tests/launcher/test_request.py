@@ -87,6 +87,7 @@ def test_overrides_hold_for_every_recipe() -> None:
         ({"recipes": ("bf61",)}, "unknown recipe 'bf61'", "bf16"),
         ({"workload": "vit-hug"}, "unknown workload 'vit-hug'", "vit-huge"),
         ({"workload": "./no_such.py:build"}, "no file ./no_such.py", "./my.py:build"),
+        ({"workload": f"{__file__}:test_override"}, "unknown function", "test_overrides_hold"),
         ({"instance": "p5.48xlrge"}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
         ({"overrides": ("compile_mod=default",)}, "no field 'compile_mod'", "compile_mode"),
         ({"recipes": ("bf16", "bf16")}, "given twice", "--repeats 2"),
@@ -152,7 +153,7 @@ def test_a_recipe_that_fits_the_workloads_optimizer_is_taken(workload: str) -> N
 
 def test_own_workload_and_folder_are_taken(tmp_path: Path) -> None:
     own = tmp_path / "my.py"
-    own.touch()
+    own.write_text("def build(): ...\n")
     (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").specs
     assert (job.workload, job.inputs.data) == (f"{own}:build", f"folder:{tmp_path}")
 

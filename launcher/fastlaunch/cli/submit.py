@@ -28,6 +28,7 @@ from fastlaunch.core.settings import RegionSettings
 from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.options import BACKENDS, ML, CloudOptions, SubmitOptions, backend_of
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: Stands for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
@@ -89,7 +90,7 @@ def submit(
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
       fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
     """
-    context = app_context()
+    context, given_regions = app_context(), regions
     regions = regions or split_names(context.settings.region)
     name = _backend_name(context, local=local, container=container, named=backend, instances=instances)
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
@@ -112,8 +113,8 @@ def submit(
         )
     if instances is None:
         check_local(
-            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd},
-            used=("num_nodes", "image", "base_image") if container else (),
+            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd, "regions": given_regions},
+            used=("num_nodes", "image", "base_image", "regions") if container else (),
         )
     else:
         # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
@@ -219,7 +220,7 @@ def _check_installed(context: AppContext, jobs: Jobs) -> None:
     if missing:
         raise UserError(
             f"training here needs {' and '.join(missing)}, not installed in {sys.prefix}",
-            "pip install 'fastlaunch[train]'",
+            INSTALL_EXTRA.format("train"),
         )
 
 

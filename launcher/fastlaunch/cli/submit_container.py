@@ -15,6 +15,7 @@ from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.runs.rehearsal import RehearsalBackend
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: Stands for SageMaker's machine in the request, whose place this one takes.
 _HERE = InstanceType(
@@ -44,7 +45,7 @@ def containers(
     if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
         raise UserError(
             "a rehearsal in containers needs the SageMaker SDK, which is not installed",
-            "pip install 'fastlaunch[sagemaker]' (about 1 GB)",
+            f"{INSTALL_EXTRA.format('sagemaker')} (about 1 GB)",
         )
     if which("docker") is None:
         raise UserError("a rehearsal in containers needs docker with compose", "install docker")

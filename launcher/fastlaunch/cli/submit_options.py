@@ -280,7 +280,7 @@ def check_local(values: Mapping[str, Any], *, used: Collection[str]) -> None:
     """Raise UserError if one of these options for AWS was given. used: those that count here as well."""
     defaults = {field.name: field.default for field in fields(CloudOptions)}
     for name, value in values.items():
-        if value and value != defaults.get(name) and name not in used:
+        if value not in (None, (), defaults.get(name)) and name not in used:
             raise UserError(f"{_option(name)} is for AWS, and this trains here", f"leave {_option(name)} out")
 
 

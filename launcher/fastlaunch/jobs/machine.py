@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch_train.recipes.requirements import EXTRAS, Capabilities, Version, parse_version
 
-#: What has to be importable beside torch, by the module of the workload. `fastlaunch[train]` installs it.
+#: What has to be importable beside torch, by the module of the workload. The extra `train` installs it.
 _NEEDED_BY = {"vit": ("timm",), "causal_lm": ("transformers",), "sentiment": ("transformers",)}
 #: GPUs that AWS rents out (P3, G4dn, G5g) and the catalogue leaves out, by how nvidia-smi's name begins:
 #: compute capabilities of Volta and Turing, by NVIDIA's CUDA programming guide.

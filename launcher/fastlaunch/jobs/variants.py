@@ -3,7 +3,8 @@
 Named recipes share all but the recipe; the variants of an experiment have each their own.
 """
 
-from collections.abc import Iterable, Sequence
+import ast
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,12 +86,37 @@ def known_workload(name: str) -> WorkloadInfo:
         info = workload_info(name)
     except WorkloadError as error:
         raise UserError(error.message, error.hint) from None
-    path, separator, _ = name.rpartition(".py:")
+    path, separator, function = name.rpartition(".py:")
     if separator and not Path(f"{path}.py").is_file():
         raise UserError(
             f"workload {name!r}: there is no file {path}.py here", "give its path, as in ./my.py:build"
         )
+    if separator:
+        _check_has_function(name, Path(f"{path}.py"), function)
     return info
+
+
+def _check_has_function(workload: str, path: Path, function: str) -> None:
+    """Raise UserError if the file, which is not run for that, cannot have the function."""
+    try:
+        nodes = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"workload {workload!r}: {path} cannot be read as Python: {error}") from None
+    defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    # Anything but a plain definition may bring it in, such as an import.
+    others = {word for node in nodes if not isinstance(node, ast.FunctionDef) for word in _names_in(node)}
+    if function not in (*defined, *others) and "*" not in others:
+        raise UnknownName(f"function of {path}", function, defined)
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement assigns, defines or imports; `*` for an import of everything."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=alias):
+                yield alias or name.partition(".")[0]
 
 
 def known_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -116,8 +116,12 @@ def unpacked(archive: Path) -> Iterator[Path]:
         try:
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")
-        except (*_DAMAGED, OSError, ValueError) as error:
+        except tarfile.FilterError as error:
             raise BadFile(archive, f"cannot be unpacked: {error}") from None
+        except (*_DAMAGED, OSError, ValueError) as error:
+            # What tarfile says of a damaged file is a list of what it tried, over several lines.
+            problem = getattr(error, "strerror", None) or "it is damaged, or no archive"
+            raise BadFile(archive, f"cannot be unpacked: {problem}") from None
         yield Path(folder)
 
 

@@ -36,6 +36,7 @@ from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.node.protocol import agent_name, run_list_name
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: What SageMaker's local mode calls this machine.
 LOCAL_TYPES = {False: "local_cpu", True: "local_gpu"}
@@ -189,7 +190,7 @@ def _container(request: Mapping[str, Any], root: Path, folders: Mapping[str, Pat
     except ImportError as error:
         raise UserError(
             f"a rehearsal in containers needs the SageMaker SDK: {error}",
-            "pip install 'fastlaunch[sagemaker]'",
+            INSTALL_EXTRA.format("sagemaker"),
         ) from None
     channels = []
     for name, folder in folders.items():

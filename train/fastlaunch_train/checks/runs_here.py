@@ -18,6 +18,7 @@ from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.recipes.requirements import (
     EXTRAS,
+    INSTALL_EXTRA,
     Capabilities,
     Version,
     can_stand_in,
@@ -98,9 +99,8 @@ def _package_problem(package: str) -> str | None:
 @functools.cache
 def _transformer_engine_problem() -> str | None:
     if importlib.util.find_spec("transformer_engine") is None:
-        return (
-            f"Transformer Engine is not installed (pip install 'fastlaunch[{EXTRAS['transformer_engine']}]')"
-        )
+        install = INSTALL_EXTRA.format(EXTRAS["transformer_engine"])
+        return f"Transformer Engine is not installed ({install})"
     try:
         importlib.import_module("transformer_engine.pytorch")
     # Without a library it needs it raises RuntimeError, OSError or AssertionError, by version.

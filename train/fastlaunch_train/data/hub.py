@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 from fastlaunch_train.workloads.registry import WorkloadError, names_folder
 
 #: What transformers raises for files that are missing, cut off or of another kind. safetensors adds its
@@ -18,7 +19,7 @@ def import_transformers(workload: str, find: Callable[[str], object] = importlib
     if find("transformers") is None:
         raise WorkloadError(
             f"workload {workload!r} needs transformers, which is not installed",
-            "pip install 'fastlaunch[train]'",
+            INSTALL_EXTRA.format("train"),
         )
     # transformers imports torchvision if it is installed.
     if find("torchvision") is not None:

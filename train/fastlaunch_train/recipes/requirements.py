@@ -24,6 +24,8 @@ EXTRAS = {
     "accelerate": "train",
     "torch_ort": "ort",
 }
+#: What to type for an extra, in the checkout: there is no release yet.
+INSTALL_EXTRA = "pip install '.[{}]'"
 #: First compute capability with units for bf16.
 BF16_CAPABILITY = (8, 0)
 #: The oldest torchao whose float8 configurations go by name.
@@ -137,7 +139,7 @@ def _package(
         if version is not None and (not version or version >= least):
             return None
         named = what or " and ".join(f"{field} {getattr(recipe, field)}" for field in fields)
-        extra = f" (pip install 'fastlaunch[{EXTRAS[package]}]')" if package in EXTRAS else ""
+        extra = f" ({INSTALL_EXTRA.format(EXTRAS[package])})" if package in EXTRAS else ""
         if version is None:
             return f"{named} needs {package}, which is not installed{extra}"
         return f"{named} needs {package} {dotted(least)}, and {dotted(version)} is installed{extra}"
