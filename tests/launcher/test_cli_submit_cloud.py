@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_summaries import PLAIN, changed, timed
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
@@ -133,48 +136,110 @@ def test_spot_is_asked_for_with_its_limit(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("configured")
-def test_dry_run_for_people_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--instance", "p5.48xlarge,p5en.48xlarge", "--region", "us-east-1,eu-north-1")
-    assert fastlaunch(*DRY, *argv, "--recipe", "bf16,te-fp8", "--repeats", "2") == 0
+    assert fastlaunch(*DRY, *argv, "--recipe", "bf16,te-fp8", "--repeats", "2", "--no-account-timer") == 0
     out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert lines[0] == (
+    answers = topics(out)
+    assert list(answers) == ["plan", "where", "cost", "ends", "missing", "request"]
+    assert answers["plan"] == (
         "bf16, 2 times; te-fp8, 2 times: vit-huge at batch 64 for 200 steps, one run after another, "
         "on one p5.48xlarge (8 x H100) in us-east-1a, on-demand."
     )
-    assert "RunInstances in us-east-1:" in lines
-    assert "    shutdown -P +120" in lines
-    assert sum(line.startswith("      run_id: <run-id") for line in lines) == 4
-    after = out.partition("Without capacity there, in this order:\n")[2].splitlines()
-    assert after[:3] == [
-        "  p5.48xlarge in us-east-1b",
-        "  p5en.48xlarge in us-east-1a",
-        "  p5en.48xlarge in us-east-1b",
-    ]
-    assert after[3] == "Left out:"
-    assert after[4].startswith(
-        "  p5.48xlarge in eu-north-1: no ec2 on-demand price of p5.48xlarge in eu-north"
+    places = "p5.48xlarge in us-east-1b, then p5en.48xlarge in us-east-1a, then p5en.48xlarge in us-east-1b"
+    assert places in answers["where"]
+    assert "left out: p5.48xlarge in eu-north-1: no ec2 on-demand price" in answers["where"]
+    assert answers["cost"].startswith(
+        "at most $137.24 of instance time and volumes: (2 h + 10 min) x "
+        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20."
     )
-    assert after[-3] == (
-        "Known when it is submitted: "
-        "<ami-id>, <code-sha256>, <image-digest>, <owner>, <root-device>, <runs-sha256>, "
-        "<run-id> to <run-id-4>"
-    )
-    assert lines[-2:] == [
-        "Planned, not started: at most $137.24 of instance time and volumes: (2 h + 10 min) x "
-        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20.",
-        "Not counted: NAT gateways and data transfer.",
-    ]
-    assert err == ""
+    assert "its own timer after 2 h" in answers["ends"] and "in the account" not in answers["ends"]
+    assert answers["missing"].startswith("nothing")
+    assert out.endswith("Planned, not started: 4 runs.\n")
+    typed = " ".join((*DRY[2:], *argv, "--recipe bf16,te-fp8 --repeats 2 --no-account-timer"))
+    assert err == f"next: fastlaunch submit {typed}\n"
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--recipe", "bf16,te-fp8", "--num-nodes", "4"),
+        ("--experiment", "fp8", "--region", "us-west-2,eu-north-1,us-east-1"),
+        ("--instance", "ml.p5.48xlarge,ml.p4d.24xlarge"),
+    ],
+)
+def test_a_dry_run_fits_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = text_of(capsys, *DRY[2:], *argv).splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= min(columns, 100)
+
+
+def topics(text: str) -> dict[str, str]:
+    """What a dry run says, by topic."""
+    parts = re.findall(r"^(\w+) +(.*\n(?: +.*\n)*)", text, re.MULTILINE)
+    return {name: " ".join(said.split()) for name, said in parts if name != "Planned"}
+
+
+def cost_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    return topics(text_of(capsys, *DRY[2:], *argv))["cost"]
+
+
+def test_the_expected_cost_is_of_runs_like_it_or_not_known(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Known answer: 200 steps of 0.199 s at $55.086 an hour.
+    published = cost_of(capsys, "--recipe", "bf16")
+    assert "expected: about $0.61, for 40 s of training;" in published
+    assert "199 ms for bf16 on vit-huge at batch 64, by the article on FP8" in published
+    # Neither at another batch nor with another recipe.
+    assert "expected: not known" in cost_of(capsys, "--recipe", "bf16", "--batch-size", "32")
+    assert "expected: not known" in cost_of(capsys, "--recipe", "bf16,te-fp8")
+    assert not load_settings().home.exists()
+    like = changed(PLAIN, instance="p5.48xlarge", device_name="NVIDIA H100 80GB HBM3", num_gpus=8)
+    known = changed(like, step_time_s=timed(0.1), build_s=10.0, boot_s=40.0, pull_s=60.0)
+    failed = changed(known, seed=1, status="failed", step_time_s=timed(0.9))
+    with open_ledger(load_settings()) as ledger:
+        submission = ledger.add_submission("")
+        ledger.add_imported([(known, None), (failed, None)], submission_id=submission)
+    # Known answer: (100 + 2 x (10 + 20)) s at $55.086 an hour.
+    own = cost_of(capsys, "--recipe", "bf16", "--repeats", "2")
+    assert "expected: about $2.45, for 1:00 of training in 2 runs, and 1:40 before" in own
+    assert "100 ms for bf16 on vit-huge at batch 64, by 1 run in your ledger, of 2026-11-01" in own
+
+
+def test_an_inferred_rate_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "; inferred price as of " in cost_of(capsys, "--instance", "ml.p5.48xlarge")
+    assert "inferred" not in cost_of(capsys)
 
 
 def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--purchase", "spot", "--max-price", "20.5", "--checkpoint-every", "50")
     plan = plan_of(capsys, *argv)
-    text = text_of(capsys, *DRY[2:], *argv).partition("RunInstances in us-east-1:\n")[2]
-    shown, _, listed = text.partition("\nTo be given")[0].partition("\nWhat its machines do")
-    assert yaml.safe_load(shown) == plan["request"]
-    assert yaml.safe_load(listed.partition("\n")[2]) == run_list(plan)
+    shown = yaml.safe_load(text_of(capsys, *DRY[2:], *argv, "--show", "request"))
+    request, listed = shown.values()
+    assert (request, listed) == (plan["request"], run_list(plan))
+    script = text_of(capsys, *DRY[2:], *argv, "--show", "user-data")
+    assert script.rstrip() == plan["request"]["UserData"].rstrip()
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (("--instance", "ml.p5.48xlarge", "--dry-run", "--show", "user-data"), "--show request"),
+        (("--instance", "p5.48xlarge", "--show", "request"), "--dry-run"),
+        (("--instance", "p5.48xlarge", "--show", "request", "--dry-run", "--output", "json"), "json"),
+        (("--local", "--dry-run", "--show", "request"), "--instance"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], part: str
+) -> None:
+    assert fastlaunch("submit", *argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and part in err
 
 
 def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,27 +252,31 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [
-        ((), ["To be given: <bucket>, <instance-profile>, by --bucket and --instance-profile"]),
+        ((), ["bucket --bucket instance-profile --instance-profile scheduler-role or --no-account-timer"]),
+        ((), ["fastlaunch iam print --cloudformation --region us-east-1 > "]),
         (
             ("--num-nodes", "4"),
-            ["on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours", "<security-group-id>"],
+            [
+                "on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours",
+                "security-group-id --security-group subnet-id --subnet ",
+            ],
         ),
         (TWO_NODES, ["in us-east-1a, in no placement group,"]),
-        ((*TWO_NODES, "--placement-group", "us-east-1a=close"), ["us-east-1a, on-demand.", "Name: close"]),
+        ((*TWO_NODES, "--placement-group", "us-east-1a=close"), ["us-east-1a, on-demand."]),
         (
             ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "1887.84"),
-            ["no instance time on top of the capacity block's fee", "<block-end>"],
+            ["no instance time on top of the capacity block's fee"],
         ),
         (
             ("--instance", "ml.p4d.24xlarge,ml.p5.48xlarge"),
-            ["on one ml.p4d.24xlarge (8 x A100 40GB) of SageMaker in us-east-1", "by --bucket and --role"],
+            ["on one ml.p4d.24xlarge (8 x A100 40GB) of SageMaker in us-east-1", "role --role"],
         ),
     ],
 )
 def test_a_dry_run_says_where_and_what_is_missing(
     capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], parts: list[str]
 ) -> None:
-    out = text_of(capsys, *DRY[2:], *argv)
+    out = " ".join(text_of(capsys, *DRY[2:], *argv).split())
     assert [part for part in parts if part not in out] == []
 
 

@@ -226,8 +226,8 @@ def test_a_dry_run_of_an_experiment_says_each_batch_and_what_is_left_out(
 ) -> None:
     assert fastlaunch("submit", "--instance", "p4d.24xlarge", "--experiment", "fp8", "--dry-run") == 0
     out, err = capsys.readouterr()
-    assert out.startswith(
-        "bf16; te-article; te-bf16: vit-huge at batch 64 for 200 steps,\n"
+    assert " ".join(out.split()).startswith(
+        "plan bf16; te-article; te-bf16: vit-huge at batch 64 for 200 steps, "
         "te-article; te-bf16: vit-huge at batch 128 for 200 steps, one run after another, on one p4d.24xlarge"
     )
     assert "left out: te-fp8 on vit-huge at batch 128: recipe te-fp8 cannot run on p4d.24xlarge" in err

@@ -49,6 +49,8 @@ class _Placement:
     # capacity block.
     usd_per_hour: float
     price_as_of: str
+    # Whether the price is derived from another one, as those of SageMaker often are.
+    price_inferred: bool = False
     # What an hour of its volume costs on top, at most; 0 without one, and None if that is not known.
     volume_usd_per_hour: float | None = None
     # The user's, and the owner's; ours come on top.

@@ -1,7 +1,9 @@
-"""A plan for AWS, for people: what it does in words, and the request as YAML, its user data readable."""
+"""A plan for AWS, for people: what it does, costs and lacks in words; on request all of it as YAML."""
 
 import json
 import math
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.cli.render import duration
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason
+from fastlaunch.core.units import by_reason, counted
+from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, type_name
+from fastlaunch.runs.display import clock_time
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
+    from fastlaunch.runs.expected import Expected
 
+_USER_DATA = "UserData"
+#: Longer lines are hard to read.
+_WIDEST = 100
 #: Placeholders of what AWS cannot be asked for, and the options that give it.
 _TO_BE_GIVEN = {
     "bucket": "--bucket",
@@ -27,6 +38,12 @@ _TO_BE_GIVEN = {
 }
 
 
+#: The column of the texts, beside their names.
+_INDENT = 9
+#: Of lists that may be long so many entries are shown.
+_MOST = 4
+
+
 def plan_text(
     plan: Plan,
     jobs: Sequence[JobSpec],
@@ -34,39 +51,121 @@ def plan_text(
     sites: "Sequence[Placement]",
     skipped: Sequence[tuple[str, str]],
     ceiling: CostCeiling,
+    expected: "Expected | str",
+    cloud: CloudOptions,
+    lacks_scheduler: bool,
 ) -> str:
-    """Return the plan at the first of `sites`, the others, what is not known yet, and what it may cost."""
+    """Return what would be done at the first of `sites`, what it costs, what ends it and what is missing.
+
+    lacks_scheduler: whether the config file names no role for the timer in the account, which is to be made.
+    """
     site, *others = sites
-    lines = [in_words(jobs, site), "", f"{plan.operation} in {plan.region}:"]
-    lines += _as_yaml(plan.request)
+    where = [f"left out: {reason}" for reason in by_reason(skipped)[:_MOST]]
+    if others:
+        where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
+    width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
+    lines = [
+        *_topic("plan", [in_words(jobs, site)], width),
+        *_topic("where", where, width),
+        *_topic("cost", [f"{ceiling}.", _expected(expected, jobs), NOT_COUNTED], width),
+        *_topic("ends", [_ends(site, cloud, lacks_scheduler=lacks_scheduler)], width),
+        *_missing(plan, site, width, lacks_scheduler=lacks_scheduler),
+        *_topic("request", [_request(plan)], width),
+    ]
+    return "\n".join([*lines, "", f"Planned, not started: {counted(len(jobs), 'run')}."])
+
+
+def _topic(name: str, texts: Sequence[str], width: int) -> list[str]:
+    """Return the texts, wrapped and indented; the name stands before the first."""
+    lines = [line for text in texts for line in _wrapped(text, width)]
+    return [f"{name:<{_INDENT}}{lines[0].lstrip()}", *lines[1:]] if lines else []
+
+
+def _wrapped(text: str, width: int, more: int = 0) -> list[str]:
+    """Return lines in the column of the texts; all but the first are indented by `more`."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * _INDENT,
+        subsequent_indent=" " * (_INDENT + more),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _some(names: Sequence[str], separator: str) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return separator.join(names[:_MOST]) + more
+
+
+def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
+    if isinstance(expected, str):
+        return f"expected: not known, {expected}."
+    rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
+    rate = rates.get(jobs[0].terms.purchase, "")
+    runs = f" in {len(jobs)} runs" if len(jobs) > 1 else ""
+    start = "; starting the machine, which was not measured, comes on top"
+    if expected.start_s is not None:
+        start = f", and {clock_time(expected.start_s)} before of starting the machine"
+    times = _some([f"{duration(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
+    return (
+        f"expected: about ${expected.usd:,.2f}{rate}, for {clock_time(expected.training_s)} of training"
+        f"{runs}{start}. Step times: {times}."
+    )
+
+
+def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> str:
+    hours = f"{cloud.max_minutes / 60:g} h"
+    if site.backend == "sagemaker":
+        return f"with its last run, or by SageMaker {hours} after it began to train."
+    timers = [f"its own timer after {hours}"]
+    if cloud.account_timer:
+        timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
+    return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
+
+
+def to_be_given(plan: Plan) -> list[str]:
+    """Return the names of what the config file or an option has to say before the plan can start."""
+    return [name for name in plan.placeholders if name in _TO_BE_GIVEN]
+
+
+def _missing(plan: Plan, site: "Placement", width: int, *, lacks_scheduler: bool) -> list[str]:
+    """Return what has to be named, how, and the commands that make it."""
+    rows = [f"{name:<18} {_TO_BE_GIVEN[name]}" for name in to_be_given(plan)]
+    rows += [f"{'scheduler-role':<18} or --no-account-timer"] * lacks_scheduler
+    if not rows:
+        return _topic("missing", ["nothing: the config file and the options name all."], width)
+    lines = [f"{'' if number else 'missing':<{_INDENT}}{row}" for number, row in enumerate(rows)]
+    lines += _wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:", width)
+    for command in setup_command(site.region).split(" && "):
+        *parts, last = _wrapped(command, 78, more=2)
+        lines += [*(f"{part} \\" for part in parts), last]
+    return lines
+
+
+def _request(plan: Plan) -> str:
+    user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
+    return f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
+
+
+def request_text(plan: Plan) -> str:
+    """Return the whole request as YAML, and the list of runs that its machines fetch."""
+    lines = [f"{plan.operation} in {plan.region}:", *_as_yaml(plan.request)]
     for item in plan.objects:
         if item.text is not None:
             lines += ["", "What its machines do, in the list of runs that they fetch:"]
             lines += _as_yaml(json.loads(item.text))
-    lines.append("")
-    if others:
-        lines += ["Without capacity there, in this order:", *(f"  {other.name}" for other in others)]
-    if skipped:
-        lines += ["Left out:", *(f"  {reason}" for reason in by_reason(skipped))]
-    lines += _placeholders(plan)
-    lines += [f"Planned, not started: {ceiling}.", NOT_COUNTED]
-    return "\n".join(lines)
-
-
-def _placeholders(plan: Plan) -> list[str]:
-    missing = [f"<{name}>" for name in plan.placeholders if name in _TO_BE_GIVEN]
     run_ids = [name for name in plan.placeholders if name.startswith("run-id")]
-    looked_up = [f"<{name}>" for name in plan.placeholders if name not in (*_TO_BE_GIVEN, *run_ids)]
-    looked_up.append("<run-id>" if len(run_ids) == 1 else f"<run-id> to <run-id-{len(run_ids)}>")
-    options = [_TO_BE_GIVEN[name] for name in plan.placeholders if name in _TO_BE_GIVEN]
-    lines = []
-    if missing:
-        lines.append(
-            f"To be given: {', '.join(missing)}, by {' and '.join(options)} "
-            f"or under `aws.{plan.region}` in the config file"
-        )
-    lines.append(f"Known when it is submitted: {', '.join(looked_up)}")
-    return lines
+    unknown = [f"<{name}>" for name in plan.placeholders if name not in run_ids]
+    unknown.append("<run-id>" if len(run_ids) == 1 else f"<run-id> to <run-id-{len(run_ids)}>")
+    return "\n".join([*lines, "", f"# Known when it is submitted: {', '.join(unknown)}"])
+
+
+def user_data_text(plan: Plan) -> str:
+    """Return the script that the machine runs when it boots. Raises UserError if it has none."""
+    if _USER_DATA not in plan.request:
+        raise UserError("a training job of SageMaker has no user data", "give --show request")
+    return str(plan.request[_USER_DATA])
 
 
 class _Dumper(yaml.SafeDumper):

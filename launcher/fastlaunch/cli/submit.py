@@ -63,6 +63,11 @@ _RUN_ID = "<run-id>"
 @training_options
 @cloud_options
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
+@click.option(
+    "--show",
+    type=click.Choice(["request", "user-data"]),
+    help="With --dry-run for AWS: print the whole request, or the machine's script, instead.",
+)
 @table_or_json_option("the runs are")
 @yes_option
 @profile_option
@@ -74,6 +79,7 @@ def submit(
     regions: tuple[str, ...] | None,
     max_cost_usd: float | None,
     dry_run: bool,
+    show: str | None,
     output: str,
     yes: bool,
     **fields: Any,
@@ -93,6 +99,10 @@ def submit(
     context, given_regions = app_context(), regions
     regions = regions or split_names(context.settings.region)
     name = _backend_name(context, local=local, container=container, named=backend, instances=instances)
+    if show and not (dry_run and name in BACKENDS and output == "table"):
+        raise UserError(
+            "--show is for a dry run for AWS, in words", "give --instance and --dry-run without --output json"
+        )
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
     fields["recipes"] = tuple(recipe for text in fields["recipes"] for recipe in split_names(text))
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
@@ -108,6 +118,7 @@ def submit(
             cloud,
             max_cost_usd=max_cost_usd,
             dry_run=dry_run,
+            show=show,
             output=output,
             yes=yes,
         )

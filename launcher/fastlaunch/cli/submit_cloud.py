@@ -12,10 +12,10 @@ import click
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cli.context import AppContext, open_launcher
-from fastlaunch.cli.options import check_can_ask, confirm
-from fastlaunch.cli.plan_text import in_words, plan_text
+from fastlaunch.cli.options import check_can_ask, confirm, next_command
+from fastlaunch.cli.plan_text import in_words, plan_text, request_text, to_be_given, user_data_text
 from fastlaunch.cli.render import exit_code_of, print_runs
-from fastlaunch.core.errors import EXIT_DONE
+from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.placement.prepare import Prepared
+    from fastlaunch.runs.expected import Source
 
 
 def submit_to_cloud(
@@ -44,6 +45,7 @@ def submit_to_cloud(
     *,
     max_cost_usd: float | None,
     dry_run: bool,
+    show: str | None,
     output: str,
     yes: bool,
 ) -> int:
@@ -74,7 +76,7 @@ def submit_to_cloud(
         click.echo(f"warning: {caveat}", err=True)
     _check_plans(request, resolution.placements)
     if dry_run:
-        click.echo(_dry_run_text(request, resolution, ceiling, output=output))
+        _print_dry_run(context, request, resolution, ceiling, catalogue, output=output, show=show)
         return EXIT_DONE
     from fastlaunch.placement.prepare import prepare
     from fastlaunch.runs.launcher import check_home
@@ -110,8 +112,17 @@ def _check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> No
         check_plan(site, _jobs_of(request, site), max_minutes=request.cloud.max_minutes)
 
 
-def _dry_run_text(request: CloudRequest, resolution: Resolution, ceiling: CostCeiling, *, output: str) -> str:
-    """Return the plan at the first site, as text or JSON, with what the dearest site may cost."""
+def _print_dry_run(
+    context: AppContext,
+    request: CloudRequest,
+    resolution: Resolution,
+    ceiling: CostCeiling,
+    catalogue: Catalogue,
+    *,
+    output: str,
+    show: str | None,
+) -> None:
+    """Print the plan at the first site, as text or JSON, with what the dearest site may cost."""
     site = resolution.placements[0]
     jobs = _jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
@@ -122,8 +133,50 @@ def _dry_run_text(request: CloudRequest, resolution: Resolution, ceiling: CostCe
     if output == "json":
         for reason in by_reason(resolution.skipped):
             click.echo(f"left out: {reason}", err=True)
-        return json.dumps(plan.to_json(), indent=2)
-    return plan_text(plan, jobs, sites=resolution.placements, skipped=resolution.skipped, ceiling=ceiling)
+        click.echo(json.dumps(plan.to_json(), indent=2))
+        return
+    if show is not None:
+        click.echo(request_text(plan) if show == "request" else user_data_text(plan))
+        return
+    from fastlaunch.runs.expected import expected
+
+    is_named = context.settings.region_settings(site.region).scheduler_role is not None
+    lacks_scheduler = site.backend == "ec2" and request.cloud.account_timer and not is_named
+    text = plan_text(
+        plan,
+        jobs,
+        sites=resolution.placements,
+        skipped=resolution.skipped,
+        ceiling=ceiling,
+        expected=expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue),
+        cloud=request.cloud,
+        lacks_scheduler=lacks_scheduler,
+    )
+    click.echo(text)
+    if not lacks_scheduler and not to_be_given(plan):
+        next_command(shlex.join(["fastlaunch", *(word for word in context.argv if word != "--dry-run")]))
+
+
+def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
+    """Return what was measured: in the user's ledger, if there is one, and what comes with fastlaunch."""
+    from fastlaunch.cli.demo import shipped_summaries
+    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+    from fastlaunch.measure.published import read_published, shipped_figures
+    from fastlaunch.runs.expected import Source, ledger_summaries
+
+    sources = [
+        Source(name="that come with fastlaunch", summaries=tuple(shipped_summaries().values())),
+        Source(
+            name="published", summaries=[row for path in shipped_figures() for row in read_published(path)]
+        ),
+    ]
+    if (context.settings.home / LEDGER_NAME).exists():
+        try:
+            with open_ledger(context.settings, clock=context.now) as ledger:
+                sources.insert(0, Source(name="in your ledger", summaries=ledger_summaries(ledger, jobs)))
+        except UserError as error:
+            click.echo(f"warning: the ledger cannot be read: {error.message}", err=True)
+    return sources
 
 
 def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> "BaseImage | None":

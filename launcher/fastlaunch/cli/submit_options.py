@@ -28,8 +28,8 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
     ),
     "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
     "Spend": (
-        *("dry_run", "yes", "max_cost_usd", "max_minutes", "purchase", "max_price_usd", "reservation"),
-        *("block_fee_usd", "max_replacements", "detach", "account_timer"),
+        *("dry_run", "show", "yes", "max_cost_usd", "max_minutes", "purchase", "max_price_usd"),
+        *("reservation", "block_fee_usd", "max_replacements", "detach", "account_timer"),
     ),
     "Network": ("subnets", "security_groups", "placement_groups", "allow_tcp"),
     "SageMaker": ("role", "training_plan", "container"),

@@ -50,7 +50,8 @@ class CostCeiling:
             f"the dearest of {', '.join(self.instances)}" if len(self.instances) > 1 else self.instances[0]
         )
         limited = self.dearest.max_price_usd == self.dearest.usd_per_hour
-        what = "your limit for spot" if limited else f"price as of {self.dearest.price_as_of}"
+        inferred = "inferred " if self.dearest.price_inferred else ""
+        what = "your limit for spot" if limited else f"{inferred}price as of {self.dearest.price_as_of}"
         if isinstance(self.dearest, SageMakerPlacement) and self.dearest.training_plan:
             what = f"on-demand {what}, though the training plan was paid for before"
         time = "SageMaker instance time" if self.dearest.backend == "sagemaker" else "instance time"

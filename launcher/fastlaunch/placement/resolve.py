@@ -329,6 +329,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        price_inferred=price.inferred,
         volume_usd_per_hour=(
             volume.max_usd_per_hour(gib=root_gib, mib_per_s=ROOT_MIB_PER_S) if volume else None
         ),
@@ -358,6 +359,7 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         code=lookup.code(region),
         usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of.isoformat(),
+        price_inferred=price.inferred,
         # Local disks take the volume's place. No price of SageMaker's volumes is known.
         volume_usd_per_hour=0.0 if instance.local_nvme_gb else None,
         tags=lookup.tags(request),
