@@ -18,7 +18,7 @@ from fastlaunch.cli.options import (
     confirm,
     profile_option,
 )
-from fastlaunch.cli.render import fitted, table
+from fastlaunch.cli.render import table
 from fastlaunch.core.errors import UserError
 
 
@@ -106,22 +106,37 @@ def test_numbers_stand_right_and_words_wrap_where_a_terminal_has_no_room() -> No
     ]
     whole = table(ROWS, HEADERS, terminal=0)
     assert len(whole.splitlines()) == 3
-    # Too narrow for words to be read in: the terminal may as well wrap it.
-    assert table(ROWS, HEADERS, terminal=40) == whole == table(ROWS, HEADERS, terminal=200)
+    assert whole == table(ROWS, HEADERS, terminal=200)
+    # Too narrow for words beside the rest: they stand below, unbroken.
+    assert table(ROWS, HEADERS, terminal=40).splitlines() == [
+        "name  number",
+        "one        1",
+        "  a rather long sentence of several",
+        "  words",
+        "two       20",
+    ]
     assert table([], HEADERS) == "name  number  words"
 
 
 def test_cells_are_written_as_they_are_typed() -> None:
-    rows = [{"of": value} for value in (True, None, (), ("model", "tokenizer"), 12)]
+    rows = [{"of": value} for value in (True, None, (), ("model", "tokenizer"), 21440)]
     lines = table(rows, {"of": "of"}, terminal=0).splitlines()
-    assert lines[1:] == ["true", "", "", "model, tokenizer", "12"]
+    assert lines[1:] == ["true", "", "", "model, tokenizer", "21,440"]
 
 
-@pytest.mark.parametrize(("length", "left"), [(58, 58), (59, 58), (400, 58)])
-def test_a_fitted_table_is_at_most_100_wide(length: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    (row,) = fitted(
-        [{"id": "x" * 40, "recipe": "y" * length}], {"id": "run", "recipe": "recipe"}, shrinkable=("recipe",)
-    )
-    assert row["id"] == "x" * 40
-    assert row["recipe"] == ("y" * length if length == left else "y" * (left - 1) + "…")
+@pytest.mark.parametrize("length", [10, 58, 59, 400])
+@pytest.mark.parametrize("terminal", [80, 100, 200])
+def test_a_table_leaves_columns_out_then_cuts_and_stays_within_the_terminal(
+    length: int, terminal: int
+) -> None:
+    rows = [{"id": "x" * 20, "when": "2026-11-23", "recipe": "y" * length, "loss": 1.5}]
+    headers = {"id": "run", "when": "when", "recipe": "recipe", "loss": "loss"}
+    heading, line = table(
+        rows, headers, terminal=terminal, shrinkable=["recipe"], droppable=["when"]
+    ).splitlines()
+    assert len(line) <= terminal
+    whole = 20 + 2 + 10 + 2 + length + 2 + 4
+    assert ("when" in heading) == (whole <= terminal)
+    assert ("…" in line) == (whole - 12 > terminal)
+    # Nothing is lost where nobody looks.
+    assert "y" * length in table(rows, headers, terminal=0, shrinkable=["recipe"], droppable=["when"])

@@ -389,6 +389,12 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
         "schedules",
     ]
     assert states(aws_server) == {old: "shutting-down"}
+    # Three refusals, and what to do about them once.
+    assert cloud("reap", "--dry-run") == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert sum(line.startswith("error: ") for line in lines) == 3
+    hints = [line for line in lines if line.startswith("  ")]
+    assert hints and len(hints) == len(set(hints))
 
 
 def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(

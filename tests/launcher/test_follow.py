@@ -87,11 +87,11 @@ def test_tail_goes_on_in_a_newer_record(tmp_path: Path) -> None:
 
 
 def test_progress_in_words() -> None:
-    assert describe(HALF) == "step 50/100, 20 images/s, loss 2.500, 5 s left"
+    assert describe(HALF) == "step 50/100, 20.0 images/s, loss 2.500, 5 s left"
     assert describe(replace(HALF, seconds_left=3700.0)).endswith("1:01:40 left")
     assert describe(replace(HALF, seconds_left=95.0)).endswith("1:35 left")
     assert (
-        describe(replace(HALF, loss=None, seconds_left=None)) == "step 50/100, 20 images/s, loss not finite"
+        describe(replace(HALF, loss=None, seconds_left=None)) == "step 50/100, 20.0 images/s, loss not finite"
     )
     assert describe(Progress(step=0, num_steps=9)) == "before the first step"
     assert (
@@ -145,6 +145,17 @@ def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
     assert isinstance(make_display(io.StringIO(), lambda: 0.0), PlainLines)
 
 
+@pytest.mark.parametrize(("outcome", "colour"), [("completed", b"32"), ("failed: no memory", b"31")])
+def test_a_bar_has_a_clock_and_colours_the_end_unless_told_not_to(
+    monkeypatch: pytest.MonkeyPatch, outcome: str, colour: bytes
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    shown = on_terminal("bf16", Progress(step=0, num_steps=100, phase="booting"), outcome)
+    assert b"0:00:0" in shown and b"\x1b[" + colour + b"mbf16: " in shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert b"\x1b[" + colour + b"m" not in on_terminal("bf16", HALF, outcome)
+
+
 def test_what_a_run_says_does_not_steer_the_terminal_of_its_bar() -> None:
     title, reset = "\x1b]0;mine\x07", "\x1bc"
     said = Progress(step=0, num_steps=100, phase=f"node{title}{reset}")
@@ -163,7 +174,7 @@ def test_a_run_of_epochs_starts_without_a_number_of_steps() -> None:
     assert stream.getvalue().splitlines() == [
         "bf16: started",
         "bf16: before the first step (booting)",
-        "bf16: step 50/100, 20 images/s, loss 2.500, 5 s left",
+        "bf16: step 50/100, 20.0 images/s, loss 2.500, 5 s left",
     ]
     with ProgressBar(io.StringIO()) as bar:
         bar.start("bf16", None)

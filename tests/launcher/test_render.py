@@ -1,5 +1,7 @@
 """Runs as rows and as a sentence, and how a command that started them ends."""
 
+import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +9,11 @@ import pytest
 from fake_records import write_run
 from fake_summaries import changed
 
-from fastlaunch.cli.render import duration, exit_code_of, print_runs, run_row, runs_sentence
+from fastlaunch.cli.render import exit_code_of, print_runs, print_table, run_row, runs_sentence
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import plain_output
+from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.measure.summarize import summarize
@@ -92,10 +96,10 @@ def test_a_run_that_was_stopped_half_way_was_measured_up_to_there(summary: RunSu
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.00123456, "1.23 ms"), (0.1234, "123 ms"), (0.9996, "1.00 s"), (12.34, "12.3 s")],
+    [(0.00123456, "1.23 ms"), (0.1234, "123 ms"), (0.9996, "1,000 ms"), (12.34, "12,340 ms")],
 )
-def test_durations_have_three_digits(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_step_times_have_three_digits_and_one_unit(seconds: float, text: str) -> None:
+    assert in_ms(seconds) == text
 
 
 def test_runs_of_other_batch_sizes_get_a_sentence_of_their_own(summary: RunSummary) -> None:
@@ -153,3 +157,28 @@ def test_runs_of_one_recipe_are_named_apart_in_the_rows(capsys: pytest.CaptureFi
     # Imported runs, of which no request is known, have their recipe's name.
     print_runs([of_64, replace(of_128, spec=None)], output="table")
     assert "at batch" not in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_states_have_colours_on_a_terminal_and_what_jobs_say_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = "r1  bf16  completed  12.3 ms\nr2  fp32  failed     failed: \x1b]0;title\x07\x1b[31mred"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", plain_output(terminal))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_table(shown)
+    assert terminal.getvalue() == (
+        "r1  bf16  \x1b[32mcompleted\x1b[0m  12.3 ms\n"
+        "r2  fp32  \x1b[31mfailed\x1b[0m     failed: ^[]0;title^Gred\n"
+    )
+    monkeypatch.setenv("NO_COLOR", "1")
+    before = len(terminal.getvalue())
+    print_table(shown)
+    assert "\x1b" not in terminal.getvalue()[before:]

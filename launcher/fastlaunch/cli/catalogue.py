@@ -7,7 +7,7 @@ import click
 
 from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
 from fastlaunch.cli.options import next_command, output_option
-from fastlaunch.cli.render import print_rows
+from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.jobs.data_sources import MADE_UP
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
@@ -64,7 +64,7 @@ def recipes(name: str | None, output: str) -> None:
     """
     if name is None:
         rows = [_recipe_row(recipe) for recipe in RECIPES.values()]
-        print_rows(rows, output=output, headers=_RECIPE_HEADERS)
+        print_rows(rows, output=output, headers=_RECIPE_HEADERS, droppable=("equivalent", "kind"))
         _conclude(output, f"{len(rows)} recipes", "fastlaunch recipes te-fp8")
         return
     row = _recipe_row(known_recipe(name))
@@ -149,7 +149,7 @@ def _change(field: str) -> str:
     if field not in OVERRIDABLE:
         return ""
     choices = CHOICES.get(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
-    return f"{field}={'|'.join(choices) or '...'}"
+    return f"{field}={' | '.join(choices) or '...'}"
 
 
 def _experiment_row(experiment: Experiment) -> dict[str, Any]:
@@ -176,5 +176,5 @@ def _variant_row(experiment: Experiment, variant: ExperimentVariant) -> dict[str
 
 def _conclude(output: str, sentence: str, command: str) -> None:
     if output == "table":
-        click.echo(f"{sentence}.")
+        print_text(f"{sentence}.")
         next_command(command)

@@ -10,7 +10,7 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import AppContext, open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
-from fastlaunch.cli.render import table
+from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.runs.collect import as_json, checkpoints, collected, summary_of
 
@@ -42,15 +42,18 @@ def collect(runs: tuple[str, ...], output: str) -> int:
     with open_reconciled() as (context, ledger):
         chosen = ledger.select(runs) if runs else current_runs(ledger)
         cloud = [run for run in chosen if run.backend in CLOUD_BACKENDS]
-        for run in chosen:
-            if run.backend not in CLOUD_BACKENDS:
-                click.echo(f"run {run.id} is here already: it ran on {run.backend}", err=True)
+        here = [run.id for run in chosen if run.backend not in CLOUD_BACKENDS]
         refused = _fetch_all(context, ledger, cloud)
         reports = [_report(context, ledger, run.id, refused) for run in cloud]
+    if here:
+        subject = f"run {here[0]} is" if len(here) == 1 else f"{len(here):,} runs are"
+        click.echo(f"{subject} here already: only runs on AWS are collected", err=True)
     if output == "json":
         click.echo(json.dumps({"runs": reports}, indent=2))
-    else:
+    elif reports or not here:
         _print(reports, context)
+    else:
+        next_command("fastlaunch compare")
     return max((error.exit_code for error in refused.values()), default=EXIT_DONE)
 
 
@@ -89,7 +92,8 @@ def _print(reports: Sequence[Mapping[str, Any]], context: AppContext) -> None:
         click.echo("No runs on AWS fit.")
         next_command("fastlaunch runs")
         return
-    click.echo(table([_row(report) for report in reports], _HEADERS) + "\n")
+    rows = [_row(report) for report in reports]
+    print_table(table(rows, _HEADERS, shrinkable=("recipe",), droppable=("log", "ranks")) + "\n")
     for report in reports:
         for name, value in _facts(report):
             click.echo(f"{report['id']}  {name:<11} {value}")

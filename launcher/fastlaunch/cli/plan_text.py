@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fastlaunch.backends.placements import Ec2Placement
-from fastlaunch.cli.render import duration
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason, counted
+from fastlaunch.core.units import by_reason, counted, in_ms
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
@@ -107,7 +106,7 @@ def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
     start = "; starting the machine, which was not measured, comes on top"
     if expected.start_s is not None:
         start = f", and {clock_time(expected.start_s)} before of starting the machine"
-    times = _some([f"{duration(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
+    times = _some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
     return (
         f"expected: about ${expected.usd:,.2f}{rate}, for {clock_time(expected.training_s)} of training"
         f"{runs}{start}. Step times: {times}."

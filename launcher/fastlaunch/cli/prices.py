@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import load_settings
 
-#: The table fits a terminal of this many columns.
+#: Sources are hard to read in longer lines.
 _COLUMNS = 100
 
 
@@ -149,10 +150,11 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         }
         for row, note in zip(rows, notes, strict=True)
     ]
-    print_rows(cells, output="table")
+    print_rows(cells, output="table", droppable=("$/GPU-h", "accelerators"))
     click.echo()
+    width = min(_COLUMNS, shutil.get_terminal_size(fallback=(_COLUMNS, 1)).columns)
     for note, number in numbers.items():
-        click.echo(textwrap.fill(f"[{number}] {note}", _COLUMNS, subsequent_indent="    "))
+        click.echo(textwrap.fill(f"[{number}] {note}", width, subsequent_indent="    "))
 
 
 def _print_hints(

@@ -379,12 +379,14 @@ def _print(report: _Report) -> None:
         if rows := report.rows(kind):
             columns = {"region": "region"} if kind == "schedule" else _MACHINE_HEADERS
             headers = {kind: words.noun, **columns, "done": "", "why": "why"}
-            click.echo(table([_cells(row) for row in rows], headers) + "\n")
+            droppable = ("hours", "owner", "zone", "type")
+            click.echo(table([_cells(row) for row in rows], headers, droppable=droppable) + "\n")
     for refusal in report.refused:
         subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
         click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)
-        if refusal.error.hint:
-            click.echo(f"  {refusal.error.hint}", err=True)
+    # Once, however many say the same.
+    for hint in dict.fromkeys(refusal.error.hint for refusal in report.refused if refusal.error.hint):
+        click.echo(f"  {hint}", err=True)
     for run in report.ended_runs:
         click.echo(f"run {run['run']} is {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
     # Kinds other than instances are mentioned only where there are any, or may be.

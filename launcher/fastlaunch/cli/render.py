@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
@@ -16,6 +18,8 @@ from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.measure.summary import Interval, RunSummary
 
@@ -34,20 +38,31 @@ RUN_HEADERS: Mapping[str, str] = {
 }
 
 _GAP = 2
-_MIN_WIDTH = 100
-#: What the last column is not made narrower than.
+#: What the last column is not made narrower than, and what others are not cut to less than.
 _LEAST_WORDS = 30
+_LEAST_CUT = 8
+#: States of runs, in colours that dark and light terminals show.
+_COLOURS = {
+    **{RunState.COMPLETED: "green", RunState.RUNNING: "magenta"},
+    **{RunState.FAILED: "red", RunState.LOST: "red"},
+}
+_STATE = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 #: A number, with a unit or without; ~ says that it is inferred.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]], *, output: str, headers: Mapping[str, str] | None = None
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    output: str,
+    headers: Mapping[str, str] | None = None,
+    shrinkable: Sequence[str] = (),
+    droppable: Sequence[str] = (),
 ) -> None:
     """Print rows of equal keys on stdout. output: `table`, `json` (a list of objects) or `csv`.
 
     headers: key -> heading; the table has only these columns, JSON and CSV have every key. None is an empty
-    cell, and null in JSON.
+    cell, and null in JSON. shrinkable, droppable: see `table`.
     """
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
@@ -59,52 +74,96 @@ def print_rows(
             writer.writerows(rows)
         click.echo(text.getvalue(), nl=False)
     else:
-        click.echo(table(rows, headers or {key: key for key in (rows[0] if rows else {})}))
+        headers = headers or {key: key for key in (rows[0] if rows else {})}
+        print_table(table(rows, headers, shrinkable=shrinkable, droppable=droppable))
 
 
-def fitted(
-    rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str], shrinkable: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the rows with the widest `shrinkable` columns cut (…) until the table fits.
-
-    It may be as wide as the terminal, and 100 characters elsewhere.
-    """
-    allowed = max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(_MIN_WIDTH, 1)).columns)
-    widths = _widths(rows, headers)
-    while sum(widths.values()) + _GAP * (len(headers) - 1) > allowed:
-        # The heading is not cut.
-        keys = [key for key in shrinkable if widths.get(key, 0) > len(headers.get(key, ""))]
-        if not keys:
-            break
-        widths[max(keys, key=lambda key: widths[key])] -= 1
-    return [
-        {**row, **{key: _cut(_text(row[key]), widths[key]) for key in shrinkable if key in widths}}
-        for row in rows
+def print_table(text: str) -> None:
+    """Print a table on stdout, the states of runs in colour on a terminal that takes it."""
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        click.echo(text)
+        return
+    lines = [
+        _STATE.sub(lambda found: click.style(found[0], fg=_COLOURS[RunState(found[0])]), line, count=1)
+        for line in plain(text).splitlines()
     ]
+    # The colours are ours: nothing else in it steers the terminal.
+    click.echo("\n".join(lines), file=raw_output(sys.stdout))
+
+
+def print_text(text: str) -> None:
+    """Print sentences on stdout, their lines broken between words where the terminal ends."""
+    width = shutil.get_terminal_size(fallback=(0, 1)).columns
+    click.echo("\n".join(_filled(line, width) for line in text.splitlines()) if width else text)
+
+
+def _filled(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def table(
-    rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str], *, terminal: int | None = None
+    rows: Sequence[Mapping[str, Any]],
+    headers: Mapping[str, str],
+    *,
+    terminal: int | None = None,
+    shrinkable: Sequence[str] = (),
+    droppable: Sequence[str] = (),
 ) -> str:
     """Return a plain table with a row per line; columns of numbers are right-aligned.
 
-    If it is wider than the terminal, the last column's words wrap. terminal: its width, 0 without one; looked
-    up if None.
+    If it is wider than the terminal, the `droppable` columns are left out one by one, then the `shrinkable`
+    ones cut (…); the last column's words wrap, and stand under their row where there is no room beside it.
+    terminal: its width, 0 without one; looked up if None.
     """
     from tabulate import tabulate
 
     if not headers:
         return ""
-    is_right = [_is_numeric([row[key] for row in rows]) for key in headers]
-    lines = [list(headers.values()), *([_text(row[key]) for key in headers] for row in rows)]
-    *others, last = _widths(rows, headers).values()
-    room = shutil.get_terminal_size(fallback=(0, 1)).columns if terminal is None else terminal
-    room -= sum(others) + _GAP * len(others)
-    if _LEAST_WORDS <= room < last and not is_right[-1]:
-        lines = [[*cells, textwrap.fill(words, room, break_on_hyphens=False)] for *cells, words in lines]
+    width = shutil.get_terminal_size(fallback=(0, 1)).columns if terminal is None else terminal
+    wraps = " " in "".join(_text(row[[*headers][-1]]) for row in rows) and len(headers) > 1
+    widths = _widths(rows, headers)
+
+    def excess() -> int:
+        """How many characters are too many, if the last column's words wrap."""
+        *others, last = widths.values()
+        needed = min(last, _LEAST_WORDS) if wraps else last
+        return sum(others) + needed + _GAP * len(others) - width
+
+    for key in droppable if width else ():
+        if excess() > 0:
+            widths.pop(key, None)
+    while width and excess() > 0:
+        keys = [key for key in shrinkable if widths.get(key, 0) > max(len(headers[key]), _LEAST_CUT)]
+        if not keys:
+            break
+        widths[max(keys, key=lambda key: widths[key])] -= 1
+    cells = [[_cut(_text(row[key]), widths[key]).replace("\n", " ") for key in widths] for row in rows]
+    lines = [[headers[key] for key in widths], *cells]
+    is_right = [_is_numeric([row[key] for row in rows]) for key in widths]
+    details = [""] * len(lines)
+    if width and wraps:
+        *others, last = widths.values()
+        room = width - sum(others) - _GAP * len(others)
+        if room < min(last, _LEAST_WORDS):
+            details = ["", *(_filled(line[-1], width, " " * _GAP) for line in cells)]
+            lines, is_right = [line[:-1] for line in lines], is_right[:-1]
+        elif room < last:
+            lines = [[*line[:-1], _filled(line[-1], room)] for line in lines]
     # The headings go in as a row: tabulate would make each column two characters wider than its heading.
     alignment = ["right" if right else "left" for right in is_right]
-    return tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    if not any(details):
+        return text
+    return "\n".join(
+        line for pair in zip(text.splitlines(), details, strict=True) for line in pair if line.strip()
+    )
 
 
 def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:
@@ -127,6 +186,8 @@ def _text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
+    if isinstance(value, int):
+        return f"{value:,}"
     return "" if value is None else str(value)
 
 
@@ -138,8 +199,8 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
         "run": run.id,
         "recipe": run.recipe,
         "state": str(run.state),
-        "step_time": duration(step_time.value) if step_time else None,
-        "samples_per_s": _rounded(_rate(summary)) if summary and step_time else None,
+        "step_time": in_ms(step_time.value) if step_time else None,
+        "samples_per_s": rounded(_rate(summary)) if summary and step_time else None,
         "note": note or run.reason or (_shortcoming(summary) if summary else None),
     }
 
@@ -194,23 +255,17 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
     num_runs = f" over {len(measured[first])} runs" if len(measured[first]) > 1 else ""
     sentence = (
         f"{leads} on {summary.setup.workload}, batch {summary.setup.batch_size_per_gpu}: "
-        f"{duration(time.value)} per step{interval}, "
-        f"{_rounded(_rate(summary, time.value))} {summary.setup.sample_unit}/s{num_runs}"
+        f"{in_ms(time.value)} per step{interval}, "
+        f"{rounded(_rate(summary, time.value))} {summary.setup.sample_unit}/s{num_runs}"
     )
     if not slower:
         return sentence
-    sentence += f"; {', '.join(f'{recipe} {duration(times[recipe].value)}' for recipe in slower)} per step"
+    sentence += f"; {', '.join(f'{recipe} {in_ms(times[recipe].value)}' for recipe in slower)} per step"
     if apart:
         return sentence
     if any(each.low is None or each.high is None for each in times.values()):
         return f"{sentence}, from too few steps to tell how far apart"
     return f"{sentence}, too close to tell apart"
-
-
-def duration(seconds: float) -> str:
-    """Format three digits with a unit: `12.3 ms`, `1.25 s`."""
-    milliseconds = seconds * 1000
-    return f"{_rounded(milliseconds)} ms" if milliseconds < 999.5 else f"{_rounded(seconds)} s"
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
@@ -237,8 +292,7 @@ def _shortcoming(summary: RunSummary) -> str | None:
 
 
 def _between(low: float, high: float) -> str:
-    (low_text, low_unit), (high_text, high_unit) = duration(low).split(), duration(high).split()
-    return f"{low_text} to {high_text}" if low_unit == high_unit else f"{duration(low)} to {duration(high)}"
+    return f"{rounded(low * 1000)} to {rounded(high * 1000)}"
 
 
 def _rate(summary: RunSummary, step_time_s: float | None = None) -> float:
@@ -254,10 +308,6 @@ def _why_not(runs: Sequence["Run"]) -> str:
     return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
 
 
-def _rounded(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 def print_runs(runs: "Sequence[Run]", *, output: str) -> None:
     """Print the runs and what they say; on stderr the end of a failed run's log and the next command."""
     if output == "json":
@@ -266,7 +316,8 @@ def print_runs(runs: "Sequence[Run]", *, output: str) -> None:
         )
     else:
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
-        click.echo(f"{table(rows, RUN_HEADERS)}\n\n{runs_sentence(runs)}")
+        print_table(table(rows, RUN_HEADERS, shrinkable=("recipe",)) + "\n")
+        print_text(runs_sentence(runs))
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:

@@ -19,9 +19,10 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
-from fastlaunch.cli.render import fitted, print_rows
+from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.core.units import in_ms
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.runs.describe import as_lines, for_people, measured, run_as_json, run_as_row
 
@@ -33,7 +34,7 @@ _HEADERS = {
     "recipe": "recipe",
     "instance": "instance",
     "state": "state",
-    "step": "s/step",
+    "step": "step time",
     "loss": "loss",
 }
 _FILTERS_HELP = """
@@ -75,8 +76,14 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
     if rows:
         cells = [_cells(run) for run in shown]
         headers = {key: text for key, text in _HEADERS.items() if _tells(key, cells)}
-        cells = fitted(cells, headers, shrinkable=("recipe", "workload", "instance"))
-        print_rows(cells, output=output, headers=headers)
+        print_rows(
+            cells,
+            output=output,
+            headers=headers,
+            shrinkable=("recipe", "workload", "instance"),
+            # The id begins with the day.
+            droppable=("when", "loss", "backend"),
+        )
     click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
 
@@ -203,7 +210,7 @@ def _cells(run: Run) -> dict[str, str | float | None]:
     return {
         **row,
         "when": when,
-        "step": None if row["step_time_s"] is None else f"{row['step_time_s']:.4g}",
+        "step": None if row["step_time_s"] is None else in_ms(row["step_time_s"]),
         "loss": None if row["final_loss"] is None else f"{row['final_loss']:.3f}",
     }
 

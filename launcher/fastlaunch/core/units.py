@@ -76,6 +76,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def rounded(value: float) -> str:
+    """Format three digits, as people write them: `1.23`, `12.3`, `123`, `12,300`."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def in_ms(seconds: float) -> str:
+    """Format a step time, which has this unit wherever it is shown: `12.3 ms`, `1,250 ms`."""
+    return f"{rounded(seconds * 1000)} ms"
+
+
 def is_region(name: str) -> bool:
     """Return whether it is written like the name of a region."""
     return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.core.units import in_ms
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -62,11 +63,11 @@ def measured(run: Run) -> str | None:
         return None
     step = summary.timing.step_time_s
     if step.low is None or step.high is None:
-        facts = [f"{step.value:.4g} s per step, without an interval"]
+        facts = [f"{in_ms(step.value)} per step, without an interval"]
     else:
-        within = f"{step.low:.4g} to {step.high:.4g} within the run"
+        within = f"{in_ms(step.low)} to {in_ms(step.high)} within the run"
         steps = f"{summary.timing.num_retained_steps} of {summary.num_steps} steps"
-        facts = [f"{step.value:.4g} s per step ({within}, {steps})"]
+        facts = [f"{in_ms(step.value)} per step ({within}, {steps})"]
     if summary.all_reduce:
         facts.append(str(summary.all_reduce))
     if summary.padding_fraction:
@@ -123,26 +124,36 @@ def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
             yield f"{_INDENT * (depth + 1)}{shlex.join(value)}"
         elif _is_nested(value):
             yield f"{_INDENT * depth}{name}"
-            for item in value:
-                text = _on_one_line(item) if isinstance(item, Mapping) else str(item)
-                yield f"{_INDENT * (depth + 1)}{text}"
+            for number, item in enumerate(value, start=1):
+                if isinstance(item, Mapping) and any(map(_is_nested, item.values())):
+                    yield f"{_INDENT * (depth + 1)}{number}"
+                    yield from as_lines(item, depth + 2)
+                else:
+                    yield f"{_INDENT * (depth + 1)}{_on_one_line(item)}"
+        elif isinstance(value, str) and "\n" in value:
+            yield f"{_INDENT * depth}{name}"
+            yield from (f"{_INDENT * (depth + 1)}{line}" for line in value.splitlines())
         else:
-            yield f"{_INDENT * depth}{name:<{width}}  {_plain(value)}"
+            is_count = isinstance(value, int) and name.startswith(("num_", "flops_"))
+            text = f"{value:,}" if is_count else _plain(value)
+            yield f"{_INDENT * depth}{name:<{width}}  {text}"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str))
 
 
-def _on_one_line(item: Mapping[str, Any]) -> str:
+def _on_one_line(item: object) -> str:
+    if not isinstance(item, Mapping):
+        return ", ".join(map(_plain, item)) if isinstance(item, list | tuple) else _plain(item)
     return "  ".join(
-        str(value) if name in ("at", "state") else f"{name}={value}"
+        _plain(value) if name in ("at", "state", "reason") else f"{name} {_plain(value)}"
         for name, value in item.items()
         if value is not None
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.units import rounded
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.records.records import KINDS, header_problem, line_problem
 
@@ -27,6 +28,8 @@ _MAX_BYTES = 2**14
 #: Samples/s and the time left come from so many of the last blocks, of about a second each.
 _NUM_BLOCKS = 10
 _PLAIN_INTERVAL_S = 5.0
+#: How a run ended, in colours that dark and light terminals show.
+_COLOURS = {"completed": "green", "failed": "red", "lost": "red"}
 
 
 def report_line(line: str, stream: TextIO | None = None) -> None:
@@ -195,15 +198,18 @@ class ProgressBar(Display):
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+        from rich.theme import Theme
 
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None, complete_style="green", finished_style="green", pulse_style="green"),
+            # It goes on where nothing else moves, as while a machine boots.
+            TimeElapsedColumn(),
             TextColumn("{task.fields[status]}", markup=False),
-            # It steers the terminal itself.
-            console=Console(file=raw_output(stream)),
+            # It steers the terminal itself. rich's yellow cannot be read on a light one.
+            console=Console(file=raw_output(stream), theme=Theme({"progress.elapsed": "none"})),
             expand=True,
         )
         self._task: TaskID | None = None
@@ -238,7 +244,9 @@ class ProgressBar(Display):
         assert self._task is not None
         with suppress(OSError):
             # A line for every run that ended, and a bar for the run under way.
-            self._bar.console.print(f"{self._label}: {plain(outcome)}", markup=False, highlight=False)
+            colour = next((name for word, name in _COLOURS.items() if outcome.startswith(word)), None)
+            line = f"{self._label}: {plain(outcome)}"
+            self._bar.console.print(line, style=colour, markup=False, highlight=False)
             self._bar.remove_task(self._task)
 
 
@@ -248,7 +256,7 @@ def describe(progress: Progress) -> str:
         return f"before the first step ({progress.phase})" if progress.phase else "before the first step"
     parts = [f"step {progress.step}/{progress.num_steps}"]
     if progress.samples_per_s is not None:
-        parts.append(f"{progress.samples_per_s:.4g} {progress.sample_unit}/s")
+        parts.append(f"{rounded(progress.samples_per_s)} {progress.sample_unit}/s")
     parts.append(f"loss {progress.loss:.3f}" if progress.loss is not None else "loss not finite")
     if progress.seconds_left is not None and progress.step < progress.num_steps:
         parts.append(f"{clock_time(progress.seconds_left)} left")
