@@ -86,3 +86,22 @@ def test_listings_import_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(["recipes"], ["recipes", "te-fp8"], ["workloads"], ["workloads", "vit-huge"], ["experiments"]),
+        *(["experiments", "fp8"], ["prices"], ["prices", "--region", "*", "--all"]),
+    ],
+)
+def test_what_is_listed_fits_80_columns_with_whole_words_and_has_all_at_200(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    shown = {}
+    for columns in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run(argv) == 0
+        shown[columns] = capsys.readouterr().out
+    assert max(map(len, shown[80].splitlines())) <= 80
+    assert set(shown[80].split()) <= set(shown[200].split())

@@ -85,7 +85,7 @@ def print_table(text: str) -> None:
         return
     lines = [
         _STATE.sub(lambda found: click.style(found[0], fg=_COLOURS[RunState(found[0])]), line, count=1)
-        for line in plain(text).splitlines()
+        for line in plain(text).split("\n")
     ]
     # The colours are ours: nothing else in it steers the terminal.
     click.echo("\n".join(lines), file=raw_output(sys.stdout))
@@ -127,43 +127,61 @@ def table(
     if not headers:
         return ""
     width = shutil.get_terminal_size(fallback=(0, 1)).columns if terminal is None else terminal
-    wraps = " " in "".join(_text(row[[*headers][-1]]) for row in rows) and len(headers) > 1
-    widths = _widths(rows, headers)
-
-    def excess() -> int:
-        """How many characters are too many, if the last column's words wrap."""
-        *others, last = widths.values()
-        needed = min(last, _LEAST_WORDS) if wraps else last
-        return sum(others) + needed + _GAP * len(others) - width
-
-    for key in droppable if width else ():
-        if excess() > 0:
-            widths.pop(key, None)
-    while width and excess() > 0:
-        keys = [key for key in shrinkable if widths.get(key, 0) > max(len(headers[key]), _LEAST_CUT)]
-        if not keys:
+    widths, last = _widths(rows, headers), [*headers][-1]
+    values = [row[last] for row in rows]
+    wraps = len(headers) > 1 and not _is_numeric(values) and any(" " in _text(value) for value in values)
+    # The last column's words beside the rest, else below it.
+    needs = [min(widths[last], _LEAST_WORDS), -_GAP] if wraps else [widths[last]]
+    kept = widths
+    for need in needs if width else ():
+        kept = _narrowed({**widths, last: need}, headers, width, shrinkable, droppable)
+        if _excess(kept, width) <= 0:
             break
-        widths[max(keys, key=lambda key: widths[key])] -= 1
-    cells = [[_cut(_text(row[key]), widths[key]).replace("\n", " ") for key in widths] for row in rows]
-    lines = [[headers[key] for key in widths], *cells]
-    is_right = [_is_numeric([row[key] for row in rows]) for key in widths]
+    is_below = kept.get(last) == -_GAP
+    if last in kept:
+        kept[last] = widths[last]
+    cells = [[_cut(_text(row[key]), kept[key]).replace("\n", " ") for key in kept] for row in rows]
+    lines = [[headers[key] for key in kept], *cells]
+    is_right = [_is_numeric([row[key] for row in rows]) for key in kept]
     details = [""] * len(lines)
-    if width and wraps:
-        *others, last = widths.values()
-        room = width - sum(others) - _GAP * len(others)
-        if room < min(last, _LEAST_WORDS):
-            details = ["", *(_filled(line[-1], width, " " * _GAP) for line in cells)]
-            lines, is_right = [line[:-1] for line in lines], is_right[:-1]
-        elif room < last:
-            lines = [[*line[:-1], _filled(line[-1], room)] for line in lines]
+    if is_below:
+        details = ["", *(_filled(line[-1], width, " " * _GAP) for line in cells)]
+        lines, is_right = [line[:-1] for line in lines], is_right[:-1]
+    elif width and wraps and (excess := _excess(kept, width)) > 0:
+        lines = [[*line[:-1], _filled(line[-1], kept[last] - excess)] for line in lines]
     # The headings go in as a row: tabulate would make each column two characters wider than its heading.
     alignment = ["right" if right else "left" for right in is_right]
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
-    if not any(details):
+    if not is_below:
         return text
     return "\n".join(
         line for pair in zip(text.splitlines(), details, strict=True) for line in pair if line.strip()
     )
+
+
+def _excess(widths: Mapping[str, int], width: int) -> int:
+    """Return how many characters columns so wide are too many."""
+    return sum(widths.values()) + _GAP * (len(widths) - 1) - width
+
+
+def _narrowed(
+    widths: Mapping[str, int],
+    headers: Mapping[str, str],
+    width: int,
+    shrinkable: Sequence[str],
+    droppable: Sequence[str],
+) -> dict[str, int]:
+    """Return the widths of the columns that are kept, as far as need be."""
+    kept = dict(widths)
+    for key in droppable:
+        if _excess(kept, width) > 0:
+            kept.pop(key, None)
+    while _excess(kept, width) > 0:
+        keys = [key for key in shrinkable if kept.get(key, 0) > max(len(headers[key]), _LEAST_CUT)]
+        if not keys:
+            break
+        kept[max(keys, key=lambda key: kept[key])] -= 1
+    return kept
 
 
 def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:

@@ -204,7 +204,7 @@ class ProgressBar(Display):
 
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None, complete_style="green", finished_style="green", pulse_style="green"),
+            BarColumn(bar_width=None, style="bright_black", complete_style="green", pulse_style="green"),
             # It goes on where nothing else moves, as while a machine boots.
             TimeElapsedColumn(),
             TextColumn("{task.fields[status]}", markup=False),
