@@ -17,8 +17,7 @@ from fastlaunch.core.units import by_reason, counted, in_ms
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, type_name
-from fastlaunch.runs.display import clock_time
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, hours_text, type_name
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -35,8 +34,6 @@ _TO_BE_GIVEN = {
     "subnet-id": "--subnet",
     "security-group-id": "--security-group",
 }
-
-
 #: The column of the texts, beside their names.
 _INDENT = 9
 #: Of lists that may be long so many entries are shown.
@@ -105,16 +102,22 @@ def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
     runs = f" in {len(jobs)} runs" if len(jobs) > 1 else ""
     start = "; starting the machine, which was not measured, comes on top"
     if expected.start_s is not None:
-        start = f", and {clock_time(expected.start_s)} before of starting the machine"
+        start = f", after {_duration(expected.start_s)} in which the machine starts"
     times = _some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
     return (
-        f"expected: about ${expected.usd:,.2f}{rate}, for {clock_time(expected.training_s)} of training"
+        f"expected: about ${expected.usd:,.2f}{rate}, for {_duration(expected.training_s)} of training"
         f"{runs}{start}. Step times: {times}."
     )
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{seconds / 3600:,.3g} h"
+
+
 def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> str:
-    hours = f"{cloud.max_minutes / 60:g} h"
+    hours = hours_text(cloud.max_minutes)
     if site.backend == "sagemaker":
         return f"with its last run, or by SageMaker {hours} after it began to train."
     timers = [f"its own timer after {hours}"]

@@ -63,7 +63,7 @@ class CostCeiling:
 
     def _time(self) -> str:
         nodes = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
-        return f"{nodes}({_duration(self.max_minutes)} + {MARGIN_MINUTES} min)"
+        return f"{nodes}({hours_text(self.max_minutes)} + {MARGIN_MINUTES} min)"
 
     def _of_block(self, block: CapacityBlock) -> str:
         used_usd = self.usd - self.volumes_usd
@@ -136,6 +136,7 @@ def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     )
 
 
-def _duration(minutes: int) -> str:
+def hours_text(minutes: int) -> str:
+    """Return `2 h`, `1 h 38 min`."""
     hours, rest = divmod(minutes, 60)
     return " ".join([*([f"{hours} h"] if hours else []), *([f"{rest} min"] if rest else [])])

@@ -259,12 +259,11 @@ def describe(progress: Progress) -> str:
         parts.append(f"{rounded(progress.samples_per_s)} {progress.sample_unit}/s")
     parts.append(f"loss {progress.loss:.3f}" if progress.loss is not None else "loss not finite")
     if progress.seconds_left is not None and progress.step < progress.num_steps:
-        parts.append(f"{clock_time(progress.seconds_left)} left")
+        parts.append(f"{_clock_time(progress.seconds_left)} left")
     return ", ".join(parts)
 
 
-def clock_time(seconds: float) -> str:
-    """Return `42 s`, `3:05` or `1:03:05`."""
+def _clock_time(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
