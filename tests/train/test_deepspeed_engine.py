@@ -34,6 +34,10 @@ ARMS: dict[str, float | None] = {
     "zero1,parameter_dtype=bf16-master": 1e-2,
     "zero2,parameter_dtype=bf16-master": 1e-2,
     "zero3,parameter_dtype=bf16-master": 1e-2,
+    "zero1,precision=fp32,grad_accumulation=2,pretraining": 1e-6,
+    "zero2,precision=fp32,pretraining": 1e-6,
+    "zero3,precision=fp32,pretraining": 1e-6,
+    "zero3,parameter_dtype=bf16-master,pretraining": 1e-2,
     "zero3,optimizer=adamw,learning_rate=0.01": None,
 }
 needs_deepspeed = pytest.mark.skipif(
@@ -75,7 +79,8 @@ def test_a_step_done_to_compile_is_undone(tmp_path: Path) -> None:
 def test_the_configuration_follows_the_recipe(
     recipe: str, overrides: list[str], expected: dict[str, Any]
 ) -> None:
-    config = engine_config(resolve_recipe(recipe, [*overrides, "grad_accumulation=4"]), world_size=2)
+    chosen = resolve_recipe(recipe, [*overrides, "grad_accumulation=4"])
+    config = engine_config(chosen, world_size=2, max_grad_norm=None)
     assert {
         "stage": config["zero_optimization"]["stage"],
         "fp16": config["fp16"]["enabled"],
@@ -86,6 +91,7 @@ def test_the_configuration_follows_the_recipe(
     assert config["zero_optimization"]["overlap_comm"] is True, "as DDP and FSDP2 do"
     assert config["zero_optimization"]["reduce_bucket_size"] == BUCKET_ELEMENTS
     assert config["gradient_clipping"] == 0.0
+    assert engine_config(chosen, world_size=2, max_grad_norm=0.5)["gradient_clipping"] == 0.5
 
 
 @needs_deepspeed
@@ -108,7 +114,9 @@ def test_gradients_are_not_overlapped_where_that_corrupts_them() -> None:
         check_overlap(apart, release)
     for release in ("0.19.8+9a1b", "0.20"):
         check_overlap(RECIPES["zero2"], release)
-    assert engine_config(apart, world_size=2)["zero_optimization"]["overlap_comm"] is False
+    assert (
+        engine_config(apart, world_size=2, max_grad_norm=None)["zero_optimization"]["overlap_comm"] is False
+    )
 
 
 def test_a_state_holds_plain_values_alone() -> None:

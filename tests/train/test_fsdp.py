@@ -23,6 +23,8 @@ RECIPES: dict[str, float | None] = {
     "fsdp2,wire_dtype=bf16": 5e-3,
     "fsdp2,parameter_dtype=bf16": 5e-2,
     "fsdp2,parameter_dtype=bf16-master": 1e-2,
+    "fsdp2,precision=fp32,pretraining": 1e-6,
+    "fsdp2,parameter_dtype=bf16-master,pretraining": 1e-2,
     "fsdp2,precision=fp32,optimizer=adafactor,learning_rate=0.01": None,
     "fsdp2,optimizer=adamw,optimizer_impl=fused,learning_rate=0.01": None,
 }

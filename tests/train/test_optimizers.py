@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
-from fastlaunch_train.steppers.optimizers import MasterWeights, build_optimizer, check_optimizer
+from fastlaunch_train.steppers.optimizers import (
+    LearningRates,
+    MasterWeights,
+    build_optimizer,
+    check_optimizer,
+)
 from fastlaunch_train.workloads.registry import WorkloadError
 
 
 def parameters() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(2))]
+
+
+def named() -> dict[str, nn.Parameter]:
+    return {"matrix": nn.Parameter(torch.ones(2, 2)), "bias": parameters()[0]}
 
 
 @pytest.mark.parametrize(
@@ -38,10 +48,94 @@ def parameters() -> list[nn.Parameter]:
 def test_the_recipe_chooses(
     overrides: list[str], kind: type[torch.optim.Optimizer], settings: dict[str, Any]
 ) -> None:
-    optimizer = build_optimizer(toy.TOY, resolve_recipe("fp32", overrides), parameters())
+    optimizer = build_optimizer(toy.TOY, resolve_recipe("fp32", overrides), named())
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert {name: group[name] for name in settings} == settings
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor"])
+def test_matrices_decay_as_stated_and_biases_do_not(name: str) -> None:
+    workload = dataclasses.replace(toy.TOY, optimizer=name, weight_decay=0.1, learning_rate=0.5)
+    optimizer = build_optimizer(workload, RECIPES["fp32"], named())
+    decays = [(group["params"][0].dim(), group["weight_decay"]) for group in optimizer.param_groups]
+    assert decays == [(2, 0.1), (1, 0.0)]
+    if name == "sgd":
+        return  # there the decay is part of the gradient
+    for group in optimizer.param_groups:
+        group["params"][0].grad = torch.zeros_like(group["params"][0])
+    optimizer.step()
+    left = [float(group["params"][0].detach().mean()) for group in optimizer.param_groups]
+    assert left == pytest.approx([0.95, 1.0])
+
+
+def test_a_workload_that_states_no_decay_gets_torchs_for_all_its_parameters() -> None:
+    optimizer = build_optimizer(toy.with_optimizer("adamw", 0.1), RECIPES["fp32"], named())
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01]
+
+
+def own_adam(parameters: Mapping[str, nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    assert list(parameters) == ["matrix", "bias"]
+    groups = [{"params": [parameters["bias"]], "lr": 10 * rate}, {"params": [parameters["matrix"]]}]
+    return torch.optim.NAdam(groups, lr=rate)
+
+
+def test_a_workload_may_make_its_optimizer_itself() -> None:
+    workload = dataclasses.replace(toy.TOY, optimizer=own_adam, learning_rate=0.5)
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer = build_optimizer(workload, resolve_recipe("fp32", []), {**named(), "frozen": frozen})
+    assert type(optimizer) is torch.optim.NAdam
+    rates = LearningRates(optimizer)
+    for factor in (0.5, 0.1):
+        rates.scale(factor)
+        assert [group["lr"] for group in optimizer.param_groups] == [5 * factor, 0.5 * factor]
+    faster = resolve_recipe("fp32", ["learning_rate=2"])
+    assert build_optimizer(workload, faster, named()).param_groups[1]["lr"] == 2
+    other = resolve_recipe("fp32", ["optimizer=adamw"])
+    assert type(build_optimizer(workload, other, named())) is torch.optim.AdamW
+    check_optimizer(workload, RECIPES["te-fp8"])
+    with pytest.raises(RecipeError, match="makes its optimizer itself"):
+        check_optimizer(workload, resolve_recipe("fp32", ["optimizer_impl=fused"]))
+    nothing = dataclasses.replace(workload, optimizer=lambda parameters, rate: None)
+    with pytest.raises(WorkloadError, match="returned NoneType"):
+        build_optimizer(nothing, RECIPES["fp32"], named())
+
+
+@pytest.mark.parametrize("overrides", [[], ["parameter_dtype=bf16-master"]])
+def test_an_own_optimizer_trains_and_resumes(overrides: list[str]) -> None:
+    def adam(parameters: Mapping[str, nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        assert "blocks.0.norm.weight" in parameters
+        return torch.optim.AdamW(parameters.values(), lr=rate)
+
+    recipe = resolve_recipe("bf16", overrides)
+    own = dataclasses.replace(toy.TOY, optimizer=adam, learning_rate=0.01)
+    built_in = dataclasses.replace(own, optimizer="adamw")
+    whole = toy.train(recipe, toy.ALONE, steps=4, workload=built_in)
+    assert toy.train(recipe, toy.ALONE, steps=4, workload=own)["losses"] == whole["losses"]
+    assert toy.train(recipe, toy.ALONE, steps=4, workload=own, resume_after=2)["losses"] == whole["losses"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("optimizer", 3),
+        ("weight_decay", -0.1),
+        ("weight_decay", "0.1"),
+        ("max_grad_norm", 0.0),
+        ("max_grad_norm", float("nan")),
+        ("lr_schedule", "cosin"),
+        ("warmup_steps", -1),
+        ("warmup_steps", 1.5),
+    ],
+)
+def test_what_no_step_could_have_is_refused_as_the_workload_is_made(field: str, value: object) -> None:
+    with pytest.raises(WorkloadError, match=f"{field} is"):
+        dataclasses.replace(toy.TOY, **{field: value})  # type: ignore[arg-type]
+
+
+def test_an_own_optimizer_states_its_decay_itself() -> None:
+    with pytest.raises(WorkloadError, match="weight_decay is"):
+        dataclasses.replace(toy.TOY, optimizer=own_adam, weight_decay=0.1)
 
 
 def test_the_header_names_what_the_workload_would_use_by_itself(tmp_path: Path) -> None:
@@ -58,7 +152,7 @@ def test_the_header_names_what_the_workload_would_use_by_itself(tmp_path: Path) 
 
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(WorkloadError, match="lion"):
-        build_optimizer(toy.with_optimizer("lion", 0.1), RECIPES["fp32"], parameters())
+        build_optimizer(toy.with_optimizer("lion", 0.1), RECIPES["fp32"], named())
 
 
 def test_an_implementation_that_the_workloads_own_optimizer_lacks_is_refused() -> None:

@@ -59,6 +59,50 @@ def test_losses_and_weights_are_those_of_plain_torch(
 
 
 @pytest.mark.parametrize(
+    ("recipe", "overrides", "tolerance"),
+    [
+        ("fp32", [], 1e-6),
+        ("fp32", ["grad_accumulation=4", "optimizer_impl=foreach"], 1e-6),
+        ("fsdp2", ["precision=fp32"], 1e-6),
+        ("fp16", [], 1e-3),
+        ("bf16", ["parameter_dtype=bf16-master"], 1e-2),
+    ],
+)
+def test_clipping_decay_and_schedule_are_those_of_plain_torch(
+    recipe: str, overrides: list[str], tolerance: float
+) -> None:
+    found = toy.train(resolve_recipe(recipe, overrides), ALONE, steps=STEPS, workload=toy.PRETRAINING)
+    losses, weights = toy.reference(steps=STEPS, workload=toy.PRETRAINING)
+    assert 0 < toy.distance(found, losses, weights) < tolerance
+    for field in ("weight_decay", "max_grad_norm", "lr_schedule"):
+        default = getattr(toy.TOY, field)
+        without = dataclasses.replace(toy.PRETRAINING, **{field: default})
+        assert toy.distance(found, *toy.reference(steps=STEPS, workload=without)) > 2 * tolerance, field
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_learning_rate_rises_in_the_warm_up_and_falls_to_the_end(
+    schedule: str, factors: list[float]
+) -> None:
+    workload = dataclasses.replace(toy.TOY, lr_schedule=schedule, warmup_steps=2)
+    found = [workload.learning_rate_factor(step, 6) for step in range(1, 7)]
+    assert found == pytest.approx(factors, abs=1e-6)
+    assert workload.has_schedule
+
+
+def test_a_run_shorter_than_its_warm_up_only_rises() -> None:
+    workload = dataclasses.replace(toy.TOY, lr_schedule="linear", warmup_steps=9)
+    assert [workload.learning_rate_factor(step, 2) for step in (1, 2)] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
     ("recipe", "overrides"),
     [
         ("fp16", []),
@@ -69,11 +113,12 @@ def test_losses_and_weights_are_those_of_plain_torch(
 )
 def test_a_resumed_training_goes_on_with_the_same_bits(recipe: str, overrides: list[str]) -> None:
     chosen = resolve_recipe(recipe, overrides)
-    whole = toy.train(chosen, ALONE, steps=STEPS)
-    resumed = toy.train(chosen, ALONE, steps=STEPS, resume_after=3)
-    assert resumed["losses"] == whole["losses"]
-    for name, weight in whole["weights"].items():
-        assert torch.equal(resumed["weights"][name], weight), name
+    for workload in (toy.TOY, toy.PRETRAINING):
+        whole = toy.train(chosen, ALONE, steps=STEPS, workload=workload)
+        resumed = toy.train(chosen, ALONE, steps=STEPS, workload=workload, resume_after=3)
+        assert resumed["losses"] == whole["losses"]
+        for name, weight in whole["weights"].items():
+            assert torch.equal(resumed["weights"][name], weight), name
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "fsdp2"])

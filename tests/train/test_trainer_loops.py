@@ -45,6 +45,43 @@ def test_steps_evaluations_and_blocks_are_those_of_our_loop(
     assert [path.name for path in tmp_path.iterdir()] == ["rank-00000-attempt-1.jsonl"]
 
 
+@pytest.mark.slow
+def test_all_loops_clip_decay_and_schedule_alike(tmp_path: Path) -> None:
+    more = ("--steps", "8", "--checkpoint-every", "4", "--set", "grad_accumulation=2")
+    weights, headers = {}, {}
+    for loop in ("ours", *LOOPS):
+        found = trained(tmp_path / loop, *more, "--set", f"loop={loop}", workload=f"{TINY}:pretraining")
+        weights[loop] = final_weights(tmp_path / loop, step=8)
+        headers[loop] = found.header["workload"]
+    for loop in LOOPS:
+        assert losses(tmp_path / loop) == pytest.approx(losses(tmp_path / "ours"), rel=1e-6)
+        for name, weight in weights["ours"].items():
+            torch.testing.assert_close(weights[loop][name], weight, rtol=1e-5, atol=1e-7)
+        assert headers[loop] == headers["ours"]
+    stated = {"weight_decay": 0.1, "max_grad_norm": 0.2, "lr_schedule": "cosine", "warmup_steps": 3}
+    assert stated.items() <= headers["ours"].items()
+
+
+def final_weights(output: Path, step: int) -> dict[str, torch.Tensor]:
+    content = torch.load(output / "checkpoints" / f"step-{step:08d}.pt", weights_only=True)
+    return {name: value for name, value in content["model"].items() if value.is_floating_point()}
+
+
+@pytest.mark.slow
+def test_a_schedule_goes_on_where_it_was_and_over_no_other_number_of_steps(tmp_path: Path) -> None:
+    workload, more = f"{TINY}:stopped_in_pretraining", ("--steps", "16", "--checkpoint-every", "4")
+    whole = trained(tmp_path / "whole", *more, workload=f"{TINY}:pretraining")
+    for loop in ("ours", *LOOPS):
+        argv = arguments(tmp_path / loop, *more, "--set", f"loop={loop}", workload=workload)
+        ended(130, argv)
+        last = record(tmp_path / loop).steps[-1].step
+        if loop == "ours":
+            assert "schedule_steps 16" in ended(2, [*argv, "--steps", "30", "--resume"])
+        ended(0, [*argv, "--resume"])
+        again = losses(tmp_path / loop, attempt=2 if loop != "ours" else 3)
+        assert again == pytest.approx([step.loss for step in whole.steps[last:]], rel=1e-6)
+
+
 @both_loops
 @pytest.mark.full
 def test_a_trainer_that_is_stopped_goes_on_as_if_it_had_not_been(
@@ -130,6 +167,9 @@ GRAPHS = ("precision=bf16", "compile_mode=reduce-overhead", "compile_scope=model
         (("loop=lightning", "precision=fp16"), "cpu", "build", None),
         (("loop=transformers", "set_to_none=false"), "cpu", "build", "set_to_none"),
         (("loop=transformers", "precision=fp16"), "cpu", "build", "on a GPU"),
+        (("loop=lightning", "precision=bf16", "optimizer_impl=fused"), "cpu", "build", None),
+        (("loop=lightning", "precision=bf16", "optimizer_impl=fused"), "cpu", "pretraining", "foreach"),
+        (("loop=lightning", "optimizer_impl=fused"), "cpu", "pretraining", None),
         (("loop=transformers", *GRAPHS), "cuda", "build", None),
         (("loop=transformers", *GRAPHS, "grad_accumulation=2"), "cuda", "build", "CUDA graph overwrites"),
         (("loop=lightning", *GRAPHS, "set_to_none=false"), "cuda", "build", "CUDA graph overwrites"),

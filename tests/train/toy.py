@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import os
 import socket
 import subprocess
@@ -91,6 +92,10 @@ TOY = Workload(
     blocks=lambda model: model.blocks,  # type: ignore[arg-type, return-value]
     learning_rate=0.1,
 )
+#: What a step of pretraining has, all of it active in a few steps.
+PRETRAINING = dataclasses.replace(
+    TOY, weight_decay=0.5, max_grad_norm=0.3, lr_schedule="cosine", warmup_steps=2
+)
 BATCH_SIZE = 8
 
 
@@ -124,21 +129,39 @@ def with_optimizer(name: str, rate: float) -> Workload:
 def reference(
     *, steps: int, dtype: torch.dtype = torch.float64, workload: Workload = TOY
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and weights by plain torch on the global batch, without anything of a recipe."""
+    """Losses and weights by plain torch on the global batch, without anything of a recipe.
+
+    Clipping, decay and the cosine are written out.
+    """
     torch.manual_seed(0)
     model = workload.build_model().to(dtype)
     rate = workload.learning_rate
     optimizer: torch.optim.Optimizer
+    weights = list(model.parameters())
     if workload.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=workload.momentum)
+        optimizer = torch.optim.SGD(weights, lr=rate, momentum=workload.momentum)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        optimizer = torch.optim.AdamW(weights, lr=rate)
     losses = []
     for step in range(1, steps + 1):
         inputs, labels = global_batch(step, BATCH_SIZE)
         optimizer.zero_grad()
         value = loss(model, (inputs.to(dtype), labels))
         value.backward()  # type: ignore[no-untyped-call]
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        if workload.max_grad_norm is not None:
+            norm = float(torch.cat([grad.flatten() for grad in grads]).norm())
+            for grad in grads:
+                grad.mul_(min(1.0, workload.max_grad_norm / norm))
+        if workload.weight_decay is not None:
+            for weight, grad in zip(weights, grads, strict=True):
+                grad.add_(workload.weight_decay * weight.detach() * (weight.dim() >= 2))
+        if workload.lr_schedule == "cosine":
+            warmup = workload.warmup_steps
+            share = (step - 1 - warmup) / (steps - warmup)
+            whole = rate * step / (warmup + 1)
+            falling = rate * (1 + math.cos(math.pi * share)) / 2
+            optimizer.param_groups[0]["lr"] = whole if step <= warmup else falling
         optimizer.step()
         losses.append(float(value.detach()))
     return losses, {name: weight.detach().float() for name, weight in model.named_parameters()}
@@ -156,6 +179,8 @@ def train(
         stepper.compile_ahead(next(workload.batches(request(process))))
     losses = []
     for step in range(1, steps + 1):
+        if workload.has_schedule:
+            stepper.scale_learning_rate(workload.learning_rate_factor(step, steps))
         losses.append(float(stepper.step(next(data))))
         if step == resume_after:
             state = passed_on(stepper.state(), process)
@@ -209,9 +234,9 @@ def passed_on(state: dict[str, Any], process: Process) -> dict[str, Any]:
 def run_ranks(
     out: Path, arms: list[str], *, steps: int, resume_after: int = 0, world_size: int = 2, gpus: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """What `train` finds for each arm, `RECIPE[,FIELD=VALUE...]`, in that many processes that train as one.
+    """What `train` finds for each arm, in that many processes that train as one.
 
-    Losses are the ranks' mean, the rest is rank 0's.
+    arms: `RECIPE[,FIELD=VALUE...][,pretraining]`. Losses are the ranks' mean, the rest is rank 0's.
     """
     out.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -263,8 +288,8 @@ def run_ranks_and_resume(
     arms: with the largest distance from the plain training; None where the optimizer is another.
     """
     found = run_ranks(folder / "whole", list(arms), steps=steps)
-    losses, weights = reference(steps=steps)
     for arm, tolerance in arms.items():
+        losses, weights = reference(steps=steps, workload=workload_of(arm))
         assert found[arm]["model_class"] == model_class
         assert tolerance is None or distance(found[arm], losses, weights) < tolerance, arm
         kept, changed, back = found[arm]["scores"]
@@ -285,15 +310,19 @@ def distance(found: dict[str, Any], losses: list[float], weights: dict[str, torc
     return max(apart)
 
 
+def workload_of(arm: str) -> Workload:
+    return PRETRAINING if arm.endswith(",pretraining") else TOY
+
+
 def main() -> None:
-    """As a rank: `toy.py OUT STEPS RESUME_AFTER RECIPE[,FIELD=VALUE...] ...`."""
+    """As a rank: `toy.py OUT STEPS RESUME_AFTER RECIPE[,FIELD=VALUE...][,pretraining] ...`."""
     out, steps, resume_after = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     process = start_process()
     results = {}
     for arm in sys.argv[4:]:
-        name, *overrides = arm.split(",")
-        recipe = resolve_recipe(name, overrides)
-        results[arm] = train(recipe, process, steps=steps, resume_after=resume_after)
+        name, *overrides = arm.removesuffix(",pretraining").split(",")
+        recipe, workload = resolve_recipe(name, overrides), workload_of(arm)
+        results[arm] = train(recipe, process, steps=steps, workload=workload, resume_after=resume_after)
         torch.use_deterministic_algorithms(False)
         if recipe.compile_mode != "none":
             # Torch runs a function eagerly that it has compiled for several arms before.

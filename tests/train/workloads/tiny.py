@@ -85,6 +85,13 @@ def evaluated(**changes: object) -> Workload:
     return workload(**(parts | changes))
 
 
+def pretraining() -> Workload:
+    """As `evaluated`, with all that a step of pretraining has; clipping is active in every step."""
+    return evaluated(
+        optimizer="adamw", weight_decay=0.1, max_grad_norm=0.2, lr_schedule="cosine", warmup_steps=3
+    )
+
+
 def untrained() -> Workload:
     """As `evaluated`, and its weights stay what they are: ranks of any number score alike."""
     return evaluated(learning_rate=0.0, build_model=lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES))
@@ -98,6 +105,11 @@ def best_at_first() -> Workload:
 def stopped_at_17() -> Workload:
     """As `evaluated`; asked to stop in step 17."""
     return evaluated(loss=_after(lambda step: step == 17 and _signal(signal.SIGTERM)))
+
+
+def stopped_in_pretraining() -> Workload:
+    """As `pretraining`; asked to stop in step 9."""
+    return replace(pretraining(), loss=_after(lambda step: step == 9 and _signal(signal.SIGTERM)))
 
 
 def stopped_at_micro_batch_34() -> Workload:

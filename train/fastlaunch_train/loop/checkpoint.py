@@ -30,6 +30,7 @@ from fastlaunch_train.loop.evaluation import Evaluations
 from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.process.failures import NanLossError, unsaved
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
+from fastlaunch_train.steppers.optimizers import optimizer_name
 from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Workload
 
@@ -68,6 +69,8 @@ class Identity:
     sequence_length: int | None = None
     #: Of the samples; None if they have none, or it is not known, as in older checkpoints.
     data_digest: str | None = None
+    #: Over which the learning rate falls; None where it does not.
+    schedule_steps: int | None = None
 
     def differing(self, other: "Identity") -> list[str]:
         """Return the names of the fields that differ; a digest that one does not know does not."""
@@ -370,10 +373,11 @@ def checkpoint_bytes(
 
 def _moment_sizes(workload: Workload, recipe: Recipe, shape: torch.Size) -> list[int]:
     """Return how many numbers each tensor of the optimizer's state of a parameter holds."""
-    name = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
+    name = optimizer_name(workload, recipe)
     if name == "sgd":
         return [shape.numel()] if workload.momentum else []
-    if name == "adamw":
+    # Of a workload's own optimizer we do not know better.
+    if name in ("adamw", "own"):
         return [shape.numel(), shape.numel(), 1]
     if len(shape) >= 2:
         return [shape.numel() // shape[-1], shape.numel() // shape[-2]]

@@ -104,6 +104,7 @@ class TrainingLoop:
         # about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21): it skips what is alive now.
         gc.collect()
         gc.freeze()
+        self._set_learning_rate()
         self._plan_block()
         self.recorder.restart()
 
@@ -122,6 +123,7 @@ class TrainingLoop:
         every step of the block is recorded.
         """
         self.recorder.step_done(loss)
+        self._set_learning_rate()
         if not self._block_ends():
             return
         block = self.recorder.close_block()
@@ -145,6 +147,13 @@ class TrainingLoop:
         if evaluated or saved:
             self.recorder.restart()
         self._plan_block()
+
+    def _set_learning_rate(self) -> None:
+        """Set the next step's, by the workload's schedule: it needs no state but the number of the step."""
+        training, step = self.training, self.last_done + 1
+        if training.workload.has_schedule and not self.finished:
+            factor = training.workload.learning_rate_factor(step, training.last_step)
+            training.stepper.scale_learning_rate(factor)
 
     def _compile(self, compile_ahead: Callable[[Batch], None]) -> None:
         """Run the first batch and train nothing on it, to compile and to learn which kernels run."""

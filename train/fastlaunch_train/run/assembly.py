@@ -296,6 +296,7 @@ def _identity(session: Session, workload: Workload, batch_size: int) -> Identity
         world_size=session.process.world_size,
         sequence_length=workload.sequence_length,
         data_digest=session.data_identity.digest if session.data_identity else None,
+        schedule_steps=None if workload.lr_schedule == "constant" else session.steps,
     )
 
 

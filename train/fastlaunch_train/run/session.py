@@ -96,8 +96,13 @@ class Session:
                 "model_identity": dict(self.model_identity) if self.model_identity else None,
                 "metric": workload.metric if workload else None,
                 # Its own; the recipe may replace them.
-                "optimizer": workload.optimizer if workload and workload.trains else None,
+                "optimizer": workload.optimizer_name if workload and workload.trains else None,
                 "learning_rate": workload.learning_rate if workload and workload.trains else None,
+                # Which no recipe replaces.
+                **{
+                    name: getattr(workload, name) if workload and workload.trains else None
+                    for name in ("weight_decay", "max_grad_norm", "lr_schedule", "warmup_steps")
+                },
             },
             "recipe": options.recipe.to_record(),
             "batch_size_per_gpu": self.batch_size or options.batch_size or 1,

@@ -21,14 +21,22 @@ class Adafactor(torch.optim.Optimizer):
     It computes what `transformers.Adafactor(lr=..., scale_parameter=False, relative_step=False)` does, which
     the Transformers Trainer makes of `--optim adafactor`. torch.optim.Adafactor does not: it scales every
     update by the parameter's own size and caps the learning rate at step ** -0.5.
-    Parameters may be sharded (DTensor) and in bf16; the moments are fp32.
+    Parameters may be sharded (DTensor) and in bf16; the moments are fp32. In each step weights lose the share
+    lr * weight_decay, as there.
 
     foreach: stack parameters of one shape and update them at once, up to 2**24 numbers, which takes a fourth
         of the kernels. Sharded parameters are updated one by one.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, foreach: bool = True) -> None:
-        super().__init__(parameters, {"lr": lr})
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        foreach: bool = True,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
         self._foreach = foreach
 
     @torch.no_grad()
@@ -44,7 +52,8 @@ class Adafactor(torch.optim.Optimizer):
                 state = self.state[parameter]
                 state["step"] = state.get("step", 0) + 1
             for alike in self._alike(parameters) if self._foreach else ([each] for each in parameters):
-                self._update(alike, group["lr"])
+                # Checkpoints of before there was a weight decay have none.
+                self._update(alike, group["lr"], group.get("weight_decay", 0.0))
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -71,7 +80,7 @@ class Adafactor(torch.optim.Optimizer):
                 yield alike.pop(key)
         yield from alike.values()
 
-    def _update(self, parameters: list[nn.Parameter], lr: float) -> None:
+    def _update(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         """Do one step of `parameters`, all of one shape, stacked along the first dimension."""
         grad = _stacked([parameter.grad for parameter in parameters if parameter.grad is not None]).float()
         states = [self.state[parameter] for parameter in parameters]
@@ -90,7 +99,10 @@ class Adafactor(torch.optim.Optimizer):
             size = size.sum(dim=-1)
         size = _whole(size).div(parameters[0].numel()).sqrt().view(-1, *[1] * (update.dim() - 1))
         update = update / size.div_(_CLIP).clamp_(min=1.0)
-        moved = _stacked(parameters).float() - lr * update
+        weights = _stacked(parameters).float()
+        if weight_decay:
+            weights = weights * (1 - lr * weight_decay)
+        moved = weights - lr * update
         for parameter, new in zip(parameters, _apart(moved), strict=True):
             parameter.copy_(_placed_like(new, parameter))
 

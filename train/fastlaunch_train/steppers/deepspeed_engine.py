@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.requirements import parse_version
 from fastlaunch_train.recipes.rules import steps_problem
-from fastlaunch_train.steppers.optimizers import build_optimizer
+from fastlaunch_train.steppers.optimizers import LearningRates, build_optimizer, optimizer_name
 from fastlaunch_train.steppers.torch_stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
@@ -68,9 +68,10 @@ class DeepSpeedStepper:
             model.__dict__["forward"] = _under(precision.autocast, model.forward)
         # DeepSpeed makes the masters, and holds the parameters in the dtype of its mode.
         prepared = prepare_model(workload, recipe, model)
-        self.model = self._engine = initialize(
-            prepared, build_optimizer(workload, recipe, model.parameters()), recipe, process
-        )
+        optimizer = build_optimizer(workload, recipe, dict(model.named_parameters()))
+        self._rates = LearningRates(optimizer)
+        config = engine_config(recipe, process.world_size, workload.max_grad_norm)
+        self.model = self._engine = initialize(prepared, optimizer, config, recipe, process)
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             self._engine.compile(backend=recipe.compile_backend)
 
@@ -86,6 +87,10 @@ class DeepSpeedStepper:
                 self._engine.backward(loss)
                 self._engine.step()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        self._rates.scale(factor)
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile what a step on `batch` needs, by a step that is undone."""
@@ -135,7 +140,7 @@ class DeepSpeedStepper:
 
 def check_recipe(workload: Workload, recipe: Recipe) -> None:
     """Raise RecipeError if DeepSpeed does not compute what the recipe says."""
-    if "adafactor" in (recipe.optimizer, workload.optimizer if recipe.optimizer == "workload" else ""):
+    if optimizer_name(workload, recipe) == "adafactor":
         raise RecipeError(
             f"recipe {recipe.label}: DeepSpeed flattens what it shards, and adafactor needs rows and columns",
             "add --set optimizer=adamw, or --set parallelism=fsdp2",
@@ -154,7 +159,13 @@ def check_overlap(recipe: Recipe, release: str) -> None:
         )
 
 
-def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, process: Process) -> Any:
+def initialize(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: Mapping[str, Any],
+    recipe: Recipe,
+    process: Process,
+) -> Any:
     """Return DeepSpeed's engine around `model`, which updates it by `optimizer`."""
     os.environ.setdefault("DS_ACCELERATOR", process.device.type)
     # DeepSpeed reads it there even if torchrun did not start the process.
@@ -171,7 +182,7 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recip
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            config=engine_config(recipe, process.world_size),
+            config=dict(config),
             dist_init_required=False,
         )
     except ValueError as error:
@@ -184,8 +195,8 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recip
     return engine
 
 
-def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for `recipe`.
+def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for `recipe`. max_grad_norm: to which it clips gradients, if given.
 
     Its batch sizes only serve its own reports, which are off: a micro-batch counts as one sample.
     """
@@ -204,7 +215,7 @@ def engine_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         # DeepSpeed clips gradients to a norm of 1 unless it is told not to (seen in 0.19.8).
-        "gradient_clipping": 0.0,
+        "gradient_clipping": max_grad_norm or 0.0,
         "steps_per_print": 10**9,
         # For its reports it would wait for the device twice in every micro-batch (seen in 0.19.8).
         "timers": {"throughput": {"enabled": False}},

@@ -45,6 +45,9 @@ class ForwardStepper:
         with torch.no_grad(), self._precision.autocast():
             return self._workload.loss(self.model, batch).detach()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Do nothing: there is no learning rate."""
+
     def compile_ahead(self, batch: Batch) -> None:
         """Run forward passes until nothing is left to compile."""
         for _ in range(_PASSES_AHEAD):

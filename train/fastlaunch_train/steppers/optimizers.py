@@ -1,6 +1,6 @@
 """The optimizer that a workload or a recipe names, and fp32 masters for one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,53 +25,107 @@ def check_optimizer(workload: Workload, recipe: Recipe) -> None:
 
     The recipe's own was checked with the recipe. Called before the model is built.
     """
-    problem = optimizer_problem(recipe, _name(workload, recipe)) if workload.trains else None
+    name = optimizer_name(workload, recipe)
+    problem = optimizer_problem(recipe, name) if workload.trains else None
+    if name == "own" and "optimizer_impl" in dict(recipe.overrides):
+        problem = (
+            f"workload {workload.name} makes its optimizer itself",
+            "leave out optimizer_impl, or add --set optimizer=adamw",
+        )
     refuse(problem, f"recipe {recipe.label}")
 
 
 def build_optimizer(
-    workload: Workload, recipe: Recipe, parameters: Iterable[nn.Parameter]
+    workload: Workload, recipe: Recipe, parameters: Mapping[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that the workload names, unless the recipe names another.
+    """Return the workload's optimizer, unless the recipe names another.
 
-    Raises WorkloadError for a name other than sgd, adamw and adafactor.
+    Raises WorkloadError for a name other than sgd, adamw and adafactor, and for a function of the workload's
+    that makes something else.
     """
-    name = _name(workload, recipe)
+    name = optimizer_name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    if name == "own":
+        assert callable(workload.optimizer)
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        made = workload.optimizer(trained, rate)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise WorkloadError(
+                f"workload {workload.name!r}: its optimizer function returned {type(made).__name__}",
+                "return a torch.optim.Optimizer",
+            )
+        return made
     implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
+    groups = list(_groups(parameters.values(), workload.weight_decay))
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=workload.momentum, **implementation)
+        return torch.optim.SGD(groups, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, **implementation)
+        return torch.optim.AdamW(groups, lr=rate, **implementation)
     if name == "adafactor":
         from fastlaunch_train.steppers.adafactor import Adafactor
 
-        return Adafactor(parameters, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
+        return Adafactor(groups, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
     raise WorkloadError(
         f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
     )
 
 
-def _name(workload: Workload, recipe: Recipe) -> str:
-    return workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
+def _groups(parameters: Iterable[nn.Parameter], decay: float | None) -> Iterator[dict[str, Any]]:
+    """Yield the groups of `parameters` that decay alike; None: all, as the optimizer decides."""
+    if decay is None:
+        yield {"params": list(parameters)}
+        return
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        (matrices if parameter.dim() >= 2 else others).append(parameter)
+    for group, rate in ((matrices, decay), (others, 0.0)):
+        if group:
+            yield {"params": group, "weight_decay": rate}
+
+
+def optimizer_name(workload: Workload, recipe: Recipe) -> str:
+    """Return the name of what trains `workload` by `recipe`; `own` for the workload's own function."""
+    return workload.optimizer_name if recipe.optimizer == "workload" else recipe.optimizer
+
+
+class LearningRates:
+    """The learning rates that `optimizer` was built with, of which a schedule takes a share."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._whole = [group["lr"] for group in optimizer.param_groups]
+
+    def scale(self, factor: float) -> None:
+        """Set every rate to that of the start, multiplied by `factor`."""
+        for group, whole in zip(self._optimizer.param_groups, self._whole, strict=True):
+            group["lr"] = factor * whole
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> None:
+    """Scale the gradients of `parameters` down to the L2 norm `max_norm` if theirs is larger."""
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 class MasterWeights:
     """An optimizer over fp32 copies of bf16 `parameters`, called as torch's optimizers are.
 
     A step adds to the masters and rounds them into the parameters, so that an update too small for bf16 is
-    not lost. Gradients are bf16, as the model computes them. Parameters may be sharded (DTensor): the masters
-    are sharded alike.
+    not lost. Gradients are bf16, as the model computes them; those of the masters are clipped to
+    `max_grad_norm`. Parameters may be sharded (DTensor): the masters are sharded alike.
     """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        build: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        build: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        max_grad_norm: float | None = None,
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._masters = [nn.Parameter(parameter.detach().float()) for parameter in self._parameters]
         self.optimizer = build(self._masters)
+        self._max_grad_norm = max_grad_norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Free or zero the parameters' gradients."""
@@ -88,6 +142,7 @@ class MasterWeights:
         """Update masters by the parameters' gradients, and the parameters from them."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float()
+        clip_gradients(self._masters, self._max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._round()

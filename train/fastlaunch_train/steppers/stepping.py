@@ -30,6 +30,10 @@ class Stepper(Protocol):
         """
         ...
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        ...
+
     def compile_ahead(self, batch: Batch) -> None:
         """Run forward and backward on `batch`, so that they are compiled, and train nothing by it."""
         ...

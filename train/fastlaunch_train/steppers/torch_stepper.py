@@ -1,6 +1,5 @@
 """Steps by torch alone: autocast, backward and optimizer, with DDP or FSDP2 between the ranks."""
 
-import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +15,12 @@ from fastlaunch_train.models.precision import Precision, name_nondeterministic
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe
-from fastlaunch_train.steppers.optimizers import MasterWeights, build_optimizer
+from fastlaunch_train.steppers.optimizers import (
+    LearningRates,
+    MasterWeights,
+    build_optimizer,
+    clip_gradients,
+)
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
@@ -44,12 +48,19 @@ class TorchStepper:
             self.model = wrap_ddp(prepared, recipe, process)
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
-        build = functools.partial(build_optimizer, workload, recipe)
         # After sharding, which replaces the model's parameters.
+        parameters = dict(model.named_parameters())
         if recipe.parameter_dtype == "bf16-master":
-            self.optimizer = MasterWeights(model.parameters(), build)
+            trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+            self.optimizer = MasterWeights(
+                parameters.values(),
+                lambda masters: build_optimizer(workload, recipe, dict(zip(trained, masters, strict=True))),
+                workload.max_grad_norm,
+            )
+            self._rates = LearningRates(self.optimizer.optimizer)
         else:
-            self.optimizer = build(model.parameters())
+            self.optimizer = build_optimizer(workload, recipe, parameters)
+            self._rates = LearningRates(self.optimizer)
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Do one optimizer step on `batch`; return its loss."""
@@ -60,14 +71,28 @@ class TorchStepper:
                 self._forward_backward(micro_batch, last=index == len(micro_batches))
                 for index, micro_batch in enumerate(micro_batches, start=1)
             ]
-            scaler = self._precision.scaler
-            if scaler is None:
-                self.optimizer.step()
-            else:
-                assert isinstance(self.optimizer, torch.optim.Optimizer)
-                scaler.step(self.optimizer)
-                scaler.update()
+            self._update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        self._rates.scale(factor)
+
+    def _update(self) -> None:
+        """Clip the gradients and update the parameters by them."""
+        scaler, max_norm = self._precision.scaler, self._workload.max_grad_norm
+        if isinstance(self.optimizer, MasterWeights):
+            assert scaler is None
+            self.optimizer.step()
+            return
+        if scaler is not None and max_norm is not None:
+            scaler.unscale_(self.optimizer)
+        clip_gradients(self._native.parameters(), max_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
 
     def _zero_grad(self) -> None:
         # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step.

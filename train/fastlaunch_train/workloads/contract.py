@@ -19,6 +19,10 @@ from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 #: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
 #: is the samples'.
 Batch = Any
+#: Makes an optimizer of a model's parameters, by name, and a learning rate.
+OptimizerFactory = Callable[[Mapping[str, nn.Parameter], float], torch.optim.Optimizer]
+#: What becomes of the learning rate after the warm-up: it stays, or falls to 0 at the run's end.
+LR_SCHEDULES = ("constant", "linear", "cosine")
 #: The label of samples that fill up a batch, which torch's cross entropy ignores (its `ignore_index`).
 NO_LABEL = -100
 
@@ -94,9 +98,15 @@ class Workload:
     #: Of a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     tokens_per_sample: int = 0
-    optimizer: str = "sgd"
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
+    optimizer: str | OptimizerFactory = "sgd"  #: `sgd`, `adamw`, `adafactor`, or a function that makes one
+    learning_rate: float = 1e-3  #: after the warm-up; a recipe may replace it, and the optimizer
+    momentum: float = 0.9  #: of sgd
+    #: Of parameters with two dimensions or more, and so not of biases and norms. None: the optimizer's own
+    #: default, which is 0.01 for every parameter with adamw, and otherwise 0.
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None  #: gradients with a larger L2 norm are scaled down to it; None: never
+    lr_schedule: str = "constant"  #: one of LR_SCHEDULES
+    warmup_steps: int = 0  #: in which the learning rate rises to `learning_rate`
     #: What the model says of each sample of a batch, (samples, ...), to check what a recipe computes.
     outputs: Callable[[nn.Module, Batch], torch.Tensor] | None = None
     #: Counts a batch's tokens; None: every sample has `tokens_per_sample`.
@@ -122,19 +132,49 @@ class Workload:
         # A record would refuse the same, but only after the run.
         problem = None
         for field in ("name", "sample_unit", "optimizer"):
-            if not isinstance(getattr(self, field), str):
-                problem = field, "give text"
-        for field, least in (("flops_per_sample", 1), ("tokens_per_sample", 0)):
+            value = getattr(self, field)
+            if not isinstance(value, str) and not (field == "optimizer" and callable(value)):
+                problem = field, "give text" if field != "optimizer" else "give a name or a function"
+        if self.lr_schedule not in LR_SCHEDULES:
+            problem = "lr_schedule", f"give one of {', '.join(LR_SCHEDULES)}"
+        for field, least in (("flops_per_sample", 1), ("tokens_per_sample", 0), ("warmup_steps", 0)):
             value = getattr(self, field)
             is_count = type(value) is int and least <= value <= MAX_INTEGER
             if not is_count and not (value is None and field == "flops_per_sample"):
                 problem = field, f"give a whole number from {least} on"
-        rate = self.learning_rate
-        if type(rate) not in (int, float) or not 0 <= rate < math.inf:
-            problem = "learning_rate", "give a number from 0 on"
+        for field, may_be_zero in (("learning_rate", True), ("weight_decay", True), ("max_grad_norm", False)):
+            value = getattr(self, field)
+            is_number = type(value) in (int, float) and 0 <= value < math.inf and (value or may_be_zero)
+            if not is_number and not (value is None and field != "learning_rate"):
+                problem = field, f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
+        if self.weight_decay is not None and not isinstance(self.optimizer, str):
+            problem = "weight_decay", "give it in the function that makes the optimizer"
         if problem is not None:
             field, hint = problem
             raise WorkloadError(f"workload {self.name!r}: {field} is {getattr(self, field)!r}", hint)
+
+    @property
+    def optimizer_name(self) -> str:
+        """The name of its optimizer; `own` for a function that makes one."""
+        return self.optimizer if isinstance(self.optimizer, str) else "own"
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate changes from step to step."""
+        return self.lr_schedule != "constant" or self.warmup_steps > 0
+
+    def learning_rate_factor(self, step: int, last_step: int) -> float:
+        """Return by what `lr_schedule` and warm-up multiply the learning rate in `step` of a run, from 1 on.
+
+        It rises in equal parts, to 1 in the step after the warm-up, and falls to 0 in the one that would
+        follow the last.
+        """
+        if step <= self.warmup_steps:
+            return step / (self.warmup_steps + 1)
+        if self.lr_schedule == "constant":
+            return 1.0
+        done = (step - 1 - self.warmup_steps) / (last_step - self.warmup_steps)
+        return 1 - done if self.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
 
 
 def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:

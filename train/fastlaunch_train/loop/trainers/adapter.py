@@ -32,11 +32,22 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
             "add --set loop=ours, or --set compile_mode=default",
         )
     refuse(steps_problem(recipe), f"recipe {recipe.label}")
+    mixed_fused = recipe.precision in ("bf16", "fp16") and recipe.optimizer_impl == "fused"
+    if recipe.loop == "lightning" and mixed_fused and workload.max_grad_norm is not None:
+        raise RecipeError(
+            f"recipe {recipe.label}: in mixed precision Lightning clips no gradients for a fused optimizer",
+            "add --set optimizer_impl=foreach, or --set loop=ours",
+        )
     if recipe.loop == "transformers" and recipe.precision == "fp16" and device.type == "cpu":
         raise RecipeError(
             f"recipe {recipe.label}: the Transformers Trainer computes in fp16 on a GPU alone",
             "add --set precision=bf16, or --set loop=ours",
         )
+
+
+def max_grad_norm(training: Training) -> float:
+    """Return the norm to which a Trainer clips gradients; 0 if it does not."""
+    return training.workload.max_grad_norm or 0.0
 
 
 def torch_optimizer(training: Training) -> torch.optim.Optimizer:

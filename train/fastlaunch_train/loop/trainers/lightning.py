@@ -13,6 +13,7 @@ from fastlaunch_train.loop.trainers.adapter import (
     StepLoss,
     compile_ahead,
     ddp_options,
+    max_grad_norm,
     micro_batch_loss,
     set_wire_dtype,
     torch_optimizer,
@@ -25,7 +26,8 @@ def train_with_lightning(loop: TrainingLoop) -> None:
     """Do the steps that are left of `loop`. Raises what `TrainingLoop.after_step` does.
 
     Lightning wraps the model for several ranks in the process group there is, scales the loss, sums up
-    micro-batches and calls the recipe's optimizer. It leaves nothing on the disk.
+    micro-batches, clips gradients and calls the optimizer, whose learning rate our loop sets. It leaves
+    nothing on the disk.
     """
     training = loop.training
     import lightning.pytorch as lightning
@@ -43,6 +45,7 @@ def train_with_lightning(loop: TrainingLoop) -> None:
         plugins=[_precision_plugin(training)],
         max_epochs=1,
         accumulate_grad_batches=training.recipe.grad_accumulation,
+        gradient_clip_val=max_grad_norm(training),
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         logger=False,

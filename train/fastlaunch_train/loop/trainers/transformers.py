@@ -16,6 +16,7 @@ from fastlaunch_train.loop.trainers.adapter import (
     StepLoss,
     compile_ahead,
     ddp_options,
+    max_grad_norm,
     micro_batch_loss,
     set_wire_dtype,
     torch_optimizer,
@@ -28,9 +29,9 @@ def train_with_transformers(loop: TrainingLoop) -> None:
     """Do the steps that are left of `loop`. Raises what `TrainingLoop.after_step` does.
 
     The Trainer wraps the model for several ranks in the process group there is, puts autocast around its
-    forward pass, scales the loss, sums up micro-batches and calls the recipe's optimizer. Its schedule is
-    constant, it clips no gradients and leaves nothing on the disk. Whatever else it does is part of its
-    steps: from release 5 on it computes the norm of the gradients.
+    forward pass, scales the loss, sums up micro-batches, clips gradients and calls the optimizer. Its own
+    schedule is constant: after each step our loop sets the learning rate. It leaves nothing on the disk.
+    Whatever else it does is part of its steps: from release 5 on it always computes the gradients' norm.
     """
     training = loop.training
     # The Trainer seeds every generator.
@@ -114,7 +115,7 @@ def _arguments(loop: TrainingLoop) -> Any:
         bf16=recipe.precision == "bf16",
         fp16=recipe.precision == "fp16",
         lr_scheduler_type="constant",
-        max_grad_norm=0.0,
+        max_grad_norm=max_grad_norm(training),
         use_cpu=training.process.device.type == "cpu",
         save_strategy="no",
         logging_strategy="no",
