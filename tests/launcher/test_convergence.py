@@ -97,6 +97,7 @@ def test_worse_on_the_way_takes_a_within_back() -> None:
         ),
         ({"fingerprint": {"data": "ab"}}, "no bf16 run trained on the same data (synthetic ab)"),
         ({"fingerprint": {"tokenizer": "bytes"}}, "no bf16 run of the same tokenizer (bytes)"),
+        ({"fingerprint": {"arguments": "depth=3"}}, "no bf16 run of a workload with arguments depth=3"),
         ({"sequence_length": 512}, "no bf16 run at sequence length 512"),
         ({"end": 200}, "a bf16 run, but to step 100 and not 200"),
         ({"num_samples": 500}, "a bf16 run, but of other held-out data (1000 samples, not 500)"),

@@ -42,6 +42,7 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) ->
         {"recipe": resolve_recipe("te-fp8", ["fp8_scaling=current"]).to_record()},
         {"batch_size": None, "num_gpus": 16, "num_nodes": 2, "backend": "ec2", "instance": "p5.48xlarge"},
         {"steps": None, "epochs": 3, "eval_every": 9, "tokenizer": "./t", "sequence_length": 64},
+        {"workload": "./my.py:build", "workload_arguments": ("depth=3", "width=4")},
     ],
 )
 def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
@@ -51,7 +52,8 @@ def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
 
 def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
     old = {**job().to_json(), "keep_alive_minutes": 30}
-    for field in ("epochs", "eval_every", "model", "tokenizer", "sequence_length"):
+    later = ("epochs", "eval_every", "model", "tokenizer", "sequence_length", "workload_arguments")
+    for field in later:
         del old[field]
     old["recipe"] = {key: value for key, value in old["recipe"].items() if key != "schema"} | {
         "blocks": "timm"

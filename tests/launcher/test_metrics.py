@@ -1,9 +1,11 @@
 """Step records to a summary: known answers for the arithmetic, and what makes a run unfit."""
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -13,6 +15,7 @@ from fake_summaries import PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastlaunch.analysis.suggest import Place, submit_command
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import AllReduce, RunSummary, Timing
 from fastlaunch_train.distributed.all_reduce import Bandwidth
@@ -394,6 +397,24 @@ def test_what_data_are_is_in_the_fingerprint(run, identity: Any, told: dict[str,
     summary = run(header={"data_identity": identity and {**IDENTITY, **identity}})
     fingerprint = summary.setup.fingerprint
     assert {name: fingerprint[name] for name in ("data", "tokenizer") if name in fingerprint} == told
+
+
+def test_what_a_workload_states_of_its_steps_is_in_the_fingerprint(run) -> None:
+    info = {"name": "./my.py:build", "sample_unit": "rows", "flops_per_sample": None, "num_parameters": None}
+    stated = {"weight_decay": 0.1, "max_grad_norm": 1.0, "lr_schedule": "cosine", "warmup_steps": 10}
+    found = run(header={"workload": {**info, **stated, "arguments": {"width": 8, "act": "a b"}}})
+    words = {name: str(value) for name, value in stated.items()} | {"arguments": 'act="a b" width=8'}
+    assert words.items() <= found.setup.fingerprint.items()
+    place = Place(service="ec2", region=None, purchase="on-demand")
+    command = shlex.split(submit_command([found], ["bf16"], place=place, first_seed=0, repeats=1))
+    assert [after for word, after in pairwise(command) if word == "--set-workload"] == ["act=a b", "width=8"]
+
+
+def test_a_workload_that_states_nothing_pools_with_older_records(run) -> None:
+    default = {"weight_decay": None, "max_grad_norm": None, "lr_schedule": "constant", "warmup_steps": 0}
+    info = {"name": "vit-tiny", "sample_unit": "images", "flops_per_sample": None, "num_parameters": None}
+    found = run(header={"workload": {**info, **default, "arguments": {}}})
+    assert not {*default, "arguments"} & found.setup.fingerprint.keys()
 
 
 def test_a_model_that_an_attempt_could_not_look_at_is_no_contradiction(run) -> None:

@@ -12,11 +12,12 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import SubmitOptions, Variant
-from fastlaunch.jobs.spec import Inputs, JobSpec
+from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
 from fastlaunch.jobs.variants import missing_on, nearest_on
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import needed_packages
+from fastlaunch_train.run.options import parse_options
 from fastlaunch_train.workloads.registry import workload_info
 
 CATALOGUE = catalogue()
@@ -156,6 +157,26 @@ def test_own_workload_and_folder_are_taken(tmp_path: Path) -> None:
     own.write_text("def build(): ...\n")
     (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").specs
     assert (job.workload, job.inputs.data) == (f"{own}:build", f"folder:{tmp_path}")
+
+
+def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
+    own = tmp_path / "my.py"
+    own.write_text("def build(depth: int, width: int = 8): ...")
+    given = {"workload": f"{own}:build", "workload_arguments": ("width=4", "depth=3")}
+    (job,) = jobs(**given).specs
+    argv = entrypoint_arguments(job)
+    assert parse_options([*argv, "--output", "out"]).arguments == {"depth": 3, "width": 4}
+    (other,) = jobs(**given | {"workload_arguments": ("depth=3", "width=4")}).specs
+    assert job == other
+    for texts, message in (
+        (("depht=3",), "takes no 'depht'"),
+        ((), "needs depth"),
+        (("depth=x",), "depth is"),
+    ):
+        with pytest.raises(UserError, match=message):
+            jobs(**given | {"workload_arguments": texts})
+    with pytest.raises(UserError, match="takes no --set-workload"):
+        jobs(workload="vit-tiny", workload_arguments=("depth=3",))
 
 
 def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:

@@ -83,6 +83,18 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
     assert (end_of(tmp_path).status, end_of(tmp_path).num_steps) == ("completed", 20)
 
 
+def test_arguments_reach_the_users_function_and_the_record(tmp_path: Path) -> None:
+    more = ("--set-workload", "width=3", "--set-workload", "rate=1", "--checkpoint-every", "20")
+    sized = f"{TINY}:sized"
+    workload = trained(tmp_path, *more, workload=sized).header["workload"]
+    assert (workload["arguments"], workload["learning_rate"]) == ({"width": 3, "rate": 1.0}, 1.0)
+    assert workload["num_parameters"] == 16 * 3 + 3 + 3 * 4 + 4
+    longer = ("--steps", "30", "--resume", "--set-workload", "width=4")
+    assert "another arguments" in ended(2, arguments(tmp_path, *longer, workload=sized))
+    assert "needs width" in ended(2, arguments(tmp_path / "none", workload=sized))
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_is_printed_for_programs_is_what_sagemakers_expressions_find(tmp_path: Path) -> None:
     assert "fastlaunch: " not in ended(0, arguments(tmp_path / "plain", "--steps", "1"))
     printed = ended(0, arguments(tmp_path), FASTLAUNCH_PRINT_METRICS="1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastlaunch_train.workloads.contract import ModelOptions, load_workload
-from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError, function_arguments, workload_info
 
 OWN = """
 from fastlaunch_train.workloads.contract import Workload
@@ -21,6 +21,28 @@ def number():
     return 7
 
 constant = 7
+"""
+
+
+ARGUMENTS = """
+import functools
+from fastlaunch_train.workloads.contract import Workload
+
+def sized(
+    depth: int, width: "int | None" = None, rate: float = 1.0, name: str = "x", *, norm: bool = True, other=0
+):
+    given = (depth, width, rate, name, norm, other)
+    return Workload(name=repr(given), sample_unit="rows", build_model=None, batches=None, loss=None)
+
+def anything(**given):
+    return sized(**given)
+
+def nothing():
+    return sized(1)
+
+@functools.cache
+def cached(depth):
+    return sized(depth)
 """
 
 
@@ -113,3 +135,68 @@ def test_a_file_never_takes_a_modules_place(tmp_path: Path, stem: str) -> None:
 def test_what_no_record_would_take_is_refused_at_once(own: Path, field: str, value: Any) -> None:
     with pytest.raises(WorkloadError, match=f"{field} is {value}"):
         replace(load_workload(f"{own}:build"), **{field: value})
+
+
+@pytest.fixture
+def with_arguments(own: Path) -> str:
+    own.write_text(ARGUMENTS)
+    return str(own)
+
+
+@pytest.mark.parametrize(
+    ("function", "texts", "expected"),
+    [
+        ("sized", ["depth=3"], (3, None, 1.0, "x", True, 0)),
+        ("sized", ["depth=3", "width=none", "rate=2", "name=7", "norm=false"], (3, None, 2.0, "7", False, 0)),
+        (
+            "sized",
+            ["depth=3", "width=4", "rate=1e-3", "name=a=b", "other=0.5"],
+            (3, 4, 1e-3, "a=b", True, 0.5),
+        ),
+        ("sized", ["depth=3", "other=gelu"], (3, None, 1.0, "x", True, "gelu")),
+        ("sized", ["depth=3", "other='7'"], (3, None, 1.0, "x", True, "7")),
+        ("sized", ["depth=3", "other=null"], (3, None, 1.0, "x", True, None)),
+        ("sized", ["depth=3", "other=nan"], (3, None, 1.0, "x", True, "nan")),
+        ("anything", ["depth=3", "other=True"], (3, None, 1.0, "x", True, True)),
+        ("cached", ["depth=3"], (3, None, 1.0, "x", True, 0)),
+    ],
+)
+def test_arguments_have_the_types_that_the_function_says(
+    with_arguments: str, function: str, texts: list[str], expected: tuple[Any, ...]
+) -> None:
+    name = f"{with_arguments}:{function}"
+    assert load_workload(name, arguments=function_arguments(name, texts)).name == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "texts", "word"),
+    [
+        ("sized", ["depth=3", "widht=4"], "did you mean width"),
+        ("sized", [], "--set-workload depth=VALUE"),
+        ("sized", ["depth=3.5"], "give int"),
+        ("sized", ["depth=3", "rate=nan"], "give float"),
+        ("sized", ["depth=3", "norm=1"], "give bool"),
+        ("sized", ["depth"], "is not KEY=VALUE"),
+        ("sized", ["=3"], "is not KEY=VALUE"),
+        ("sized", ["depth=3", "depth=4"], "twice"),
+        ("nothing", ["depth=3"], "it takes no arguments"),
+    ],
+)
+def test_arguments_that_the_function_does_not_take_are_refused_unrun(
+    with_arguments: str, function: str, texts: list[str], word: str
+) -> None:
+    with pytest.raises(WorkloadError) as raised:
+        function_arguments(f"{with_arguments}:{function}", texts)
+    assert word in f"{raised.value.message} {raised.value.hint}"
+    assert "own_workload" not in sys.modules
+
+
+def test_arguments_that_only_the_call_can_refuse(with_arguments: str) -> None:
+    with pytest.raises(WorkloadError, match="unexpected keyword argument 'width'"):
+        load_workload(f"{with_arguments}:cached", arguments={"depth": 1, "width": 2})
+
+
+def test_built_in_workloads_take_no_arguments() -> None:
+    with pytest.raises(WorkloadError, match="takes no --set-workload"):
+        function_arguments("vit-tiny", ["depth=3"])
+    assert function_arguments("vit-tiny", []) == {}

@@ -347,6 +347,12 @@ def _model_files(run: RunSummary) -> str:
     return f"{run.setup.fingerprint.get('model') or 'the model'} ({', '.join(known)})"
 
 
+def _stated(run: RunSummary) -> str:
+    names = ("arguments", "weight_decay", "max_grad_norm", "lr_schedule", "warmup_steps")
+    known = [f"{name} {run.setup.fingerprint[name]}" for name in names if name in run.setup.fingerprint]
+    return ", ".join(known) or "no arguments"
+
+
 #: What a pair shares besides workload and end, and how to say that no run has it; coarsest first.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.setup.data),
@@ -354,6 +360,7 @@ _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" of the same tokenizer ({})", lambda run: run.setup.fingerprint.get("tokenizer") or "not recorded"),
     (" that starts from {}", lambda run: run.setup.fingerprint.get("model") or "random weights"),
     (" that starts from the same files of {}", _model_files),
+    (" of a workload with {}", _stated),
     (" at sequence length {}", lambda run: run.setup.sequence_length),
     (" at a global batch of {}", lambda run: run.setup.batch_size_per_gpu * run.setup.num_gpus),
     (" on so many GPUs ({})", lambda run: run.setup.num_gpus),

@@ -51,6 +51,8 @@ def submit_command(
     names = [label.split()[0] for label in recipes]
     words = ["--local"] if like.setup.instance is None else list(_rented(runs, like.setup.instance, place))
     words += ["--workload", like.setup.workload, "--recipe", ",".join(names)]
+    for argument in shlex.split(like.setup.fingerprint.get("arguments", "")):
+        words += ["--set-workload", argument]
     for override in recipes[0].split()[1:]:
         words += ["--set", override]
     words += ["--batch-size", str(like.setup.batch_size_per_gpu)]

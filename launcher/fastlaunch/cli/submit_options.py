@@ -135,6 +135,13 @@ training_options = with_options(
         metavar="TOKENS",
         help="Cut text into samples of this many tokens.",
     ),
+    click.option(
+        "--set-workload",
+        "workload_arguments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Call the function of ./file.py:function with this argument. May be repeated.",
+    ),
 )
 
 #: Fields of `CloudOptions` that `doctor` checks as well: what is bought.

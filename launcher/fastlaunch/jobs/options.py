@@ -50,6 +50,8 @@ class SubmitOptions:
     model: str | None = None
     tokenizer: str | None = None
     sequence_length: int | None = None
+    #: KEY=VALUE each.
+    workload_arguments: tuple[str, ...] = ()
     #: Of `catalog.experiments`: names recipes, overrides, workloads and batch sizes itself.
     experiment: str | None = None
     #: The instance type to rehearse.

@@ -22,6 +22,8 @@ class Inputs:
     tokenizer: str | None = None
     #: Tokens of a sample; None for the workload's own.
     sequence_length: int | None = None
+    #: KEY=VALUE each, for the function that makes a workload of the user's own.
+    workload_arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,8 @@ class JobSpec:
         given["recipe"] = Recipe.from_record(data["recipe"])
         for topic, kind in _TOPICS.items():
             names = given.keys() & {field.name for field in fields(kind)}
+            if "workload_arguments" in names:
+                given["workload_arguments"] = tuple(given["workload_arguments"])
             given[topic] = kind(**{name: given.pop(name) for name in names})
         return cls(**given)
 
@@ -162,6 +166,8 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     arguments = ["--workload", job.workload, "--recipe", job.recipe.name]
     for field, value in job.recipe.overrides:
         arguments += ["--set", f"{field}={value}"]
+    for text in job.inputs.workload_arguments:
+        arguments += ["--set-workload", text]
     arguments += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
     length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
     inputs = job.inputs

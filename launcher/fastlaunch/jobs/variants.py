@@ -28,7 +28,7 @@ from fastlaunch_train.recipes.requirements import (
     parse_version,
 )
 from fastlaunch_train.recipes.rules import forward_only_problem, optimizer_problem, steps_problem
-from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, function_arguments, workload_info
 
 DEFAULT_STEPS = 200
 #: Packages in AWS's images; containers/base_images.yaml has their releases.
@@ -53,6 +53,8 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
         model=options.model,
         tokenizer=options.tokenizer,
         sequence_length=options.sequence_length,
+        # In one order: the same arguments make the same job.
+        workload_arguments=tuple(sorted(options.workload_arguments)),
     )
     variants = tuple(
         Variant(
@@ -181,6 +183,10 @@ def _check_fits(variant: Variant) -> None:
         if getattr(variant.inputs, field) is not None and field not in workload.takes:
             option = f"--{field.replace('_', '-')}"
             raise UserError(f"workload {workload.name!r} takes no {option}", f"leave out {option}")
+    try:
+        function_arguments(workload.name, variant.inputs.workload_arguments)
+    except WorkloadError as error:
+        raise UserError(error.message, error.hint) from None
     # A workload of the user's own may have data of its own.
     if variant.inputs.data in MADE_UP and not workload.is_own:
         if variant.epochs:

@@ -127,6 +127,7 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         "attention_backend": header["attention_backend"],
         "image_digest": header["image_digest"],
         "model": workload.get("model"),
+        **_stated(workload),
         **_model_read(header),
         **_data_read(header),
         # None of a run that loads its data itself, and of older records, which did not say.
@@ -134,6 +135,19 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         "num_gpus_per_node": header["world_size"] // header["num_nodes"],
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _stated(workload: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a workload was built with, and what it states of its steps, as far as it does."""
+    arguments = workload.get("arguments")
+    stated: dict[str, object] = {name: workload.get(name) for name in ("weight_decay", "max_grad_norm")}
+    if workload.get("lr_schedule") != "constant":
+        stated["lr_schedule"] = workload.get("lr_schedule")
+    stated["warmup_steps"] = workload.get("warmup_steps") or None
+    if isinstance(arguments, Mapping):
+        words = [f"{name}={json.dumps(value)}" for name, value in sorted(arguments.items())]
+        stated["arguments"] = " ".join(words) or None
+    return stated
 
 
 def _model_read(header: Mapping[str, Any]) -> dict[str, object]:

@@ -85,6 +85,11 @@ def evaluated(**changes: object) -> Workload:
     return workload(**(parts | changes))
 
 
+def sized(width: int, rate: float = 0.05) -> Workload:
+    model = nn.Sequential(nn.Linear(NUM_FEATURES, width), nn.ReLU(), nn.Linear(width, NUM_CLASSES))
+    return workload(build_model=lambda: model, learning_rate=rate, flops_per_sample=None)
+
+
 def pretraining() -> Workload:
     """As `evaluated`, with all that a step of pretraining has; clipping is active in every step."""
     return evaluated(

@@ -10,8 +10,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import optimizer_name
 from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Workload
+from fastlaunch_train.workloads.registry import Scalar
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -69,6 +70,8 @@ class Identity:
     sequence_length: int | None = None
     #: Of the samples; None if they have none, or it is not known, as in older checkpoints.
     data_digest: str | None = None
+    #: Of a user's own workload.
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)
     #: Over which the learning rate falls; None where it does not.
     schedule_steps: int | None = None
 

@@ -74,6 +74,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         ModelOptions(
             model=options.model, tokenizer=options.tokenizer, sequence_length=options.sequence_length
         ),
+        options.arguments,
     )
     if trainer is not None:
         check_trainer(workload, recipe, process.device)
@@ -296,6 +297,7 @@ def _identity(session: Session, workload: Workload, batch_size: int) -> Identity
         world_size=session.process.world_size,
         sequence_length=workload.sequence_length,
         data_digest=session.data_identity.digest if session.data_identity else None,
+        arguments=dict(options.arguments),
         schedule_steps=None if workload.lr_schedule == "constant" else session.steps,
     )
 

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -10,7 +10,7 @@ from typing import NoReturn
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import MAX_INTEGER
-from fastlaunch_train.workloads.registry import workload_info
+from fastlaunch_train.workloads.registry import Scalar, function_arguments
 
 #: What `--batch-size auto` may use on a machine without a GPU, unless --memory-budget says otherwise.
 DEFAULT_MEMORY_BUDGET = 2**30
@@ -37,6 +37,7 @@ class Options:
     model: str | None
     tokenizer: str | None
     sequence_length: int | None
+    arguments: Mapping[str, Scalar]  #: of the function that makes the user's own workload
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,13 +84,21 @@ def parse_options(argv: list[str]) -> Options:
     add("--tokenizer", help="of a language workload: a folder or a name on the hub; none: bytes are tokens")
     add("--sequence-length", type=_at_least(2), help="tokens of a sample")
     add(
+        "--set-workload",
+        dest="arguments",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument of the function in ./file.py:function",
+    )
+    add(
         "--memory-budget",
         type=_bytes,
         default=DEFAULT_MEMORY_BUDGET,
         help="memory that --batch-size auto may fill on a CPU, such as 2GiB (default 1GiB)",
     )
     fields = vars(parser.parse_args(argv))
-    workload_info(fields["workload"])
+    fields["arguments"] = function_arguments(fields["workload"], fields["arguments"])
     if (fields["steps"] is None) == (fields["epochs"] is None):
         parser.error("give --steps or --epochs, one of them")
     fields["recipe"] = resolve_recipe(fields["recipe"], fields.pop("set"))

@@ -87,6 +87,7 @@ class Session:
             "started_at": self.started_at,
             "workload": {
                 "name": options.workload,
+                "arguments": dict(options.arguments),
                 "sample_unit": workload.sample_unit if workload else "samples",
                 "flops_per_sample": workload.flops_per_sample if workload else None,
                 "tokens_per_sample": workload.tokens_per_sample if workload else 0,

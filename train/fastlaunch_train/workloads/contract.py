@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from torch import nn
 
 from fastlaunch_train.records.data_identity import DataIdentity
 from fastlaunch_train.records.records import MAX_INTEGER
-from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
 
 #: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
 #: is the samples'.
@@ -196,9 +197,12 @@ def prepend(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
     yield from rest
 
 
-def load_workload(name: str, options: ModelOptions | None = None) -> Workload:
+def load_workload(
+    name: str, options: ModelOptions | None = None, arguments: Mapping[str, Scalar] | None = None
+) -> Workload:
     """Return the workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
+    arguments: of a user's function, as `function_arguments` returns them.
     Raises WorkloadError if there is no such workload, or if the user's function does not return one.
     """
     info = workload_info(name)
@@ -208,14 +212,14 @@ def load_workload(name: str, options: ModelOptions | None = None) -> Workload:
             option = "--" + field.replace("_", "-")
             raise WorkloadError(f"workload {name!r} takes no {option}", f"leave out {option}")
     if ".py:" in name:
-        return _load_users(name)
+        return _load_users(name, arguments or {})
     module = importlib.import_module(info.module)
     built = module.build(name, options) if info.takes else module.build(name)
     assert isinstance(built, Workload)
     return built
 
 
-def _load_users(name: str) -> Workload:
+def _load_users(name: str, arguments: Mapping[str, Scalar]) -> Workload:
     path_text, _, function_name = name.rpartition(":")
     path = Path(path_text)
     if not path.is_file():
@@ -237,7 +241,13 @@ def _load_users(name: str) -> Workload:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise WorkloadError(f"workload {name!r}: {path} has no function {function_name!r}", None)
-    built = function()
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise WorkloadError(
+            f"workload {name!r}: {function_name}: {error}", "--set-workload KEY=VALUE gives its arguments"
+        ) from None
+    built = function(**arguments)
     if not isinstance(built, Workload):
         raise WorkloadError(
             f"workload {name!r}: {function_name}() returned {type(built).__name__}",

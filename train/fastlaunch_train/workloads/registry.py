@@ -2,13 +2,16 @@
 
 A name is built in, such as `vit-huge`, or `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
 language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
-own function, without arguments, which returns a `fastlaunch_train.Workload`).
+own function, which returns a `fastlaunch_train.Workload`; `function_arguments` are what it is called with).
 """
 
+import ast
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,9 @@ class WorkloadInfo:
         }
         return "adamw" if self.name == self.small else published.get(self.module, "adamw")
 
+
+#: What an argument of a user's own workload may be.
+Scalar = str | int | float | bool | None
 
 _TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
 
@@ -166,3 +172,95 @@ def workload_info(name: str) -> WorkloadInfo:
         (f"did you mean {' or '.join(near)}? " if near else "")
         + f"known: {', '.join(WORKLOADS)}, timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS, ./file.py:function",
     )
+
+
+def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
+    """Return the arguments that `texts`, KEY=VALUE each, give to the function of workload `name`.
+
+    Values have the types of the function's annotations; without one they are YAML's scalars. The file is read
+    and not run. Raises WorkloadError for a key or a value that the function does not take, and if it needs
+    more. A function that the file does not define itself, or decorates, is only known when it is called.
+    """
+    given = dict(_pair(text) for text in texts)
+    if len(given) < len(texts):
+        raise WorkloadError("--set-workload gives a key twice", "give it once")
+    if not workload_info(name).is_own:
+        if given:
+            raise WorkloadError(
+                f"workload {name!r} takes no --set-workload",
+                "it is for a workload of your own, ./file.py:function",
+            )
+        return {}
+    definition = _definition(name)
+    if definition is None:
+        return {key: _scalar(text) for key, text in given.items()}
+    keywords = [*definition.args.args, *definition.args.kwonlyargs]
+    known = {each.arg: ast.unparse(each.annotation) if each.annotation else "" for each in keywords}
+    for key in given.keys() - known.keys():
+        if definition.args.kwarg is None:
+            near = get_close_matches(key, known, n=1)
+            takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
+            raise WorkloadError(
+                f"workload {name!r}: {definition.name} takes no {key!r}",
+                (f"did you mean {near[0]}? " if near else "") + takes,
+            )
+    with_default = {each.arg for each in definition.args.args[-len(definition.args.defaults) :]}
+    defaults = zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
+    optional = {each.arg for each, default in defaults if default is not None}
+    optional |= with_default if definition.args.defaults else set()
+    if missing := [key for key in known if key not in optional and key not in given]:
+        raise WorkloadError(
+            f"workload {name!r}: {definition.name} needs {', '.join(missing)}",
+            f"add {' '.join(f'--set-workload {key}=VALUE' for key in missing)}",
+        )
+    return {key: _typed(name, key, text, known.get(key, "")) for key, text in given.items()}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not (separator and key.isidentifier()):
+        raise WorkloadError(f"--set-workload {text!r} is not KEY=VALUE", "give one such as depth=12")
+    return key, value
+
+
+def _definition(name: str) -> ast.FunctionDef | None:
+    """Return how the file defines the function; None if it does not, or cannot be read."""
+    path, _, function = name.rpartition(":")
+    try:
+        body = ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == function]
+    return found[-1] if found and not found[-1].decorator_list else None
+
+
+def _typed(name: str, key: str, text: str, annotation: str) -> Scalar:
+    """Return `text` as the `annotation` of `key` says. Raises WorkloadError if it is no such thing."""
+    plain = re.sub(r"(?:typing\.)?Optional\[(.*)\]", r"\1 | None", annotation.strip("'\""))
+    kinds = {kind.strip() for kind in plain.split("|")}
+    if not kinds <= {"str", "int", "float", "bool", "None"}:
+        return _scalar(text)
+    if text in ("none", "None", "null") and "None" in kinds:
+        return None
+    value = _scalar(text)
+    if type(value) is int and "int" not in kinds and "float" in kinds:
+        return float(value)
+    if type(value).__name__ in kinds:
+        return value
+    if "str" in kinds:
+        return text
+    raise WorkloadError(f"workload {name!r}: {key} is {text!r}", f"give {annotation}, as the file has it")
+
+
+def _scalar(text: str) -> Scalar:
+    """Return the scalar of YAML 1.2 that `text` is; what is not finite stays text."""
+    words: Mapping[str, Scalar] = {"true": True, "false": False, "null": None, "~": None, "": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", text) and math.isfinite(float(text)):
+        return float(text)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return text
