@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from data_requests import request
+from torch import nn
 
-from fastlaunch_train.models.flops import build_on_meta, training_flops_per_sample
+from fastlaunch_train.models.flops import build_on_meta, step_flops, training_flops_per_sample
 from fastlaunch_train.workloads.contract import Workload, load_workload
 from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError
 
@@ -38,6 +39,42 @@ def test_vit_huge_has_the_published_number_of_parameters(huge: Workload) -> None
 def test_vit_huges_stated_flops_are_those_that_torch_counts(huge: Workload) -> None:
     counted = training_flops_per_sample(huge.build_model, (3, 224, 224))
     assert huge.flops_per_sample == pytest.approx(counted, rel=1e-4)
+
+
+class Attention(nn.Module):
+    """Four heads of 8 over 32 tokens, with what a passage changes: statistics, and numbers drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 96)
+        self.norm = nn.BatchNorm1d(32)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).view(-1, 32, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        z: torch.Tensor = self.drop(self.norm(y.transpose(1, 2).reshape(-1, 32, 32)))
+        return z
+
+
+def test_flops_of_a_model_as_it_stands_count_attention_and_leave_no_trace() -> None:
+    model = Attention()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator, x = torch.get_rng_state(), torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(0))
+    counted = step_flops(model, lambda model: model(x).sum())
+    # The projection has no gradient of its input to find; attention has two products, and four backward.
+    assert counted == 2 * (2 * 2 * 32 * 32 * 96 + 6 * 2 * 32 * 32 * 32)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters()) and model.training
+
+
+def test_a_model_that_cannot_be_counted_has_no_flops() -> None:
+    def fail(model: nn.Module) -> torch.Tensor:
+        raise ValueError("of the user's own")
+
+    assert step_flops(nn.Linear(2, 2), fail) is None
+    assert step_flops(nn.Linear(2, 2), lambda model: model.bias.sum()) is None, "no products"
 
 
 def test_flops_of_one_linear_layer() -> None:

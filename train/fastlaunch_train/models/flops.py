@@ -3,9 +3,13 @@
 import contextlib
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
+
+from fastlaunch_train.models.model_state import preserve_state
 
 
 def training_flops_per_sample(
@@ -34,16 +38,52 @@ def language_flops_per_sample(build_model: Callable[[], nn.Module], length: int)
     return None
 
 
+def step_flops(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> int | None:
+    """Count the same for `loss` of `model` as it stands, by computing it and its gradients on the device.
+
+    Nothing has compiled or converted the model yet; it stays as it is. None if it cannot be run so, as for
+    want of memory: if something is wrong with it, its first step will tell. Kernels that are not torch's own
+    do not count.
+    """
+    device = next(model.parameters()).device
+    try:
+        with preserve_state(model.train()), _counted_attention(device):
+            flops = _counted(lambda: loss(model))
+    except Exception:
+        flops = None
+    model.zero_grad(set_to_none=True)
+    return flops or None
+
+
+def _counted_attention(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which torch attends by kernels whose products it counts."""
+    try:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError:  # torch before 2.3
+        return contextlib.nullcontext()
+    kernels = [SDPBackend.MATH]
+    if device.type == "cuda":
+        kernels += [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    context: AbstractContextManager[Any] = sdpa_kernel(kernels)
+    return context
+
+
 def _count(build_model: Callable[[], nn.Module], *inputs: torch.Tensor) -> int | None:
+    model = build_on_meta(build_model).train()
+    # Tensors that the model creates, such as a mask, have to be on the meta device, too.
+    with torch.device("meta"):
+        flops = _counted(lambda: model(*inputs).sum())
+    return None if flops is None else flops // 2
+
+
+def _counted(loss: Callable[[], torch.Tensor]) -> int | None:
     try:
         from torch.utils.flop_counter import FlopCounterMode
     except ImportError:  # torch before 2.1
         return None
-    model = build_on_meta(build_model).train()
-    # Tensors that the model creates, such as a mask, have to be on the meta device, too.
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model(*inputs).sum().backward()
-    return int(counter.get_total_flops()) // 2
+    with FlopCounterMode(display=False) as counter:
+        loss().backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops())
 
 
 def build_on_meta(build_model: Callable[[], nn.Module]) -> nn.Module:

@@ -11,11 +11,12 @@ from torch import nn
 from fastlaunch_train.checks.batch_size import computed_in, largest_batch_that_fits, probe_request
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
-from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks
+from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks, take
 from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
+from fastlaunch_train.distributed.parallel import Process, broadcast
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
@@ -33,6 +34,7 @@ from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.flops import step_flops
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
@@ -76,6 +78,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         ),
         options.arguments,
     )
+    session.flops_per_sample = workload.flops_per_sample
     if trainer is not None:
         check_trainer(workload, recipe, process.device)
     check_forward_only(workload, recipe)
@@ -248,6 +251,8 @@ def _convert(
         dtype=computed_in(recipe),
     )
     probe = next_batch(workload, workload.batches(request))
+    if session.flops_per_sample is None and workload.trains:
+        session.flops_per_sample = _count_flops(workload, arithmetic, process, model, probe)
     reference = compute_reference(workload, recipe, model, probe)
     convert_model(model, workload, recipe)
     session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -258,6 +263,23 @@ def _convert(
         session.writer.add(check)
         session.warnings += [] if check.passed else [failure_message(check)]
     return reference.rounding
+
+
+def _count_flops(
+    workload: Workload, arithmetic: Precision, process: Process, model: nn.Module, probe: Batch
+) -> int | None:
+    """Return the operations of a training step per sample, counted on two samples; None if they cannot be.
+
+    On rank 0, as samples of another rank may be longer.
+    """
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        with arithmetic.autocast():
+            return workload.loss(model, take(probe, range(2)))
+
+    flops = step_flops(model, loss) if process.rank == 0 else None
+    (counted,) = broadcast(process, [float(flops or 0)])
+    return round(counted) // 2 or None
 
 
 def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:

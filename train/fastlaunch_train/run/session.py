@@ -51,6 +51,7 @@ class Session:
     batch_size: int | None = None  #: per rank
     steps: int = 1
     num_parameters: int | None = None
+    flops_per_sample: int | None = None  #: as the workload states, or as counted
     attention_backend: str | None = None
     data_identity: DataIdentity | None = None
     model_identity: Mapping[str, str | None] | None = None
@@ -89,7 +90,7 @@ class Session:
                 "name": options.workload,
                 "arguments": dict(options.arguments),
                 "sample_unit": workload.sample_unit if workload else "samples",
-                "flops_per_sample": workload.flops_per_sample if workload else None,
+                "flops_per_sample": self.flops_per_sample,
                 "tokens_per_sample": workload.tokens_per_sample if workload else 0,
                 "num_parameters": self.num_parameters,
                 "sequence_length": workload.sequence_length if workload else None,
