@@ -194,21 +194,21 @@ def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
     definition = _definition(name)
     if definition is None:
         return {key: _scalar(text) for key, text in given.items()}
-    keywords = [*definition.args.args, *definition.args.kwonlyargs]
+    signature = definition.args
+    keywords = [*signature.args, *signature.kwonlyargs]
     known = {each.arg: ast.unparse(each.annotation) if each.annotation else "" for each in keywords}
     for key in given.keys() - known.keys():
-        if definition.args.kwarg is None:
+        if signature.kwarg is None:
             near = get_close_matches(key, known, n=1)
             takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
             raise WorkloadError(
                 f"workload {name!r}: {definition.name} takes no {key!r}",
                 (f"did you mean {near[0]}? " if near else "") + takes,
             )
-    with_default = {each.arg for each in definition.args.args[-len(definition.args.defaults) :]}
-    defaults = zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
-    optional = {each.arg for each, default in defaults if default is not None}
-    optional |= with_default if definition.args.defaults else set()
-    if missing := [key for key in known if key not in optional and key not in given]:
+    needed = signature.args[: max(0, len(signature.args) - len(signature.defaults))]
+    by_name = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+    needed += [each for each, default in by_name if default is None]
+    if missing := [each.arg for each in needed if each.arg not in given]:
         raise WorkloadError(
             f"workload {name!r}: {definition.name} needs {', '.join(missing)}",
             f"add {' '.join(f'--set-workload {key}=VALUE' for key in missing)}",
