@@ -23,7 +23,18 @@ from fastlaunch.jobs.options import CloudOptions
 #: The headings of `submit --help`, and the parameters under them; all others are under the last.
 HEADINGS: Mapping[str, tuple[str, ...]] = {
     "Train": (
-        *("recipes", "workload", "experiment", "batch_size", "steps", "epochs", "repeats", "seed", "data"),
+        *(
+            "recipes",
+            "workload",
+            "workload_arguments",
+            "experiment",
+            "batch_size",
+            "steps",
+            "epochs",
+            "repeats",
+            "seed",
+            "data",
+        ),
         *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every"),
     ),
     "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
