@@ -88,6 +88,8 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
     plans = json.loads(planned(capsys, "--output", "json", "--repeats", "3"))["plans"]
     argvs = [each["request"].pop("argv") for each in plans]
     argv = plan["request"].pop("argv")
+    assert [each["request"]["env"].pop("FASTLAUNCH_ROUND") for each in plans] == ["1", "2", "3"]
+    assert plan["request"]["env"].pop("FASTLAUNCH_ROUND") == "1"
     assert plans == [plan] * 3
     at = argv.index("--seed") + 1
     assert argvs == [[*argv[:at], str(seed), *argv[at + 1 :]] for seed in range(3)]

@@ -248,6 +248,11 @@ def test_the_nodes_fetch_what_stands_beside_the_request() -> None:
     assert all(one.uri in real and one.sha256 in real for one in (agent, run_list))
 
 
+def test_a_run_is_told_its_session_and_its_round() -> None:
+    program = program_of(plan(replace(job(), session="sub-1", round=2)))
+    assert program["runs"][0]["environment"] == {"FASTLAUNCH_SESSION": "sub-1", "FASTLAUNCH_ROUND": "2"}
+
+
 def test_the_request_does_not_grow_with_its_runs() -> None:
     def size(number: int) -> int:
         jobs = {f"20261121-090312-{n:04d}": job() for n in range(number)}

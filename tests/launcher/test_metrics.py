@@ -237,7 +237,12 @@ def test_what_ran_and_on_what_is_taken_from_the_header(run) -> None:
         seed=7,
         data="loader",
         started_at="2026-03-01T23:59:59+00:00",
-        header={"warnings": ["attention fell back"], "image_digest": "sha256:1"},
+        header={
+            "warnings": ["attention fell back"],
+            "image_digest": "sha256:1",
+            "session": "sub-1",
+            "round": 2,
+        },
     )
     setup = summary.setup
     assert (setup.kind, setup.workload, setup.recipe) == ("records", "vit-huge", "bf16 optimizer_impl=fused")
@@ -245,6 +250,7 @@ def test_what_ran_and_on_what_is_taken_from_the_header(run) -> None:
     assert (setup.precision, setup.data, summary.seed) == ("bf16", "loader", 7)
     assert (setup.instance, setup.device_name) == ("p5.48xlarge", "NVIDIA H200")
     assert (summary.environment.host_id, summary.environment.measured_on) == ("host-a", "2026-03-01")
+    assert (summary.environment.session, summary.environment.round) == ("sub-1", 2)
     assert (summary.peak_memory_gib, summary.startup.build_s) == (12.5, 1.5)
     assert summary.warnings == ("attention fell back",)
     assert setup.fingerprint == {

@@ -75,6 +75,7 @@ def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> Non
     assert len({spec.without_seed for spec in specs}) == 3
     # The runs of a round have a seed of their own, and make pairs.
     assert [spec.seed for spec in specs] == [number for number in range(repeats) for _ in names]
+    assert [spec.round for spec in specs] == [number + 1 for number in range(repeats) for _ in names]
 
 
 def test_overrides_hold_for_every_recipe() -> None:

@@ -172,7 +172,8 @@ def test_a_key_for_volumes_is_for_those_that_sagemaker_attaches() -> None:
 
 
 def test_the_runs_are_listed_in_order() -> None:
-    jobs = [training_job(), training_job(recipe="te-fp8", overrides=("optimizer_impl=fused",))]
+    fused = training_job(recipe="te-fp8", overrides=("optimizer_impl=fused",))
+    jobs = [training_job(), replace(fused, session="sub-1", round=2)]
     agent, run_list = training_plan_of(*jobs).objects
     assert agent.key == f"fastlaunch/code/agent-{AGENT}.pyz"
     program = program_from_json(str(run_list.text))
@@ -180,6 +181,8 @@ def test_the_runs_are_listed_in_order() -> None:
         (RUN_ID, entrypoint_arguments(jobs[0])),
         ("20261121-090313-k3f9", entrypoint_arguments(jobs[1])),
     ]
+    second = {"FASTLAUNCH_SESSION": "sub-1", "FASTLAUNCH_ROUND": "2"}
+    assert [run.environment for run in program.runs] == [{}, second]
 
 
 def test_spot_waits_an_hour_longer_than_it_may_run() -> None:

@@ -134,8 +134,9 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
     assert {run.state for run in runs} == {RunState.COMPLETED}
     summaries = [run.summary for run in runs]
     assert all(summary and summary.timing.step_time_s for summary in summaries)
-    assert JobSpec.from_json(runs[0].spec or {}) == JOB
-    assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: JOB})
+    spec = JobSpec.from_json(runs[0].spec or {})
+    assert spec == replace(JOB, session=runs[0].submission_id)
+    assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: spec})
 
 
 def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> None:

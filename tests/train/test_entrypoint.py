@@ -63,12 +63,14 @@ def test_a_plain_run_records_everything(tmp_path: Path) -> None:
         *("--seed", "3"),
         FASTLAUNCH_RUN_ID="r1",
         FASTLAUNCH_COMMIT="abc",
+        FASTLAUNCH_SESSION="sub-1",
+        FASTLAUNCH_ROUND="2",
         FASTLAUNCH_CUDA_COMPAT="compat 580.1",
         FASTLAUNCH_SERVICE="sagemaker",
     )
     header = read.header
     assert (header["run_id"], header["commit"], header["seed"]) == ("r1", "abc", 3)
-    assert header["num_data_workers"] == 0
+    assert (header["session"], header["round"], header["num_data_workers"]) == ("sub-1", 2, 0)
     assert (header["recipe"]["label"], header["recipe"]["precision"]) == ("fp32", "fp32")
     assert header["workload"]["name"] == f"{TINY}:build"
     assert header["workload"]["num_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4

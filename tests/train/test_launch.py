@@ -13,10 +13,11 @@ def test_nothing_said_is_a_first_attempt_with_the_default_grace() -> None:
 
 def test_what_is_said_is_taken() -> None:
     values = {"ATTEMPT": "12", "STOP_GRACE_S": "90", "FABRIC": "efa", "PRINT_METRICS": "1"}
-    values |= {"ALL_REDUCE_FLOOR_GB_PER_S": "12.5", "INSTANCE": "p4d.24xlarge"}
+    values |= {"ROUND": "3", "ALL_REDUCE_FLOOR_GB_PER_S": "12.5", "INSTANCE": "p4d.24xlarge"}
     settings = read_launch_settings({f"FASTLAUNCH_{name}": text for name, text in values.items()})
     assert settings == LaunchSettings(
         attempt=12,
+        round=3,
         stop_grace_s=90.0,
         fabric="efa",
         all_reduce_floor_gb_per_s=12.5,
@@ -29,6 +30,7 @@ def test_what_is_said_is_taken() -> None:
     ("name", "text"),
     [
         *(("FABRIC", "EFA"), ("PRINT_METRICS", "yes")),
+        ("ROUND", "-1"),
         *(("ATTEMPT", text) for text in ("0", "1.5", "1000000")),
         ("ALL_REDUCE_FLOOR_GB_PER_S", "low"),
         *(("STOP_GRACE_S", text) for text in ("0", "nan", "soon")),

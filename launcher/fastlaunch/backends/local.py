@@ -15,7 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -69,6 +69,7 @@ class LocalBackend:
         argv += [*entrypoint_arguments(job), "--output", directory]
         # Unbuffered, so that `logs -f` shows what is printed when it is printed.
         env = {"FASTLAUNCH_RUN_ID": run_id, _DIRECTORY_VARIABLE: directory, "PYTHONUNBUFFERED": "1"}
+        env |= run_environment(job)
         if self.settings.commit:
             env["FASTLAUNCH_COMMIT"] = self.settings.commit
         if self.settings.num_cores:

@@ -105,7 +105,9 @@ def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
     """
     rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(repeats))
     return tuple(
-        replace(spec, seed=spec.seed + number) for number, round_ in enumerate(rounds) for spec in round_
+        replace(spec, seed=spec.seed + number, round=number + 1)
+        for number, round_ in enumerate(rounds)
+        for spec in round_
     )
 
 

@@ -61,6 +61,9 @@ class JobSpec:
     checkpoint_every: int = 0
     eval_every: int = 0
     inputs: Inputs = Inputs()
+    #: Id of the submission that it belongs to, and which of its rounds it is, from 1; None if not known.
+    session: str | None = None
+    round: int | None = None
 
     backend: str = "local"
     #: None for this machine.
@@ -114,8 +117,8 @@ class JobSpec:
 
     @property
     def without_seed(self) -> Self:
-        """The same job with seed 0: equal for runs that repeat each other."""
-        return replace(self, seed=0)
+        """The same job with seed 0, in no round: equal for runs that repeat each other."""
+        return replace(self, seed=0, round=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return flat plain data for `from_json`, the recipe with all that it resolved to."""
@@ -183,3 +186,9 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
         if given is not None:
             arguments += [option, str(given)]
     return tuple(arguments)
+
+
+def run_environment(job: JobSpec) -> dict[str, str]:
+    """Return the variables that tell the entrypoint the run's session and round, as far as they are known."""
+    known = {"FASTLAUNCH_SESSION": job.session, "FASTLAUNCH_ROUND": job.round}
+    return {name: str(value) for name, value in known.items() if value is not None}

@@ -123,6 +123,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
             record_schema=header["schema"],
             recipe_schema=recipe_schema(header),
+            session=header.get("session"),
+            round=header.get("round"),
             commit=header["commit"],
             power_limit_w=power_limit_of(header),
         ),

@@ -119,7 +119,9 @@ class Environment:
     measured_on: str | None = None  # ISO date
     record_schema: int | None = None
     recipe_schema: int | None = None
-    # Older summaries lack these two and are the same otherwise, so they are not compared.
+    # Older summaries lack these and are the same otherwise, so they are not compared.
+    session: str | None = field(default=None, compare=False)  # the submission that the run belongs to
+    round: int | None = field(default=None, compare=False)  # which of the submission's rounds, from 1
     commit: str | None = field(default=None, compare=False)  # of the training code
     power_limit_w: float | None = field(default=None, compare=False)  # of its GPU
 

@@ -105,20 +105,24 @@ class Launcher:
             # A login that has expired is told before anything is stored.
             self.cloud_backends[placement.backend].aws.identity()
         submission_id = self.ledger.add_submission(command)
+
+        def jobs_at(placement: Placement | None) -> tuple[JobSpec, ...]:
+            return tuple(replace(job, session=submission_id) for job in submission.jobs_at(placement))
+
         with self._launching(submission_id):
-            run_ids = self._add_rows(submission_id, submission)
+            run_ids = self._add_rows(submission_id, replace(submission, jobs_at=jobs_at))
             if submission.placements:
                 self._run_on_aws(
                     run_ids,
                     submission.placements,
-                    lambda placement: dict(zip(run_ids, submission.jobs_at(placement), strict=True)),
+                    lambda placement: dict(zip(run_ids, jobs_at(placement), strict=True)),
                     max_minutes=submission.max_minutes,
                     max_replacements=submission.max_replacements,
                     detach=submission.detach,
                     account_timer=submission.account_timer,
                 )
             else:
-                self._run_here(run_ids, submission.jobs_at(None))
+                self._run_here(run_ids, jobs_at(None))
         return self.ledger.select(submission=submission_id)
 
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:

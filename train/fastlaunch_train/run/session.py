@@ -114,6 +114,8 @@ class Session:
             "data": options.data.partition(":")[0],
             "data_identity": self.data_identity.to_record() if self.data_identity else None,
             "num_data_workers": num_data_workers(),
+            "session": os.environ.get("FASTLAUNCH_SESSION") or None,
+            "round": self.launch.round,
             "machine": machine(process.device),
             "versions": versions(self.cudnn),
             "attention_backend": self.attention_backend,

@@ -12,7 +12,7 @@ from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
@@ -170,7 +170,11 @@ def _program(
         block_ends_at=block.ends_at if block else None,
         # The node itself tells every container its run's id.
         runs=tuple(
-            NodeRun(run_id=run_id, arguments=entrypoint_arguments(one), environment=_ranks_of(one, job))
+            NodeRun(
+                run_id=run_id,
+                arguments=entrypoint_arguments(one),
+                environment=run_environment(one) | _ranks_of(one, job),
+            )
             for run_id, one in jobs.items()
         ),
         environment=environment,
