@@ -55,7 +55,7 @@ FORBIDDEN = {
     "fastlaunch_train": ("fastlaunch", "click", "yaml", "boto3", "botocore"),
     "fastlaunch.analysis": (
         *("os", "io", "pathlib", "sqlite3", "subprocess", "click"),
-        *("time", "random", "socket", "tempfile", "shutil", "rich"),
+        *("time", "socket", "tempfile", "shutil", "rich"),
     ),
 }
 

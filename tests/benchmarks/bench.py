@@ -5,7 +5,7 @@
 help     `fastlaunch --help` against `python -c "import click"`: at most 2 times
 dry-run  a dry run of `fastlaunch submit` against the same: no limit
 demo     `fastlaunch demo`: at most 1 s
-compare  `fastlaunch compare --all --output json` over 10,000 stored runs: at most 2 s and 300 MB;
+compare  `fastlaunch compare --every-run --output json` over 10,000 stored runs: at most 2 s and 300 MB;
          also against `import click`: no limit
 record   recording a step, its share of the write included, against a step of 20 ms: at most 0.5%
 
@@ -190,7 +190,7 @@ def bench_compare() -> list[Result]:
             started = time.perf_counter()
             with output.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "fastlaunch", "compare", "--all", "--output", "json"],
+                    [sys.executable, "-m", "fastlaunch", "compare", "--every-run", "--output", "json"],
                     stdout=file,
                     stderr=subprocess.DEVNULL,
                     env=environment,
@@ -202,7 +202,7 @@ def bench_compare() -> list[Result]:
             size = output.stat().st_size
             if process.returncode:
                 raise SystemExit(f"fastlaunch compare: exit code {process.returncode}")
-    what = f"fastlaunch compare --all, {num_runs} runs"
+    what = f"fastlaunch compare --every-run, {num_runs} runs"
     wall_s, peak_mb = statistics.median(times_s), max(peaks_mb)
     return [
         Result(

@@ -30,8 +30,7 @@ PLAIN = RunSummary(
     status="completed",
     num_steps=200,
     timing=Timing(
-        steady=True,
-        step_time_s=Interval(value=0.1, low=0.0999, high=0.1001),
+        step_time_s=Interval(value=0.1),
         num_retained_steps=190,
         samples_per_step=64.0,
     ),
@@ -50,19 +49,14 @@ def changed(summary: RunSummary, **values: Any) -> RunSummary:
     return replace(summary, **values)
 
 
-def timed(value: float, *, within: float | None = 0.001) -> Interval:
-    """A time with an interval of this relative half-width; None for none."""
-    if within is None:
-        return Interval(value=value)
-    return Interval(value=value, low=value * (1 - within), high=value * (1 + within))
-
-
 def runs(recipe: str, *times_s: float, **changes: Any) -> list[MeasuredRun]:
-    """A run for each time, repeats of each other."""
+    """A run for each time, repeats of each other: of the rounds 1, 2, ... of one session on one host."""
     return [
         MeasuredRun(
             run_id=f"{recipe}-{number}",
-            summary=changed(PLAIN, **{"recipe": recipe, "step_time_s": timed(time_s), **changes}),
+            summary=changed(
+                PLAIN, **{"recipe": recipe, "step_time_s": Interval(value=time_s), "seed": number, **changes}
+            ),
         )
         for number, time_s in enumerate(times_s, start=1)
     ]

@@ -46,7 +46,7 @@ def test_utilization_is_of_the_least_busy_gpu_after_the_warm_up(tmp_path: Path) 
         utilization=lambda rank, step: 0.9 if rank else of_rank_0[step],
     )
     timing = summarize(read_all(paths)).timing
-    assert (timing.num_retained_steps, timing.utilization) == (80, pytest.approx(0.7))
+    assert (timing.num_retained_steps, timing.utilization) == (72, pytest.approx(0.75))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,8 @@ def test_commits_further_apart_than_their_runs_have_their_speeds() -> None:
         # The spread is that within a commit: that of the row would hide any difference.
         ((880, 800, 720), (800, 720, 650), False),
         ((801, 800, 799), (721, 720, 719), True),
-        # 1% for each of two runs: apart from 2.8% on.
-        ((803,), (780,), True),
-        ((803,), (790,), False),
+        # Of one run each nothing is known of their scatter.
+        ((803,), (780,), False),
     ],
 )
 def test_commits_as_close_as_their_runs_have_no_speeds(
@@ -125,7 +124,7 @@ def test_runs_are_picked_by_their_commit(tmp_path: Path, capsys: pytest.CaptureF
         write_run(tmp_path / name, steps=80, run_id=name, step_time_s=step_time_s, header=header)
     assert run(["runs", "import", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert run(["compare"]) == 0
+    assert run(["compare", "--notes"]) == 0
     (command,) = (line.strip() for line in capsys.readouterr().out.splitlines() if "commit=" in line)
     for argv, num_runs in ((shlex.split(command)[1:], 2), (["compare", "commit="], 1)):
         assert run([*argv, "--output", "json"]) == 0

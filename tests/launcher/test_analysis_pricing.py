@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from fake_summaries import PLAIN, TODAY, changed, compared, price_of, timed
+from fake_summaries import PLAIN, TODAY, changed, compared, price_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ RUN = MeasuredRun(
         num_gpus=8,
         instance="p5.48xlarge",
         device_name=H100,
-        step_time_s=timed(0.2),
+        step_time_s=Interval(value=0.2),
         samples_per_step=512.0,
         fingerprint={},
     ),
@@ -211,7 +211,9 @@ def test_of_several_instances_each_row_is_charged_as_the_one_with_its_gpus(
 def test_every_node_is_charged_what_its_service_lists(service: str, usd_per_hour: float) -> None:
     one = replace(RUN, service=service)
     # Twice the machines, and 1.9 times the images in the same time.
-    two = run_with(one, num_nodes=2, num_gpus=16, samples_per_step=1024.0, step_time_s=timed(0.4 / 1.9))
+    two = run_with(
+        one, num_nodes=2, num_gpus=16, samples_per_step=1024.0, step_time_s=Interval(value=0.4 / 1.9)
+    )
     base, pair = compared(one, two).rows
     for row, images_per_s, num_nodes in ((base, 2560, 1), (pair, 1.9 * 2560, 2)):
         assert row.price is not None and row.price.usd_per_hour == usd_per_hour

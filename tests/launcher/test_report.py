@@ -11,7 +11,7 @@ from typing import Any
 
 import fake_summaries
 import pytest
-from fake_summaries import TODAY, compared, timed
+from fake_summaries import TODAY, compared
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.cost import ChargedAs
@@ -20,7 +20,7 @@ from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer, number
 
-#: The interface of schema 1, in order. What the issue asked for comes first; a change here is a new schema.
+#: The interface of schema 2, in order. What the issue asked for comes first; a change here is a new schema.
 PROMISED = (
     *("workload", "instance", "num_nodes", "num_gpus", "recipe", "batch_size_per_gpu", "num_runs"),
     *("step_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "usd_per_hour", "price_as_of"),
@@ -29,7 +29,7 @@ PROMISED = (
 )
 FURTHER = (
     *("device_name", "precision", "data", "sequence_length", "padding_fraction", "kind", "derived"),
-    *("num_unsteady_runs", "run_ids"),
+    "run_ids",
     *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),
     *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "data_wait_fraction", "utilization"),
     "kernels",
@@ -39,7 +39,7 @@ FURTHER = (
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
 )
 TOP = (
-    *("schema", "prices_as_of", "baseline", "rows", "spread_between_runs", "warnings"),
+    *("schema", "prices_as_of", "baseline", "answer", "rows", "warnings"),
     *("allow_unverified", "finish", "target"),
 )
 
@@ -60,7 +60,7 @@ TWO = [*runs("bf16", 0.1, 0.1005), *runs("compile", 0.08, 0.0804, compile_s=12.0
 def test_the_shape_of_the_json() -> None:
     data = json.loads(as_json(compared(TWO, usd_per_hour=2.0)))
     assert tuple(data) == TOP
-    assert (data["schema"], data["prices_as_of"], data["baseline"]) == (1, None, "bf16")
+    assert (data["schema"], data["prices_as_of"], data["baseline"]) == (2, None, "bf16")
     for row in data["rows"]:
         assert set(row) == {*PROMISED, *FURTHER}
         for name in QUANTITIES:
@@ -129,7 +129,7 @@ def test_the_table_of_the_published_experiment() -> None:
         assert any(line.split() == cells.split() for line in above.splitlines()), cells
     assert "te-article-fp8" in below and "te-article-fp8" not in above
     assert "* p5.48xlarge: $98.32/h as of 2023-08-08" in text
-    assert "* published, without repeats" in lines
+    assert "published, without repeats" in text
     assert not any(name in lines[2] for name in ("compile", "runs", "tokens"))
 
 
@@ -187,7 +187,7 @@ def test_a_table_that_would_be_too_wide_is_two() -> None:
     assert "$/M images" in of_cost and "verdict" in of_cost and "step ms" not in of_cost
     for grid in (of_speed, of_cost):
         assert re.search(r"^p5\.48xlarge +compile-max-autotune ", grid, re.MULTILINE)
-    assert "* compile-max-autotune on p5.48xlarge: 1% is allowed for each" in text
+    assert "* compile-max-autotune on p5.48xlarge: ran on another machine than the baseline" in text
     # In a narrow terminal already what would fit into 120.
     candidates = [*runs("bf16", 0.1, 0.1005), *runs("te-fp8", 0.06, 0.0603, precision="fp8")]
     whole = as_table(compared(candidates, usd_per_hour=8.0)).split("\n\n")[1]
@@ -200,7 +200,7 @@ def test_a_table_that_would_be_too_wide_is_two() -> None:
 def test_the_answer_of_the_published_experiment() -> None:
     assert answer(figures("fp8-experiment", datetime.date(2023, 11, 15))) == (
         "bf16 on p4d.24xlarge gives 137,176 images per dollar, 45.6% more than on p5.48xlarge,"
-        " by figures without an interval."
+        " by figures without an interval; te-article-fp8 on p5.48xlarge shows 26.2% more, but is not ranked."
     )
 
 
@@ -221,9 +221,9 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
             "tf32 and bf16 are within 2%.*",
         ),
         (
-            [*runs("bf16", 0.1, 0.102), *runs("tf32", 0.1, 0.102)],
+            [*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.102, 0.1, 0.1)],
             r"it is not settled whether tf32 gives more images/s than bf16 \(between -\d+\.\d% and"
-            r" \+\d+\.\d%\); settling it needs about \d+ more runs?, and as many of the baseline\.",
+            r" \+\d+\.\d%\); about \d+ more rounds? would settle it \(4 chances in 5\)\.",
         ),
         (
             [*runs("bf16", 0.1), *runs("compile", 0.05, batch_size_per_gpu=128)],
@@ -231,7 +231,7 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         ),
         (
             [*runs("bf16", 0.1, batch_size_per_gpu=128), *runs("bf16", 0.05, num_gpus=2)],
-            r"bf16 x 2 at batch 64 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128 .*",
+            r"bf16 x 2 at batch 64 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128, .*",
         ),
         (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],
@@ -239,18 +239,10 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         ),
         # What may be better than the best that is established.
         (
-            [*SETTLED, *runs("te-fp8", 0.05, step_time_s=timed(0.05, within=None))],
-            r"compile gives .*%\); te-fp8 shows 100\.0% more, but has no interval\.",
+            [*SETTLED, *runs("te-fp8", 0.05)],
+            r"compile gives .*%\); te-fp8 shows 60\.0% more, but has no interval\.",
         ),
         ([*SETTLED, *runs("te-fp8", *[0.09] * 3)], r".* than bf16 \(between \+\d+\.\d% and \+\d+\.\d%\)\."),
-        (
-            [*runs("bf16", 0.1), *runs("fp32", 0.2, steady=False)],
-            r"bf16 gives 640 images/s; the step times of the others did not settle\.",
-        ),
-        (
-            runs("bf16", 0.1, steady=False),
-            r"bf16 gives 640 images/s, by a step time that did not settle\.",
-        ),
     ],
 )
 def test_the_answer(candidates: list[MeasuredRun], sentence: str) -> None:

@@ -5,12 +5,15 @@ docs/method.md. What is not known is None, never guessed.
 """
 
 import datetime
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
+from fastlaunch.analysis.differences import FLOOR
 from fastlaunch.analysis.notes import schema_warnings
 from fastlaunch.analysis.pooling import (
     SAMPLE,
@@ -21,18 +24,9 @@ from fastlaunch.analysis.pooling import (
     first_runs,
     log_time,
     pool,
-    sample_of,
     samples_per_step,
 )
-from fastlaunch.analysis.statistics import (
-    LEAST_DOF,
-    RunVariance,
-    mark_uneven,
-    mean_of,
-    pooled_spread,
-    uncertainty,
-    uneven_notes,
-)
+from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, PricedGroup, Verdict, exp, judge
 from fastlaunch.catalog.prices import Catalogue, Price
@@ -70,7 +64,7 @@ class Cost:
 class Overhead:
     """What the step time leaves out, and what its machines were busy with: means over the runs."""
 
-    build_s: float | None  # of unsteady runs too, like compile_s
+    build_s: float | None
     compile_s: float | None  # over the runs that compiled without a cache, if there are any
     warmup_s: float | None
     data_wait_fraction: float | None  # of the steps' time, in which the host fetched batches
@@ -102,38 +96,30 @@ class Row:
 
     @property
     def runs(self) -> list[MeasuredRun]:
-        """Those used, then the unsteady ones."""
-        return self.group.all_runs
+        return self.group.runs
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """Of the runs used; of the unsteady ones if there are no others."""
-        return tuple(run.run_id for run in self.group.shown_runs)
+        return tuple(run.run_id for run in self.runs)
 
     @property
     def num_runs(self) -> int:
-        """Number of runs used."""
-        return len(self.group.steady)
-
-    @property
-    def num_unsteady(self) -> int:
-        """Runs that did not settle: left out, or shown without interval if there are no others."""
-        return len(self.group.unsteady)
+        return len(self.runs)
 
     @property
     def offer(self) -> Offer:
         """How its machines were billed."""
-        return self.group.shown_runs[0].offer
+        return self.group.runs[0].offer
 
     @property
     def derived(self) -> bool:
         """Whether some of it was worked out from published percentages."""
-        return any(run.summary.figures.derived for run in self.group.shown_runs)
+        return any(run.summary.figures.derived for run in self.group.runs)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Where it was published."""
-        sources = (run.summary.figures.source for run in self.group.shown_runs)
+        sources = (run.summary.figures.source for run in self.group.runs)
         return tuple(dict.fromkeys(source for source in sources if source))
 
     @property
@@ -160,9 +146,6 @@ class Comparison:
     baselines: Mapping[str, str]  # the baseline's recipe by workload
     #: The day as of which prices were looked up; None if they were as billed or given, or if there are none.
     prices_as_of: datetime.date | None
-    #: Between runs, pooled over all rows. A workload with enough repeats is judged by its own, and rows that
-    #: vary too unequally each by its own.
-    spread: RunVariance
     warnings: tuple[str, ...] = ()  # what was left out, and why
     allow_unverified: bool = False  # whether rows are ranked whatever their judge_validity hold against them
     unfit: tuple[MeasuredRun, ...] = ()  # the runs that were left out for their problems
@@ -197,7 +180,6 @@ def compare(
     workloads: dict[str, list[Group]] = {}
     for group in groups:
         workloads.setdefault(group.setup.workload, []).append(group)
-    spread = pooled_spread([group.log_times for group in groups])
 
     rows: list[Row] = []
     baselines = {}
@@ -212,17 +194,12 @@ def compare(
         warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
         base = _baseline(items, baseline)
         baselines[workload] = base.group.setup.recipe
-        times = [group.log_times for group in of_workload]
-        own = pooled_spread(times)
-        own = mark_uneven(own if own.dof >= LEAST_DOF else spread, times)
-        warnings += uneven_notes(workload, own, times)
-        judged = zip(items, judge(items, base, own), strict=True)
-        rows += [_row(item, verdict, own, catalogue) for item, verdict in judged]
+        judged = zip(items, judge(items, base), strict=True)
+        rows += [_row(item, verdict, catalogue) for item, verdict in judged]
     return Comparison(
         rows=tuple(rows),
         baselines=baselines,
         prices_as_of=_prices_as_of(rows, prices),
-        spread=spread,
         warnings=tuple(dict.fromkeys(warnings)),
         allow_unverified=allow_unverified,
         unfit=tuple(unfit),
@@ -239,7 +216,7 @@ def _ranked_unverified(items: Sequence[PricedGroup]) -> Iterator[str]:
 
 
 def _is_named(group: Group, name: str) -> bool:
-    ids = [run.run_id for run in group.all_runs]
+    ids = [run.run_id for run in group.runs]
     return group.setup.recipe == name or any(id.startswith(name) or id.endswith(f"-{name}") for id in ids)
 
 
@@ -261,9 +238,8 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
             log_time(item.group) is not None,
             recipe == DEFAULT_BASELINE,
             recipe.partition(" ")[0] == DEFAULT_BASELINE,
-            item.group.is_steady,
             num_rows_at[_batch(item)],
-            len(item.group.steady),
+            len(item.group.runs),
         )
 
     base = max(items, key=preference)
@@ -288,9 +264,9 @@ def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | 
     return prices.today if as_listed else None
 
 
-def _row(item: PricedGroup, verdict: Verdict, spread: RunVariance, catalogue: Catalogue) -> Row:
+def _row(item: PricedGroup, verdict: Verdict, catalogue: Catalogue) -> Row:
     group = item.group
-    speed = _speed(group, spread, catalogue)
+    speed = _speed(group, catalogue)
     return Row(
         group=group,
         price=item.price,
@@ -304,23 +280,22 @@ def _row(item: PricedGroup, verdict: Verdict, spread: RunVariance, catalogue: Ca
 
 
 def _overhead(group: Group) -> Overhead:
-    shown = [run.summary for run in group.shown_runs]
-    started = [run.summary for run in group.all_runs]
-    memory_gib = [run.peak_memory_gib for run in shown if run.peak_memory_gib is not None]
+    runs = group.summaries
+    memory_gib = [run.peak_memory_gib for run in runs if run.peak_memory_gib is not None]
     return Overhead(
-        build_s=mean_of([run.startup.build_s for run in started]),
-        compile_s=mean_of([run.startup.compile_s for run in first_runs(started)]),
-        warmup_s=mean_of([run.timing.warmup_s for run in shown]),
-        data_wait_fraction=mean_of([run.timing.data_wait_fraction for run in shown]),
-        utilization=mean_of([run.timing.utilization for run in shown]),
-        padding_fraction=mean_of([run.padding_fraction for run in shown]),
+        build_s=mean_of([run.startup.build_s for run in runs]),
+        compile_s=mean_of([run.startup.compile_s for run in first_runs(runs)]),
+        warmup_s=mean_of([run.timing.warmup_s for run in runs]),
+        data_wait_fraction=mean_of([run.timing.data_wait_fraction for run in runs]),
+        utilization=mean_of([run.timing.utilization for run in runs]),
+        padding_fraction=mean_of([run.padding_fraction for run in runs]),
         peak_memory_gib=max(memory_gib, default=None),
     )
 
 
-def _speed(group: Group, spread: RunVariance, catalogue: Catalogue) -> Speed:
+def _speed(group: Group, catalogue: Catalogue) -> Speed:
     """Return what follows from the row's time."""
-    time_s = _time_s(group, spread)
+    time_s = _time_s(group)
     if time_s is None or group.measure not in (STEP, SAMPLE):
         return Speed()
     setup = group.setup
@@ -357,20 +332,23 @@ def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
     )
 
 
-def _time_s(group: Group, spread: RunVariance) -> Interval | None:
-    """Return the geometric mean of the runs' times, of a step or a sample, as the group's measure says."""
+def _time_s(group: Group) -> Interval | None:
+    """Return the geometric mean of the runs' times, of a step or a sample, as the group's measure says.
+
+    Its interval is that of the mean of the row's own runs: where it ran, and then.
+    """
     mean = log_time(group)
     if mean is None:
         return None
-    sample = sample_of(group)
-    if sample is None:
+    times = group.log_times
+    if len(times) < 2:
         return Interval(value=exp(mean))
-    half_width = uncertainty([sample], spread).half_width()
+    half_width = max(FLOOR, stdev(times)) / math.sqrt(len(times)) * t_quantile(1 - LEVEL / 2, len(times) - 1)
     return Interval(value=exp(mean), low=exp(mean - half_width), high=exp(mean + half_width))
 
 
 def _tokens_per_s(group: Group, time_s: Interval, rate: Interval) -> Interval | None:
-    tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.shown_runs])
+    tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.runs])
     if tokens and group.measure == STEP:
         return cost.samples_per_s(time_s, tokens)
     return rate if group.setup.sample_unit == "tokens" else None

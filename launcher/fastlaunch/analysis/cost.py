@@ -118,7 +118,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
 
     Raises UserError for a row that cannot be charged as the request says.
     """
-    service, region, purchase = group.shown_runs[0].offer
+    service, region, purchase = group.runs[0].offer
     if request.usd_per_hour is not None:
         given = Price(
             instance=group.setup.instance or "",
@@ -133,7 +133,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
         return given, None
     if request.price_as:
         return _priced_as(group, request, _charge_of(group, request, catalogue), catalogue), None
-    stored = {c.price for c in group.shown_runs if c.price is not None}
+    stored = {c.price for c in group.runs if c.price is not None}
     if stored and request.as_of is None:
         latest = max(stored, key=lambda price: price.as_of)
         warning = None

@@ -14,9 +14,10 @@ from itertools import combinations
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
-from fastlaunch.analysis.pooling import first_runs
-from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.analysis.verdicts import NOT_STEADY, TRAINING
+from fastlaunch.analysis.differences import Differences
+from fastlaunch.analysis.pooling import STEP, first_runs, run_times
+from fastlaunch.analysis.statistics import LEVEL, Difference, mean_of
+from fastlaunch.analysis.verdicts import TRAINING, exp
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.records.records import Eval
@@ -212,8 +213,16 @@ def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
     base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
     samples = steps * base.setup.global_batch
     finishes = [usd_to_finish(row, samples / row.setup.global_batch) for row in rows]
-    ranked = [finish for finish in finishes if _can_be_ranked(finish.row)]
-    break_evens = (break_even(first, second) for first, second in combinations(ranked, 2))
+    differences = Differences(
+        run for at, row in enumerate(rows) if row.group.measure == STEP for run in run_times(row.group, at)
+    )
+    ranked = [
+        (at, finish) for at, finish in enumerate(finishes) if finish.account and not finish.row.is_barred
+    ]
+    break_evens = (
+        break_even(first, second, differences.between(of_second, of_first))
+        for (of_first, first), (of_second, second) in combinations(ranked, 2)
+    )
     return ToFinish(
         workload=rows[0].setup.workload,
         steps=steps,
@@ -229,10 +238,11 @@ def usd_to_finish(row: Row, steps: float) -> Finish:
     return Finish(row=row, steps=steps, account=account_of_row(row), usd_per_s=usd_per_s)
 
 
-def break_even(first: Finish, second: Finish) -> BreakEven | None:
+def break_even(first: Finish, second: Finish, faster: Difference | None) -> BreakEven | None:
     """Compare the costs of two rows; None if a step time, or all that comes before the steps, is unknown.
 
-    Both costs are straight lines in the number of samples. The step times' half-widths add in quadrature.
+    Both costs are straight lines in the number of samples. faster: how much faster the second row's steps
+    are, if that has an interval.
     """
     if first.account is None or second.account is None:
         return None
@@ -241,14 +251,13 @@ def break_even(first: Finish, second: Finish) -> BreakEven | None:
     if not any(name in ONCE for name in counted):
         return None
     ours, theirs = _line(first, by, counted), _line(second, by, counted)
-    known = ours.error is not None and theirs.error is not None
     return BreakEven(
         first=first.row,
         second=second.row,
         by=by,
         more_once=theirs.once - ours.once,
         less_each=ours.each - theirs.each,
-        error=math.hypot(ours.error or 0.0, theirs.error or 0.0) if known else None,
+        error=None if faster is None else ours.each * _half_width_of_time(faster),
         compiles_alike=_compile_alike(first.account, second.account),
         left_out=left_out,
     )
@@ -256,11 +265,16 @@ def break_even(first: Finish, second: Finish) -> BreakEven | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """Cost of a job: `once`, and `each` a sample. error: half-width of `each`, None if it has no interval."""
+    """Cost of a job: `once`, and `each` a sample."""
 
     once: float
     each: float
-    error: float | None
+
+
+def _half_width_of_time(faster: Difference) -> float:
+    """Return that of the time, of as many steps, as a part of the first row's."""
+    low, high = faster.limits(LEVEL)
+    return (exp(-low) - exp(-high)) / 2
 
 
 def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
@@ -268,13 +282,10 @@ def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
     assert account is not None
     unit = finish.usd_per_s if by == USD and finish.usd_per_s else 1.0
     repeated = [part for name, part in account.between.items() if part and name in counted]
-    time = account.step_time_s
     once_s = sum(account.once_s[name] or 0.0 for name in counted if name in ONCE)
-    wide = time.low is not None and time.high is not None
     return _Line(
         once=unit * (once_s + sum(part.once_s for part in repeated)),
-        each=unit * (time.value + sum(part.s_per_step for part in repeated)) / batch,
-        error=unit * ((time.high or 0.0) - (time.low or 0.0)) / 2 / batch if wide else None,
+        each=unit * (account.step_time_s.value + sum(part.s_per_step for part in repeated)) / batch,
     )
 
 
@@ -324,10 +335,6 @@ def cheapest_in_turn(pairs: Sequence[BreakEven]) -> Iterator[BreakEven]:
         row = pair.long
 
 
-def _can_be_ranked(row: Row) -> bool:
-    return not row.is_barred and row.verdict.kind != NOT_STEADY
-
-
 NEVER = Repeated(s_per_step=0.0)
 
 
@@ -335,20 +342,17 @@ def account_of_row(row: Row) -> Account | None:
     """Return the account of a row by all its runs, or None if its step time is unknown."""
     if row.speed.step_time_s is None:
         return None
-    runs = [run.summary for run in row.runs]
-    return _account(row.speed.step_time_s, runs, settled=runs[: row.num_runs or None])
+    return _account(row.speed.step_time_s, row.group.summaries)
 
 
 def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:
     """Return the account of one run, or None if its step time is unknown. step_time_s: for a run without."""
     own = summary.timing.step_time_s or step_time_s
-    return None if own is None else _account(own, [summary], settled=[summary])
+    return None if own is None else _account(own, [summary])
 
 
-def _account(step_time_s: Interval, runs: Sequence[RunSummary], settled: Sequence[RunSummary]) -> Account:
-    """Account for what comes before the steps by all `runs`, and for the rest by those that settled."""
+def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
     recorded = [run for run in runs if run.setup.kind == "records"]
-    timed = [run for run in settled if run.setup.kind == "records"]
     return Account(
         step_time_s=step_time_s,
         once_s={
@@ -357,23 +361,23 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary], settled: Sequenc
             "build": mean_of([run.startup.build_s for run in recorded]),
             # A run without a phase of compiling did not compile before its steps.
             "compile": mean_of([run.startup.compile_s or 0.0 for run in first_runs(recorded)]),
-            "warmup": mean_of([_warmup_excess_s(run) for run in timed]),
+            "warmup": mean_of([_warmup_excess_s(run) for run in recorded]),
         },
         between={
-            "evaluations": _mean_repeated([_evaluations(run) for run in timed]),
-            "checkpoints": _mean_repeated([_checkpoints(run) for run in timed]),
+            "evaluations": _mean_repeated([_evaluations(run) for run in recorded]),
+            "checkpoints": _mean_repeated([_checkpoints(run) for run in recorded]),
         },
     )
 
 
 def _warmup_excess_s(run: RunSummary) -> float | None:
-    """Return how much longer the warm-up steps took than as many later steps; below 0 if they were faster.
+    """Return how much longer the warm-up steps took than as many later steps; 0 if they were faster.
 
     None for a summary of a version that did not count them.
     """
     if run.timing.warmup_s is None or run.timing.num_warmup_steps is None or run.timing.step_time_s is None:
         return None
-    return run.timing.warmup_s - run.timing.num_warmup_steps * run.timing.step_time_s.value
+    return max(0.0, run.timing.warmup_s - run.timing.num_warmup_steps * run.timing.step_time_s.value)
 
 
 def _evaluations(run: RunSummary) -> Repeated:

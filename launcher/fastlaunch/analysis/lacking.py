@@ -16,7 +16,7 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
     It runs the row's baseline as well where the two differ in nothing but the recipe.
     """
     for row in rows:
-        if row.verdict.more_runs is None or row.setup.instance is not None or row.setup.num_nodes > 1:
+        if row.verdict.more_rounds is None or row.setup.instance is not None or row.setup.num_nodes > 1:
             continue
         base = next(
             other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
@@ -28,7 +28,7 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
             place=place_of(row.runs[0], own_region=own_region),
             # Seeds that none has: those of before would make no new pair.
             first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
-            repeats=row.verdict.more_runs or 1,
+            repeats=row.verdict.more_rounds or 1,
         )
     return None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from fastlaunch.analysis.convergence import listed
+from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.pooling import (
     STEP,
     Group,
@@ -16,7 +17,7 @@ from fastlaunch.analysis.pooling import (
     only_from_cache,
     samples_per_step,
 )
-from fastlaunch.analysis.statistics import LEVEL, Sample, mean_of, p_value, pooled_spread, uncertainty
+from fastlaunch.analysis.statistics import LEVEL, mean_of
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.records.records import FAILED_CHECK
@@ -58,7 +59,7 @@ def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
 
 def _schemas(row: Group, what: str) -> list[str]:
     """Return the schemas of the row's runs, in order; `unknown` for summaries from before they were kept."""
-    runs = [candidate.summary for candidate in row.all_runs]
+    runs = [candidate.summary for candidate in row.runs]
     schemas = {getattr(run.environment, f"{what}_schema") for run in runs if run.setup.kind == "records"}
     known = [str(schema) for schema in sorted(schemas - {None})]
     return [*known, "unknown"] if None in schemas else known
@@ -89,7 +90,7 @@ def commit_notes(group: Group) -> Iterator[str]:
     And the mean speed of each, where two are further apart than runs of one commit lie.
     """
     groups: dict[str | None, list[MeasuredRun]] = {}
-    for candidate in group.shown_runs:
+    for candidate in group.runs:
         groups.setdefault(candidate.summary.environment.commit, []).append(candidate)
     if len(groups) < 2:
         return
@@ -108,7 +109,7 @@ def commit_notes(group: Group) -> Iterator[str]:
 def other_commits(group: Group, base: Group) -> Iterator[str]:
     """Yield a note if no commit has runs both in a row and in its baseline, where commits are known."""
     ours, theirs = (
-        dict.fromkeys(commit for run in item.shown_runs if (commit := run.summary.environment.commit))
+        dict.fromkeys(commit for run in item.runs if (commit := run.summary.environment.commit))
         for item in (group, base)
     )
     if ours and theirs and not ours.keys() & theirs.keys():
@@ -119,16 +120,17 @@ def other_commits(group: Group, base: Group) -> Iterator[str]:
 
 def _speeds_differ(group: Group, groups: _Groups) -> bool:
     """Return whether two commits differ by more than the scatter of runs within a commit explains."""
-    if not group.is_steady or group.measure != STEP:
+    if group.measure != STEP:
         return False
-    times = [_log_times(runs) for runs in groups.values()]
-    spread = pooled_spread(times)
-    samples = [Sample(log_time=sum(of_one) / len(of_one), num_runs=len(of_one)) for of_one in times]
-    pairs = list(combinations(samples, 2))
-    return any(
-        p_value(one.log_time - other.log_time, uncertainty([one, other], spread)) < LEVEL / len(pairs)
-        for one, other in pairs
-    )
+    # As rows without known rounds, on one host.
+    times = [
+        RunTime(row=number, log_time=time, host=None)
+        for number, runs in enumerate(groups.values())
+        for time in _log_times(runs)
+    ]
+    differences = Differences(times)
+    pairs = [differences.between(*pair) for pair in combinations(range(len(groups)), 2)]
+    return any(pair and pair.p_differs() < LEVEL / len(pairs) for pair in pairs)
 
 
 def _log_times(runs: Sequence[MeasuredRun]) -> list[float]:
@@ -213,20 +215,15 @@ def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str
 
 def run_notes(group: Group) -> Iterator[str]:
     """Yield what to know of a row's own runs."""
-    num_unsteady = len(group.unsteady)
-    if not group.is_steady:
-        yield f"the step time of {counted(num_unsteady, 'run')} did not settle"
-    elif num_unsteady:
-        yield f"{counted(num_unsteady, 'run')} left out: the step time did not settle"
     if group.first.figures.derived:
         yield "derived from published percentages"
     yield from commit_notes(group)
     if len(limits := _power_limits(group)) > 1:
         yield f"runs on GPUs at power limits of {listed(limits)} make one row"
-    summaries = [run.summary for run in group.shown_runs]
+    summaries = group.summaries
     if note := idle_note(summaries):
         yield note
-    if only_from_cache([run.summary for run in group.all_runs]):
+    if only_from_cache(summaries):
         yield "compiled from a cache: a first run takes longer to compile"
     for warning in summaries[0].warnings:
         # A warning of one run alone is shown with that run; checks are judged in words of their own.
@@ -236,5 +233,5 @@ def run_notes(group: Group) -> Iterator[str]:
 
 def _power_limits(group: Group) -> list[str]:
     """Return `400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
-    limits = {run.summary.environment.power_limit_w or 0 for run in group.shown_runs} - {0}
+    limits = {run.summary.environment.power_limit_w or 0 for run in group.runs} - {0}
     return [f"{watts:g} W" for watts in sorted(limits)]

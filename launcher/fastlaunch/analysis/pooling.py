@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fastlaunch.analysis.statistics import T_WITHIN_RUN, Sample, pooled_spread
+from fastlaunch.analysis.differences import RunTime
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.summary import RunSummary, Setup
 
@@ -29,6 +29,7 @@ class MeasuredRun:
 
     run_id: str
     summary: RunSummary
+    session: str | None = None  # its submission, for records that do not name theirs
     price: Price | None = None  # what it was billed at; without one it is looked up by the fields below
     service: str = "ec2"
     region: str = "us-east-1"
@@ -52,25 +53,13 @@ class MeasuredRun:
 class Group:
     """The runs of one row, in the order they came."""
 
-    steady: list[MeasuredRun] = field(default_factory=list)
-    unsteady: list[MeasuredRun] = field(default_factory=list)  # whose step time did not settle
+    runs: list[MeasuredRun] = field(default_factory=list)
     measure: str | None  # what was timed; None if the runs give no speed
-    log_times: list[float] = field(default_factory=list)  # of the steady runs
-
-    @property
-    def shown_runs(self) -> list[MeasuredRun]:
-        """The steady runs; the others if there is no steady one."""
-        return self.steady or self.unsteady
-
-    @property
-    def all_runs(self) -> list[MeasuredRun]:
-        """The steady runs, then the others: what comes before the steps is known of all."""
-        return [*self.steady, *self.unsteady]
 
     @property
     def first(self) -> RunSummary:
         """The summary of its first run."""
-        return self.shown_runs[0].summary
+        return self.runs[0].summary
 
     @property
     def setup(self) -> Setup:
@@ -78,8 +67,13 @@ class Group:
         return self.first.setup
 
     @property
-    def is_steady(self) -> bool:
-        return bool(self.steady)
+    def summaries(self) -> list[RunSummary]:
+        return [run.summary for run in self.runs]
+
+    @property
+    def log_times(self) -> list[float]:
+        """By run, of a step, a sample or the whole, as `measure` says; empty if there are none."""
+        return [time for run in self.runs if (time := log_time_of(run.summary)[1]) is not None]
 
 
 def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredRun]]:
@@ -90,15 +84,9 @@ def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredR
         if candidate.summary.problems:
             unfit.append(candidate)
             continue
-        measure, log_time = log_time_of(candidate.summary)
+        measure, _ = log_time_of(candidate.summary)
         key = pooling_key(candidate, measure)
-        row = groups.setdefault(key, Group(measure=measure))
-        if candidate.summary.timing.steady is False:
-            row.unsteady.append(candidate)
-            continue
-        row.steady.append(candidate)
-        if log_time is not None:
-            row.log_times.append(log_time)
+        groups.setdefault(key, Group(measure=measure)).runs.append(candidate)
     return list(groups.values()), unfit
 
 
@@ -145,50 +133,54 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
 
 def samples_per_step(group: Group) -> float:
     """Return samples of a step over all ranks: what the runs recorded, else the global batch."""
-    summaries = [candidate.summary for candidate in group.shown_runs]
-    recorded = [s.timing.samples_per_step for s in summaries if s.timing.samples_per_step]
+    recorded = [each for run in group.summaries if (each := run.timing.samples_per_step)]
     return sum(recorded) / len(recorded) if recorded else float(group.setup.global_batch)
 
 
-def sample_of(group: Group) -> Sample | None:
-    """Return the row as the statistics see it; None if it has no interval.
+def run_times(group: Group, row: int) -> list[RunTime]:
+    """Return the runs as the statistics see them, as those of row number `row`.
 
-    That is a row of unsteady runs, and a single run whose own interval is not known.
+    A round is one of a session, on one host. Older records name neither: the day stands for the session then,
+    and the seed for the round, as every round had one of its own.
     """
-    if not group.is_steady or not group.log_times:
-        return None
-    machines = len({run.summary.environment.host_id for run in group.steady} - {None, ""})
-    num_runs = len(group.log_times)
-    mean = sum(group.log_times) / num_runs
-    if num_runs >= 2:
-        own_spread = pooled_spread([group.log_times])
-        return Sample(log_time=mean, num_runs=num_runs, num_machines=machines, own=own_spread)
-    own = group.first.timing.step_time_s
-    if own is None or own.low is None or own.high is None:
-        return None
-    within = (own.high - own.low) / 2 / T_WITHIN_RUN / own.value
-    return Sample(log_time=mean, num_runs=1, within=within, num_machines=machines)
+    times = []
+    for run in group.runs:
+        log_time = log_time_of(run.summary)[1]
+        if log_time is None:
+            return []
+        if group.measure == STEP:
+            log_time -= math.log(run.summary.timing.samples_per_step or group.setup.global_batch)
+        where = run.summary.environment
+        named = where.session or run.session
+        session = named or where.measured_on
+        number = where.round if where.round is not None else run.summary.seed
+        # Without a name a host is taken for another than that of any other row.
+        machine = group.setup.instance or group.setup.device_name
+        host = (where.host_id or ("unknown", row), machine, session)
+        is_known = None not in (where.host_id, session, number)
+        times.append(
+            RunTime(
+                row=row,
+                log_time=log_time,
+                host=host,
+                block=(*host, number) if is_known else None,
+                session=named,
+                late=run.summary.timing.late,
+            )
+        )
+    return times
 
 
 def log_time(group: Group) -> float | None:
-    """Return the row's mean log time, of unsteady runs if there are no others; None if it gives no speed."""
-    unsteady = (log_time_of(run.summary)[1] for run in group.unsteady)
-    times = group.log_times or [time for time in unsteady if time is not None]
+    """Return the row's mean log time; None if it gives no speed."""
+    times = group.log_times
     return sum(times) / len(times) if times else None
 
 
-def log_speed_ratio(group: Group, baseline: Group) -> float | None:
-    """Return the log of samples/s over the baseline's, or of totals or relative figures if both are such."""
-    ours, theirs = log_time(group), log_time(baseline)
-    if ours is None or theirs is None:
-        return None
-    if {group.measure, baseline.measure} <= {STEP, SAMPLE}:
-        return _log_rate(group, ours) - _log_rate(baseline, theirs)
-    return theirs - ours if group.measure == baseline.measure else None
-
-
-def _log_rate(group: Group, log_time: float) -> float:
-    return (math.log(samples_per_step(group)) if group.measure == STEP else 0.0) - log_time
+def are_comparable(one: Group, other: Group) -> bool:
+    """Return whether the times of two rows have a ratio: both are of steps or samples, or of one kind."""
+    measures = {one.measure, other.measure}
+    return None not in measures and (len(measures) == 1 or measures <= {STEP, SAMPLE})
 
 
 def first_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:

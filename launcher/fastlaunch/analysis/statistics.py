@@ -1,55 +1,30 @@
-"""Student's t, F, means, the pooled deviation between runs, Holm's correction and the verdict on a ratio.
+"""Student's t, Holm's correction, and what they say of a difference.
 
-The run is the unit: two runs of one recipe differ by about 1%, many times the interval within a run. All
-sizes are of logarithms, so 0.01 is 1%. The constants were checked by simulation.
+All sizes are of logarithms, so 0.01 is 1%.
 """
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
-#: The deviation between runs is not taken for smaller than this, however close a few runs happen to lie.
-FLOOR = 0.005
-#: The deviation between runs that is assumed for a row of one run.
-ASSUMED = 0.01
-#: The degrees of freedom from which on a deviation that was seen is worth more than one that is assumed, or
-#: than that of other workloads: the points of Student's t with fewer are above 4.
-LEAST_DOF = 3
-#: The degrees of freedom from which on a row of an uneven workload is judged by its own deviation: with one,
-#: Student's t is 12.7. By simulation of six rows of three to five runs, of deviations from 0.5% to 10%, some
-#: row is falsely called another than the baseline in 2% to 6% of cases so, with one deviation in 9% to 17%.
-LEAST_OWN_DOF = 2
-#: Of rows of so many runs or more the deviations are held against each other, and used where they differ.
-_LEAST_RUNS = LEAST_OWN_DOF + 1
-#: What one machine of an instance type may differ from another.
-MACHINE = 0.01
 #: Two-sided level of all verdicts of a comparison together.
 LEVEL = 0.05
 TIE_LOW, TIE_HIGH = 0.98, 1.02
-#: 97.5% point of Student's t with 5 degrees of freedom: what a run's own interval was made with.
-T_WITHIN_RUN = 2.571
-#: More runs than this are not worth proposing.
-MOST_RUNS_PROPOSED = 100
-
 BETTER, WORSE, TIE, UNRESOLVED = "better", "worse", "tie", "unresolved"
 
 
 def t_survival(t: float, dof: float) -> float:
-    """Return the probability that Student's t with `dof` degrees of freedom (inf: normal) exceeds t >= 0."""
+    """Return the probability that Student's t with `dof` degrees of freedom (inf: normal) exceeds t."""
+    if t < 0:
+        return 1 - t_survival(-t, dof)
     if math.isinf(dof):
         return NormalDist().cdf(-t)
     if t * t < dof:
         # The other side of the same function: dof / (dof + t * t) cannot tell a small t from 0.
         return 0.5 - 0.5 * regularised_beta(t * t / (dof + t * t), 0.5, dof / 2)
     return 0.5 * regularised_beta(dof / (dof + t * t), dof / 2, 0.5)
-
-
-def f_survival(ratio: float, dof: float, dof_below: float) -> float:
-    """Return the probability that F of `dof` and `dof_below` degrees of freedom exceeds ratio >= 0."""
-    return regularised_beta(dof_below / (dof_below + dof * ratio), dof_below / 2, dof / 2)
 
 
 @lru_cache(maxsize=1024)
@@ -95,106 +70,6 @@ def regularised_beta(x: float, a: float, b: float) -> float:
     return front * value / a
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunVariance:
-    """Standard deviation of log run means between runs of one row, and its degrees of freedom.
-
-    Without any row of two runs nothing is known: `deviation` is 0 and `dof` 0. is_uneven: it is pooled over
-    rows whose deviations are not one, so a row with enough runs is judged by its own.
-    """
-
-    deviation: float
-    dof: int
-    is_uneven: bool = False
-
-
-def pooled_spread(rows: Sequence[Sequence[float]]) -> RunVariance:
-    """Return the deviation pooled over rows of two runs or more, at least FLOOR. rows: log times by row."""
-    sum_of_squares, dof = 0.0, 0
-    for row in rows:
-        if len(row) >= 2:
-            mean = sum(row) / len(row)
-            sum_of_squares += sum((value - mean) ** 2 for value in row)
-            dof += len(row) - 1
-    if dof == 0:
-        return RunVariance(deviation=0.0, dof=0)
-    return RunVariance(deviation=max(FLOOR, math.sqrt(sum_of_squares / dof)), dof=dof)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """The log time of one row. within: of a single run, the standard error of its own interval, relative.
-
-    own: how its runs spread among themselves, if that is known.
-    """
-
-    log_time: float
-    num_runs: int
-    within: float = 0.0
-    num_machines: int = 1
-    own: RunVariance | None = None
-
-    def spread(self, pooled: RunVariance) -> RunVariance:
-        """Return the variance to judge it by: its own, or the pooled."""
-        return self.own if pooled.is_uneven and self.own and self.own.dof >= LEAST_OWN_DOF else pooled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uncertainty:
-    """Standard error of a log, with the degrees of freedom of Student's t for it."""
-
-    error: float
-    dof: float
-
-    def half_width(self, level: float = LEVEL) -> float:
-        """Return half of the two-sided interval at `level`."""
-        return self.error * t_quantile(1 - level / 2, self.dof)
-
-
-def uncertainty(
-    samples: Sequence[Sample], spread: RunVariance, *, other_machines: bool = False
-) -> Uncertainty:
-    """Return that of one row's log time, or of the difference of two.
-
-    Rows of several runs share the pooled deviation, unless it is uneven and they have enough runs for their
-    own. A row of one run takes the pooled one too if it is larger than ASSUMED, else this, as known; and so
-    the pooled one of fewer degrees of freedom than LEAST_DOF. Its own error within the run comes on top.
-    other_machines: the rows are of different instance types, so each without two machines of its own may be
-    off by MACHINE.
-    """
-    seen = spread.deviation > ASSUMED and spread.dof >= LEAST_DOF
-    estimated = [sample for sample in samples if sample.num_runs >= 2 or seen]
-    known = (
-        max(ASSUMED, spread.deviation) ** 2 * (len(samples) - len(estimated))
-        + sum(sample.within**2 for sample in samples if sample.num_runs == 1)
-        + MACHINE**2 * sum(other_machines and sample.num_machines < 2 for sample in samples)
-    )
-    return _uncertainty([(sample.num_runs, sample.spread(spread)) for sample in estimated], known)
-
-
-def _uncertainty(parts: Sequence[tuple[int, RunVariance]], known: float) -> Uncertainty:
-    """Return that of the sum of the means of `parts` (number of runs, their variance), with `known` on
-    top.
-
-    Welch-Satterthwaite: parts of one and the same spread share its degrees of freedom, and what is known has
-    infinitely many and adds nothing below the line.
-    """
-    # Two rows may have equal spreads of their own, which are two all the same.
-    spreads = {id(spread): spread for _, spread in parts}.values()
-    variances = [
-        (sum(spread.deviation**2 / number for number, of in parts if of is spread), spread.dof)
-        for spread in spreads
-    ]
-    total = known + sum(variance for variance, _ in variances)
-    below = sum(variance**2 / dof for variance, dof in variances if variance)
-    return Uncertainty(error=math.sqrt(total), dof=total**2 / below if below else math.inf)
-
-
-def p_value(log_ratio: float, of: Uncertainty) -> float:
-    """Return the two-sided probability of a log ratio this far from 0 if there were no difference."""
-    return 2 * t_survival(abs(log_ratio) / of.error, of.dof)
-
-
 def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
     """Return the level of each of `p_values` in Holm's step-down: it is rejected if it is not above that.
 
@@ -210,75 +85,82 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
     return levels
 
 
-def classify(log_ratio: float, half_width: float) -> str:
-    """Return what the interval of a ratio (more is better) says: better, worse, tie or unresolved."""
-    low, high = log_ratio - half_width, log_ratio + half_width
-    if low > 0:
-        return BETTER
-    if high < 0:
-        return WORSE
-    return TIE if low >= math.log(TIE_LOW) and high <= math.log(TIE_HIGH) else UNRESOLVED
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A difference with its standard error and Student's degrees of freedom, and how far to go by it."""
+
+    value: float
+    error: float
+    dof: float
+    weight: float = 1.0
+    # The rounds it is made of, and the degrees of freedom that one more would add; 0 if more would not help.
+    num_rounds: int = 0
+    dof_per_round: int = 0
 
 
-def more_runs(
-    log_ratio: float,
-    samples: tuple[Sample, Sample],
-    spread: RunVariance,
-    *,
-    level: float,
-    other_machines: bool,
-) -> int | None:
-    """Return how many more runs of each row would settle this ratio if it stayed; None if too many.
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much faster a row is than another, in log speed: by one estimate, or by several in proportion."""
 
-    Runs of one row are taken to spread as those seen so far; ASSUMED before there are any.
-    """
-    spread = spread if spread.dof else RunVariance(deviation=ASSUMED, dof=0)
-    machines = MACHINE**2 * sum(other_machines and sample.num_machines < 2 for sample in samples)
-    for more in range(1, MOST_RUNS_PROPOSED + 1):
-        pooled = replace(
-            spread, dof=spread.dof + more * sum(sample.spread(spread) is spread for sample in samples)
+    estimates: tuple[Estimate, ...]
+    # Both limits move out by this, since one of the two was still drifting.
+    drift: float = 0.0
+    # Whether machines' own differences are in the error: the rows share no round.
+    is_across_hosts: bool = False
+
+    @property
+    def value(self) -> float:
+        return sum(part.weight * part.value for part in self.estimates)
+
+    def plus(self, offset: float) -> "Difference":
+        """Return it with a constant added, such as the log ratio of two prices."""
+        parts = [replace(part, value=part.value + offset) for part in self.estimates]
+        return replace(self, estimates=tuple(parts))
+
+    def p_above(self, x: float) -> float:
+        """Return the one-sided p-value of the difference being above x."""
+        return self._p(x + self.drift, 1)
+
+    def p_below(self, x: float) -> float:
+        """Return the one-sided p-value of the difference being below x."""
+        return self._p(x - self.drift, -1)
+
+    def p_differs(self) -> float:
+        """Return the two-sided p-value of a difference."""
+        return min(1.0, 2 * min(self.p_above(0.0), self.p_below(0.0)))
+
+    def limits(self, level: float) -> tuple[float, float]:
+        """Return the two-sided interval at `level`."""
+        reach = [t_quantile(1 - level / 2, part.dof) * part.error for part in self.estimates]
+        lows = [part.value - by for part, by in zip(self.estimates, reach, strict=True)]
+        highs = [part.value + by for part, by in zip(self.estimates, reach, strict=True)]
+        low = _bisect(lambda x: self._p(x, 1) > level / 2, min(lows), max(lows))
+        high = _bisect(lambda x: self._p(x, -1) <= level / 2, min(highs), max(highs))
+        return low - self.drift, high + self.drift
+
+    def verdict(self, level: float) -> str:
+        """Return better, worse, a tie within 2%, or unresolved, at Holm's `level` of the row."""
+        if self.p_differs() <= level:
+            return BETTER if self.p_above(0.0) < 0.5 else WORSE
+        beyond = max(self.p_above(math.log(TIE_LOW)), self.p_below(math.log(TIE_HIGH)))
+        return TIE if beyond <= level else UNRESOLVED
+
+    def _p(self, x: float, sign: int) -> float:
+        return sum(
+            part.weight * t_survival(sign * (part.value - x) / part.error, part.dof)
+            for part in self.estimates
         )
-        parts = [
-            (sample.num_runs + more, pooled if of is spread else replace(of, dof=of.dof + more))
-            for sample in samples
-            for of in (sample.spread(spread),)
-        ]
-        then = _uncertainty(parts, machines)
-        if classify(log_ratio, then.half_width(level)) != UNRESOLVED:
-            return more
-    return None
+
+
+def _bisect(is_within: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where `is_within`, False below some point of low..high, becomes True."""
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_within(middle) else (middle, high)
+    return 0.5 * (low + high)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
     """Return the mean of the known `values`; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def mark_uneven(spread: RunVariance, rows: Sequence[Sequence[float]]) -> RunVariance:
-    """Return `spread`, marked if the rows of a workload vary too unequally for it. rows: log times by row.
-
-    The largest and the smallest deviation are compared by their F ratio, at a level that is shared out over
-    all pairs of rows (Bonferroni). Those below FLOOR count as that.
-    """
-    deviations = [(max(FLOOR, deviation), dof) for deviation, dof in _deviations(rows)]
-    if len(deviations) < 2:
-        return spread
-    (small, few), (large, many) = min(deviations), max(deviations)
-    p = f_survival((large / small) ** 2, many, few) * len(deviations) * (len(deviations) - 1)
-    return replace(spread, is_uneven=p <= LEVEL)
-
-
-def uneven_notes(workload: str, spread: RunVariance, rows: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield a warning if the rows of a workload vary too unequally for one deviation."""
-    if spread.is_uneven:
-        seen = [deviation for deviation, _ in _deviations(rows)]
-        yield (
-            f"{workload}: the runs of its rows deviate by {min(seen):.1%} to {max(seen):.1%} from their"
-            f" means; rows of {_LEAST_RUNS} runs or more are judged by their own deviations"
-        )
-
-
-def _deviations(rows: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
-    """Return deviation and degrees of freedom of the rows with enough runs."""
-    return [(statistics.stdev(times), len(times) - 1) for times in rows if len(times) >= _LEAST_RUNS]

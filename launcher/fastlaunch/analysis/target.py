@@ -9,18 +9,19 @@ would make a recipe look the better the more of its runs fail.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.cost import scaled, usd_per_second
+from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
 from fastlaunch.analysis.finish import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
-from fastlaunch.analysis.statistics import FLOOR, Uncertainty, holm_levels, p_value, t_quantile
+from fastlaunch.analysis.statistics import Difference, holm_levels, t_quantile
 from fastlaunch.analysis.suggest import seeds
-from fastlaunch.analysis.verdicts import NOT_STEADY, exp
+from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, RunSummary
@@ -97,7 +98,7 @@ class RowToTarget:
     row: Row
     runs: tuple[RunToTarget, ...]  # those that failed too, which the comparison leaves out
     num_seeds: int
-    times_s: tuple[float, ...]  # of the seeds that reached it
+    times_s: Mapping[int | None, float]  # of the seeds that reached it
     num_reached: int
     #: Mean over the seeds with the 95% interval of Student's t, if there are MIN_SEEDS and all reached it.
     time_s: Interval | None
@@ -112,8 +113,8 @@ class RowToTarget:
     @property
     def is_ranked(self) -> bool:
         """Whether it may be held against others: it has a mean, and the comparison bars nothing."""
-        timed = self.time_s is not None and min(self.times_s) > 0
-        return timed and not self.row.is_barred and self.row.verdict.kind != NOT_STEADY
+        timed = self.time_s is not None and min(self.times_s.values()) > 0
+        return timed and not self.row.is_barred
 
 
 def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
@@ -150,9 +151,9 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
     by_seed: dict[int | None, list[RunToTarget]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
-    reached = [own for own in by_seed.values() if all(run.step is not None for run in own)]
-    times = [mean_if_all(run.time_s for run in own) for own in reached]
-    known = tuple(time for time in times if time is not None)
+    reached = {seed: own for seed, own in by_seed.items() if all(run.step is not None for run in own)}
+    times_s = {seed: mean_if_all(run.time_s for run in own) for seed, own in reached.items()}
+    known = {seed: time_s for seed, time_s in times_s.items() if time_s is not None}
     reason = _why_no_mean(runs, len(by_seed), len(reached), len(known), target)
     return RowToTarget(
         row=row,
@@ -160,7 +161,7 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
         num_seeds=len(by_seed),
         num_reached=len(reached),
         times_s=known,
-        time_s=None if reason else _mean_time(known),
+        time_s=None if reason else _mean_time(list(known.values())),
         usd_per_s=usd_per_second(row.price, row.setup.num_nodes) if row.price else None,
         reason=reason,
     )
@@ -266,31 +267,30 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     priced = all(row.usd_per_s for row in ranked)
     means = {id(row): _log_mean(row, priced) for row in ranked}
     ranked.sort(key=lambda row: means[id(row)])
-    best, *others = ranked
-    ratios = [means[id(other)] - means[id(best)] for other in others]
-    errors = [_error(best, other) for other in others]
-    levels = holm_levels([p_value(ratio, error) for ratio, error in zip(ratios, errors, strict=True)])
+    # The seed is the round: it draws the same weights and the same order of the data for every row.
+    differences = Differences(
+        RunTime(row=number, log_time=math.log(time_s), host=None, block=seed)
+        for number, row in enumerate(ranked)
+        for seed, time_s in row.times_s.items()
+    )
+    behind = []
+    for number, other in enumerate(ranked[1:], start=1):
+        unit = math.log((other.usd_per_s or 1.0) / (ranked[0].usd_per_s or 1.0)) if priced else 0.0
+        if (difference := differences.between(0, number)) is not None:
+            behind.append((other, difference.plus(unit)))
+    levels = holm_levels([difference.p_differs() for _, difference in behind])
     return tuple(
-        Margin(best=best, other=other, ratio=_ratio(ratio, error.half_width(level)))
-        for other, ratio, error, level in zip(others, ratios, errors, levels, strict=True)
+        Margin(best=ranked[0], other=other, ratio=_ratio(difference, level))
+        for (other, difference), level in zip(behind, levels, strict=True)
     )
 
 
-def _ratio(log_ratio: float, half_width: float) -> Interval:
-    return Interval(value=exp(log_ratio), low=exp(log_ratio - half_width), high=exp(log_ratio + half_width))
+def _ratio(difference: Difference, level: float) -> Interval:
+    low, high = difference.limits(level)
+    return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
 
 def _log_mean(row: RowToTarget, priced: bool) -> float:
     """Return the mean of the log times, or of the log costs."""
     unit = row.usd_per_s if priced and row.usd_per_s else 1.0
-    return sum(math.log(time_s) for time_s in row.times_s) / len(row.times_s) + math.log(unit)
-
-
-def _error(one: RowToTarget, other: RowToTarget) -> Uncertainty:
-    """Return that of the difference of two mean log times, by Welch: each recipe has its own scatter."""
-    parts = []
-    for row in (one, other):
-        deviation = max(FLOOR, stdev(math.log(time_s) for time_s in row.times_s))
-        parts.append((deviation**2 / len(row.times_s), len(row.times_s) - 1))
-    variance = sum(part for part, _ in parts)
-    return Uncertainty(error=math.sqrt(variance), dof=variance**2 / sum(part**2 / dof for part, dof in parts))
+    return sum(map(math.log, row.times_s.values())) / len(row.times_s) + math.log(unit)

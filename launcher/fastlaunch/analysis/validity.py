@@ -104,7 +104,7 @@ def judge_validity(
     """
     rows = [_runs_of(group, unfit) for group in groups]
     references = evaluated_rows([runs for runs in rows if not list(_wrong_numerics(runs))])
-    places = [place_of(group.shown_runs[0], own_region=own_region) for group in groups]
+    places = [place_of(group.runs[0], own_region=own_region) for group in groups]
     return [
         _validity(runs, reference_of(runs, references), place=place)
         for runs, place in zip(rows, places, strict=True)
@@ -112,9 +112,9 @@ def judge_validity(
 
 
 def _runs_of(group: Group, unfit: Sequence[MeasuredRun]) -> list[RunSummary]:
-    key = pooling_key(group.shown_runs[0], None)
+    key = pooling_key(group.runs[0], None)
     lost = [other for other in unfit if diverged(other.summary) and pooling_key(other, None) == key]
-    return [candidate.summary for candidate in (*group.steady, *group.unsteady, *lost)]
+    return [candidate.summary for candidate in (*group.runs, *lost)]
 
 
 def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Validity:

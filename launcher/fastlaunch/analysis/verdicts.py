@@ -2,36 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, RunTime, rounds_to_settle
 from fastlaunch.analysis.notes import difference_notes, run_notes
-from fastlaunch.analysis.pooling import (
-    Group,
-    log_speed_ratio,
-    sample_of,
-)
-from fastlaunch.analysis.statistics import (
-    ASSUMED,
-    LEVEL,
-    MACHINE,
-    MOST_RUNS_PROPOSED,
-    UNRESOLVED,
-    RunVariance,
-    Sample,
-    Uncertainty,
-    classify,
-    holm_levels,
-    more_runs,
-    p_value,
-    uncertainty,
-)
+from fastlaunch.analysis.pooling import Group, are_comparable, run_times
+from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference, holm_levels
 from fastlaunch.analysis.validity import Validity
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 
-BASELINE, NO_INTERVAL, NOT_STEADY = "baseline", "no interval", "not steady"
-NOT_RANKED = "not ranked"
+BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH = "baseline", "no interval", "not ranked", "other batch"
 TRAINING, THROUGHPUT = "training", "throughput"
+#: What the j-th session added to a comparison may spend of its level: 5%, then 1.2%, 0.6%, 0.3%, ...
+_SHARES_OF_LEVEL = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,62 +39,110 @@ class Verdict:
 
     ratio: Interval | None  # of samples per dollar
     speed_ratio: Interval | None  # of samples/s
-    kind: str  # better, worse, tie, unresolved, baseline, no interval, not steady, not ranked
+    kind: str  # better, worse, tie, unresolved, baseline, no interval, not ranked, other batch
     reasons: tuple[str, ...]
     comparable_as: str
-    more_runs: int | None = None  # about as many, of the row and the baseline each, would settle it
+    decisive: tuple[str, ...] = ()  # those of the reasons that a decision should know
+    more_rounds: int | None = None  # about as many would settle it
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A row beside its baseline. log_ratio: of what the verdict is on, dollars where both have a price."""
+    """A row beside its baseline. Logarithms; more is better."""
 
     row: PricedGroup
     base: PricedGroup
-    log_speed_ratio: float | None
-    log_ratio: float | None
-    samples: tuple[Sample, Sample] | None
-    other_machines: bool
-    error: Uncertainty | None
+    speed: float | None  # None where the two have no ratio
+    # What the row gains, or loses, by its price; 0 where one of the two has none.
+    by_price: float
+    # Of what the verdict is on: dollars where both have a price, else speed.
+    difference: Difference | None
+    noise: tuple[float, float] = (0.0, 0.0)  # of the row and of the baseline
+
+    # Of its verdict; None where there is none to be had.
+    level: float | None = None
+    # Sessions that added to the first one.
+    num_additions: int = 0
 
     @property
     def is_priced(self) -> bool:
         return self.row.price is not None and self.base.price is not None
 
+    @property
+    def trains_alike(self) -> bool:
+        row, base = self.row.group.setup, self.base.group.setup
+        return (row.global_batch, row.sequence_length) == (base.global_batch, base.sequence_length)
 
-def judge(items: Sequence[PricedGroup], base: PricedGroup, spread: RunVariance) -> list[Verdict]:
+    @property
+    def is_tested(self) -> bool:
+        return self.trains_alike and not self.row.is_barred
+
+
+def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
     """Return a verdict for each of `items`, of which `base` is one, Holm-corrected together.
 
-    Rows that are barred get no verdict and are none of those; their intervals are at 95%.
+    Rows that are barred, or of another batch, get no verdict and are none of those; their intervals are at
+    95%. Runs that a later session added are another look, at a smaller level; what an earlier one settled
+    stands.
     """
-    pairs = [None if item is base else _pair(item, base, spread) for item in items]
-    tested = [pair for pair in pairs if pair and pair.error and not pair.row.is_barred]
-    levels = holm_levels(
-        [p_value(pair.log_ratio, pair.error) for pair in tested if pair.log_ratio is not None and pair.error]
-    )
-    level_of = dict(zip(map(id, tested), levels, strict=True))
+    runs = [run for number, item in enumerate(items) for run in run_times(item.group, number)]
+    sessions = list(dict.fromkeys(run.session for run in runs if run.session is not None))
+    settled: dict[int, str] = {}
+    for num_sessions in range(1, max(1, len(sessions)) + 1):
+        seen = (None, *sessions[:num_sessions])
+        pairs = _pairs(items, base, [run for run in runs if run.session in seen])
+        for at, pair in pairs.items():
+            if pair.difference and pair.level and (kind := pair.difference.verdict(pair.level)) != UNRESOLVED:
+                settled.setdefault(at, kind)
     return [
-        _of_baseline(base) if pair is None else _judge(pair, spread, level_of.get(id(pair), LEVEL))
-        for pair in pairs
+        _of_baseline(base) if item is base else _judge(pairs[at], settled.get(at))
+        for at, item in enumerate(items)
     ]
 
 
-def _pair(row: PricedGroup, base: PricedGroup, spread: RunVariance) -> _Pair:
-    speed = log_speed_ratio(row.group, base.group)
-    ratio = speed
-    if speed is not None and row.price is not None and base.price is not None:
-        ratio = speed + math.log(_usd_per_hour(base, base.price) / _usd_per_hour(row, row.price))
-    ours, theirs = sample_of(row.group), sample_of(base.group)
-    samples = (ours, theirs) if ours and theirs and ratio is not None else None
-    other_machines = _type_of(row.group) != _type_of(base.group)
+def look_levels(num_additions: Sequence[int], p_values: Sequence[float]) -> list[float]:
+    """Return Holm's level of each p-value, of rows to which sessions were added so many times."""
+    shares = [_SHARES_OF_LEVEL[min(number, len(_SHARES_OF_LEVEL) - 1)] for number in num_additions]
+    levels = holm_levels([p / share for p, share in zip(p_values, shares, strict=True)])
+    return [level * share for level, share in zip(levels, shares, strict=True)]
+
+
+def _pairs(items: Sequence[PricedGroup], base: PricedGroup, runs: Sequence[RunTime]) -> dict[int, _Pair]:
+    """Return the rows beside their baseline by all of `runs`, with their levels."""
+    differences = Differences(runs)
+    number = next(number for number, item in enumerate(items) if item is base)
+    present = {run.row for run in runs}
+    pairs = {
+        at: _pair(item, base, differences if {at, number} <= present else None, at, number)
+        for at, item in enumerate(items)
+        if item is not base
+    }
+    tested = {at: pair.difference for at, pair in pairs.items() if pair.is_tested and pair.difference}
+    sessions = {at: {run.session for run in runs if run.row == at} for at in tested}
+    p_values = [difference.p_differs() for difference in tested.values()]
+    levels = look_levels([len(of) - 1 for of in sessions.values()], p_values)
+    return pairs | {
+        at: replace(pairs[at], level=level, num_additions=len(sessions[at]) - 1)
+        for at, level in zip(tested, levels, strict=True)
+    }
+
+
+def _pair(
+    row: PricedGroup, base: PricedGroup, differences: Differences | None, at: int, of_base: int
+) -> _Pair:
+    by_price = 0.0
+    if row.price is not None and base.price is not None:
+        by_price = math.log(_usd_per_hour(base, base.price) / _usd_per_hour(row, row.price))
+    if differences is None or not are_comparable(row.group, base.group):
+        return _Pair(row=row, base=base, speed=None, by_price=by_price, difference=None)
+    difference = differences.between(at, of_base)
     return _Pair(
         row=row,
         base=base,
-        log_speed_ratio=speed,
-        log_ratio=ratio,
-        samples=samples,
-        other_machines=other_machines,
-        error=uncertainty(samples, spread, other_machines=other_machines) if samples else None,
+        speed=difference.value if difference else differences.log_ratio(at, of_base),
+        by_price=by_price,
+        difference=difference.plus(by_price) if difference else None,
+        noise=(differences.noise(at), differences.noise(of_base)),
     )
 
 
@@ -117,33 +150,33 @@ def _usd_per_hour(item: PricedGroup, price: Price) -> float:
     return price.usd_per_hour * item.group.setup.num_nodes
 
 
-def _type_of(group: Group) -> str | None:
-    return group.setup.instance or group.setup.device_name
-
-
-def _judge(pair: _Pair, spread: RunVariance, level: float) -> Verdict:
-    half_width = pair.error.half_width(level) if pair.error else None
-    row, base = pair.row.group.setup, pair.base.group.setup
-    trains = (row.global_batch, row.sequence_length) == (base.global_batch, base.sequence_length)
-    by_speed = pair.log_ratio is not None and not pair.is_priced
-    differences = difference_notes(pair.row.group, pair.base.group, by_speed=by_speed)
-    name, why, more = _classify(pair, half_width, spread, level)
+def _judge(pair: _Pair, settled: str | None) -> Verdict:
+    limits = pair.difference.limits(pair.level or LEVEL) if pair.difference else None
+    by_speed = pair.speed is not None and not pair.is_priced
+    kind, why, more = _classify(pair, settled)
+    method = tuple(_of_method(pair)) if pair.is_tested else ()
     return Verdict(
-        ratio=_ratio(pair.log_ratio, half_width) if pair.is_priced else None,
-        speed_ratio=_ratio(pair.log_speed_ratio, half_width),
-        kind=name,
-        reasons=(*why, *differences, *run_notes(pair.row.group), *_of_validity(pair.row)),
-        comparable_as=TRAINING if trains else THROUGHPUT,
-        more_runs=more,
+        ratio=_ratio(pair, limits, by_price=0.0) if pair.is_priced else None,
+        speed_ratio=_ratio(pair, limits, by_price=pair.by_price),
+        kind=kind,
+        reasons=(
+            *why,
+            *method,
+            *difference_notes(pair.row.group, pair.base.group, by_speed=by_speed),
+            *run_notes(pair.row.group),
+            *_of_validity(pair.row),
+        ),
+        comparable_as=TRAINING if pair.trains_alike else THROUGHPUT,
+        decisive=(*why[:1], *method) if kind != NO_INTERVAL else (),
+        more_rounds=more,
     )
 
 
 def _of_baseline(base: PricedGroup) -> Verdict:
     """Return the baseline's verdict beside itself: the ratios are exactly 1."""
     one = Interval(value=1.0, low=1.0, high=1.0)
-    timed = log_speed_ratio(base.group, base.group) is not None
-    # That it did not settle is said of its runs below.
-    why = [_why_no_interval(base.group)] if base.group.is_steady and not sample_of(base.group) else []
+    timed = base.group.measure is not None
+    why = [] if len(base.group.runs) > 1 else [_why_no_interval(base.group)]
     barred = base.validity.failures if base.is_barred else ()
     return Verdict(
         ratio=one if timed and base.price is not None else None,
@@ -154,12 +187,14 @@ def _of_baseline(base: PricedGroup) -> Verdict:
     )
 
 
-def _ratio(log_ratio: float | None, half_width: float | None) -> Interval | None:
-    if log_ratio is None:
+def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) -> Interval | None:
+    """Return the ratio of what the verdict is on, less `by_price`."""
+    if pair.speed is None:
         return None
-    if half_width is None:
-        return Interval(value=exp(log_ratio))
-    return Interval(value=exp(log_ratio), low=exp(log_ratio - half_width), high=exp(log_ratio + half_width))
+    value = exp(pair.speed + pair.by_price - by_price)
+    if limits is None:
+        return Interval(value=value)
+    return Interval(value=value, low=exp(limits[0] - by_price), high=exp(limits[1] - by_price))
 
 
 def exp(logarithm: float) -> float:
@@ -167,62 +202,60 @@ def exp(logarithm: float) -> float:
     return math.exp(min(logarithm, 700.0))
 
 
-def _classify(
-    pair: _Pair, half_width: float | None, spread: RunVariance, level: float
-) -> tuple[str, list[str], int | None]:
-    """Return the verdict, why it is no better one, and how many more runs would settle it."""
+def _classify(pair: _Pair, settled: str | None) -> tuple[str, list[str], int | None]:
+    """Return the verdict, why it is no better one, and how many more rounds would settle it."""
     if pair.row.is_barred:
-        unsure = pair.row.group.is_steady and sample_of(pair.row.group) is None
-        return (
-            NOT_RANKED,
-            [*pair.row.validity.failures, *([_why_no_interval(pair.row.group)] if unsure else [])],
-            None,
-        )
-    if not pair.row.group.is_steady:
-        return NOT_STEADY, [], None
-    if pair.log_ratio is None:
+        return NOT_RANKED, list(pair.row.validity.failures), None
+    if pair.speed is None:
         return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
-    if half_width is None or pair.samples is None:
-        if sample_of(pair.row.group) is None:
-            return NO_INTERVAL, [_why_no_interval(pair.row.group)], None
-        return NO_INTERVAL, [f"the baseline has no interval: {_why_no_interval(pair.base.group)}"], None
-    name = classify(pair.log_ratio, half_width)
-    why, more = [], None
-    if name == UNRESOLVED:
-        more = more_runs(
-            pair.log_ratio, pair.samples, spread, level=level, other_machines=pair.other_machines
+    if not pair.trains_alike:
+        return OTHER_BATCH, [], None
+    if pair.difference is None or pair.level is None:
+        is_of_base = len(pair.base.group.runs) < 2 <= len(pair.row.group.runs)
+        why = _why_no_interval(pair.base.group if is_of_base else pair.row.group)
+        return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], None
+    if settled is not None:
+        return settled, [], None
+    now, then = (
+        _SHARES_OF_LEVEL[min(number, len(_SHARES_OF_LEVEL) - 1)]
+        for number in (pair.num_additions, pair.num_additions + 1)
+    )
+    proposal = rounds_to_settle(pair.difference, pair.level * then / now)
+    if proposal is None:
+        return UNRESOLVED, ["runs of both in one session tell more"], None
+    number, share = proposal
+    if share < SETTLES:
+        why = f"{number} more rounds would settle it in {10 * share:.0f} of 10 cases"
+        return UNRESOLVED, [f"{why}: longer runs or a quieter machine help more"], None
+    return UNRESOLVED, [f"about {counted(number, 'more round')} would settle it (4 chances in 5)"], number
+
+
+def _of_method(pair: _Pair) -> Iterator[str]:
+    """Yield what the interval allows for."""
+    difference = pair.difference
+    if difference is None:
+        return
+    if pair.noise[1] > LEAVES:
+        yield "the baseline's runs vary more than the others': another baseline would be sharper"
+    if pair.noise[0] > LEAVES:
+        yield "its runs vary more than the others': judged by its own rounds"
+    if difference.is_across_hosts:
+        yield "ran on another machine than the baseline, which alone may make 2%"
+    if difference.drift:
+        yield (
+            f"its steps or the baseline's were still changing: the interval is wider by "
+            f"{100 * difference.drift:.1f}%, and longer runs tell"
         )
-        settle = min(_share_that_settles(pair.row.group), _share_that_settles(pair.base.group))
-        more = math.ceil(more / settle) if more is not None else None
-        more = more if more is not None and more <= MOST_RUNS_PROPOSED else None
-        if more is not None:
-            unsettled = " (some may not settle unless they are longer)" if settle < 1 else ""
-            why.append(f"needs about {_num_more(more)}, and as many of the baseline{unsettled}")
-        elif pair.other_machines and any(sample.num_machines < 2 for sample in pair.samples):
-            why.append("needs runs on a second machine of each type")
-        else:
-            why.append(f"needs more than {MOST_RUNS_PROPOSED} more runs, and as many of the baseline")
-    if any(sample.num_runs == 1 for sample in pair.samples):
-        assumed = 100 * max(ASSUMED, spread.deviation)
-        why.append(f"a single run is assumed to vary by {assumed:.2g}%")
-    if pair.other_machines and any(sample.num_machines < 2 for sample in pair.samples):
-        why.append(f"{MACHINE:.0%} is allowed for each type with a single machine")
-    return name, why, more
-
-
-def _share_that_settles(group: Group) -> float:
-    return len(group.steady) / len(group.all_runs)
 
 
 def _why_no_interval(group: Group) -> str:
-    first = group.first
-    if not group.is_steady:
-        return "its step time did not settle"
     if not group.log_times:
         return "no time or speed is known"
-    if first.setup.kind == "published":
+    if group.first.setup.kind == "published":
         return "published, without repeats"
-    return f"one run of {first.timing.num_retained_steps} measured steps, too few for an interval"
+    if len(group.runs) == 1:
+        return "one run: a second and third give a verdict"
+    return "its runs share no round with another row's that tells how they vary"
 
 
 def _of_validity(item: PricedGroup) -> Iterator[str]:
@@ -231,7 +264,3 @@ def _of_validity(item: PricedGroup) -> Iterator[str]:
         for failure in item.validity.failures:
             yield f"ranked all the same (--allow-unverified): {failure}"
     yield from item.validity.notes
-
-
-def _num_more(number: int) -> str:
-    return f"{number} more run{'' if number == 1 else 's'}"

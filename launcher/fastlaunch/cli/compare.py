@@ -2,7 +2,6 @@
 
 import datetime
 import shlex
-import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +19,10 @@ from fastlaunch.cli.options import (
     Quantity,
     next_command,
     output_option,
+    output_width,
     profile_option,
 )
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
 _MOST_WARNINGS = 8
-#: A terminal narrower than this gets tables of this width.
-_MIN_WIDTH = 80
 
 
 def _parse_share(text: str) -> Fraction:
@@ -84,7 +82,7 @@ def _parse_charged_as(text: str) -> "ChargedAs":
     metavar="FILE",
     help="Read prices from this file too.",
 )
-@click.option("--all", "all_runs", is_flag=True, help="Compare every run in the ledger.")
+@click.option("--every-run", "every_run", is_flag=True, help="Compare every run in the ledger.")
 @click.option(
     "--allow-unverified",
     is_flag=True,
@@ -98,6 +96,17 @@ def _parse_charged_as(text: str) -> "ChargedAs":
 )
 @click.option(
     "--target", metavar="METRIC=VALUE", help="Also show what it cost to reach this on held-out data."
+)
+@click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
+@click.option(
+    "--why", metavar="ROW", help="Show instead what there is to know of a row: its recipe, or a run."
+)
+@click.option("--notes", is_flag=True, help="Show instead all notes.")
+@click.option(
+    "--fail-if-worse",
+    type=float,
+    metavar="PERCENT",
+    help="Exit with 1 if a row is surely worse than the baseline, by more than this.",
 )
 @click.option(
     "--columns",
@@ -121,14 +130,18 @@ def compare(
     price_share: Fraction | None,
     usd_per_hour: float | None,
     price_file: Path | None,
-    all_runs: bool,
+    every_run: bool,
     allow_unverified: bool,
     finish: int | None,
     target: str | None,
+    in_full: bool,
+    why: str | None,
+    notes: bool,
+    fail_if_worse: float | None,
     columns: tuple[str, ...] | None,
     brief: bool,
     output: str,
-) -> None:
+) -> int:
     """What a dollar bought: runs side by side, with intervals and verdicts.
 
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
@@ -156,12 +169,49 @@ def compare(
         usd_per_hour=usd_per_hour,
         region=settings.region,
     )
-    runs = _stored_runs(settings, selectors, all_runs=all_runs)
+    runs = _stored_runs(settings, selectors, every_run=every_run)
     catalogue = load_catalogue(price_file or settings.prices)
     comparison = _compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
     _print_warnings(comparison.warnings)
-    _print(comparison, output, finish=finish, target=target, columns=columns or (), brief=brief)
+    if why is not None or notes:
+        _print_instead(comparison, output, why)
+        return EXIT_DONE
+    in_full = in_full or bool(columns) or brief
+    _print(
+        comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
+    )
     next_command(_next(comparison, request, catalogue, output))
+    return EXIT_JOB_FAILED if _is_worse(comparison, fail_if_worse) else EXIT_DONE
+
+
+def _is_worse(comparison: "Comparison", percent: float | None) -> bool:
+    """Return whether a row is settled to be worse than its baseline by more than that; say which."""
+    from fastlaunch.analysis.statistics import WORSE
+    from fastlaunch.report.text import name_of
+
+    if percent is None:
+        return False
+    worse = []
+    for row in comparison.rows:
+        ratio = row.verdict.ratio or row.verdict.speed_ratio
+        if row.verdict.kind == WORSE and ratio and ratio.high and ratio.high < 1 - percent / 100:
+            name = name_of(row, comparison.by_workload[row.setup.workload])
+            worse.append(f"{name} on {row.setup.workload}")
+    if worse:
+        click.echo(f"worse than the baseline by more than {percent:g}%: {', '.join(worse)}", err=True)
+    return bool(worse)
+
+
+def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
+    """Print what there is to know of a row, or all notes. Raises UserError for another form of output."""
+    from fastlaunch.report.overview import all_notes, why
+
+    if output != "table":
+        raise UserError(
+            "--why and --notes are texts", f"leave out --output {output}: JSON has each row's reason"
+        )
+    width = output_width()
+    click.echo(all_notes(comparison, width=width) if name is None else why(comparison, name, width=width))
 
 
 def _compared(
@@ -204,15 +254,17 @@ def _print(
     target: str | None,
     columns: Sequence[str],
     brief: bool,
+    in_full: bool,
 ) -> None:
     """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
 
-    A table ends with the answer in a sentence. Raises UserError for a target that cannot be read, a column
+    The answer comes first, in a sentence. Raises UserError for a target that cannot be read, a column
     that there is not, and an option that means nothing in this form of output.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
-    from fastlaunch.report.table import WIDTH, as_table
+    from fastlaunch.report.overview import as_overview
+    from fastlaunch.report.table import as_table
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
 
@@ -230,13 +282,18 @@ def _print(
         }
         click.echo(as_json(comparison, further))
         return
-    width = min(WIDTH, max(_MIN_WIDTH, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))
-    parts = [as_table(comparison, only=columns, brief=brief, width=width)]
+    width = output_width()
+    parts = [textwrap.fill(answer(comparison), width, break_on_hyphens=False)]
+    if in_full:
+        parts.append(as_table(comparison, only=columns, brief=brief, width=width))
+    else:
+        parts.append(as_overview(comparison, width=width))
     if finish is not None:
         parts.append(finish_table(comparison, finish, width=width))
     if target is not None:
         parts.append(target_table(comparison, target, width=width))
-    parts.append(textwrap.fill(answer(comparison), width, break_on_hyphens=False))
+    if not in_full:
+        parts.append("more: --all (every row, column and note), --why ROW, --notes")
     click.echo("\n\n".join(parts))
 
 
@@ -248,14 +305,16 @@ def _print_warnings(warnings: Sequence[str]) -> None:
         click.echo(f"warning: and {len(warnings) - _MOST_WARNINGS} more of these", err=True)
 
 
-def _stored_runs(settings: "Settings", selectors: Sequence[str], *, all_runs: bool) -> list["Run"]:
+def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
     from fastlaunch.ledger.ledger import open_ledger
 
-    if all_runs and selectors:
-        raise UserError("--all is every run, and some are named", "leave out --all, or the names")
+    if every_run and selectors:
+        raise UserError(
+            "--every-run is all of them, and some are named", "leave out --every-run, or the names"
+        )
     with open_ledger(settings) as ledger:
         reconcile_here(ledger)
-        runs = ledger.fetch_comparable(selectors, all_runs=all_runs)
+        runs = ledger.fetch_comparable(selectors, all_runs=every_run)
     if selectors and not runs:
         raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")
     return runs

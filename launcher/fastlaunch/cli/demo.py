@@ -2,14 +2,16 @@
 
 import datetime
 import json
+import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.options import next_command
+from fastlaunch.cli.options import next_command, output_width
 from fastlaunch.core.errors import BadFile
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ SUMMARIES = "summaries.json"
     hidden=True,
     help="Instead: write FOLDER/summaries.json from the records in FOLDER, as it is shipped.",
 )
-def demo(folder: Path | None) -> None:
+@click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
+def demo(folder: Path | None, in_full: bool) -> None:
     """The published experiment and shipped measurements, compared in a second.
 
     Training a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of November 2023 and of
@@ -46,18 +49,71 @@ def demo(folder: Path | None) -> None:
         click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
         return
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.report.table import as_table
-    from fastlaunch.report.text import answer
 
     catalogue, today = load_catalogue(), datetime.date.today()
     then, now = published(catalogue, THEN), published(catalogue, today)
-    click.echo(f"A published experiment, at the prices of {THEN}\n\n{as_table(then)}\n")
-    click.echo(f"The same measurements, at the prices of {today}\n\n{as_table(now)}\n")
-    click.echo(f"{what_changed(then, now)}\n")
-    click.echo(f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n")
     measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
-    click.echo(f"{as_table(measured)}\n\n{answer(measured)}")
+    click.echo(_in_full(then, now, measured) if in_full else _in_short(then, now, measured))
     next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
+
+
+def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
+    """Return the demo on a screen: what a dollar bought then and now, and the rows that are ranked."""
+    from fastlaunch.analysis.best import RANKED
+    from fastlaunch.report.overview import as_overview
+    from fastlaunch.report.table import grid
+    from fastlaunch.report.text import answer, dollars
+
+    width = output_width()
+    prices = [
+        {
+            "row": f"{row.setup.recipe} on {row.place}, batch {row.setup.batch_size_per_gpu}",
+            f"$/M, {then.prices_as_of}": dollars(_usd_per_million(row)),
+            f"$/M, {now.prices_as_of}": dollars(_usd_per_million(today)),
+        }
+        for row, today in zip(then.rows, now.rows, strict=True)
+    ]
+    ranked = [row for row in measured.rows if row.verdict.kind in RANKED]
+    more = f"{len(measured.rows) - len(ranked)} more rows, and every column and note: fastlaunch demo --all"
+    return "\n\n".join(
+        [
+            "A published experiment: eight A100 against eight H100\n"
+            f"{_filled(what_changed(then, now), width)}",
+            grid(prices, width=width),
+            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n"
+            f"{_filled(answer(measured), width)}",
+            as_overview(replace(measured, rows=tuple(ranked)), width=width),
+            more,
+        ]
+    )
+
+
+def _in_full(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
+    """Return every row, column and note of the demo."""
+    from fastlaunch.report.table import as_table
+    from fastlaunch.report.text import answer
+
+    return "\n\n".join(
+        [
+            f"A published experiment, at the prices of {then.prices_as_of}",
+            as_table(then),
+            f"The same measurements, at the prices of {now.prices_as_of}",
+            as_table(now),
+            what_changed(then, now),
+            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}",
+            as_table(measured),
+            answer(measured),
+        ]
+    )
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def _usd_per_million(row: "Row") -> float:
+    assert row.cost.usd_per_million_samples is not None
+    return row.cost.usd_per_million_samples.value
 
 
 def published(catalogue: "Catalogue", day: datetime.date) -> "Comparison":

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -171,3 +172,10 @@ def check_can_ask(*, yes: bool) -> None:
     """Raise UserError if there is a question and nobody to ask."""
     if not yes and not sys.stdin.isatty():
         raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")
+
+
+def output_width() -> int:
+    """Return how wide tables of measurements are: as the terminal, but within 80 to 120 columns."""
+    from fastlaunch.report.table import WIDTH
+
+    return min(WIDTH, max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))

@@ -219,7 +219,7 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
         "state": str(run.state),
         "step_time": in_ms(step_time.value) if step_time else None,
         "samples_per_s": rounded(_rate(summary)) if summary and step_time else None,
-        "note": note or run.reason or (_shortcoming(summary) if summary else None),
+        "note": note or run.reason or _problem(summary),
     }
 
 
@@ -259,7 +259,7 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
 def _is_measured(run: "Run") -> bool:
     # A run that was stopped half-way was measured up to there.
     stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
-    return bool(stood and run.summary and run.summary.timing.step_time_s and not _shortcoming(run.summary))
+    return bool(stood and run.summary and run.summary.timing.step_time_s and not run.summary.problems)
 
 
 def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
@@ -302,11 +302,9 @@ def _is_below(lower: Interval, upper: Interval) -> bool:
     return lower.high is not None and upper.low is not None and lower.high < upper.low
 
 
-def _shortcoming(summary: RunSummary) -> str | None:
-    """Return why the run's step time must not be used; None if it may."""
-    if summary.problems:
-        return summary.problems[0]
-    return "its step time did not settle" if summary.timing.steady is False else None
+def _problem(summary: RunSummary | None) -> str | None:
+    """Return what makes the run unfit to compare; None if nothing does."""
+    return summary.problems[0] if summary and summary.problems else None
 
 
 def _between(low: float, high: float) -> str:
@@ -322,7 +320,7 @@ def _rate(summary: RunSummary, step_time_s: float | None = None) -> float:
 
 def _why_not(runs: Sequence["Run"]) -> str:
     reasons = [run.reason for run in runs]
-    reasons += [_shortcoming(run.summary) for run in runs if run.summary]
+    reasons += [_problem(run.summary) for run in runs]
     return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
 
 

@@ -1,14 +1,14 @@
-"""The step time of one attempt from its ranks' records: what is warm-up, what is left, and its interval.
+"""The step time of one attempt from its ranks' records: what is warm-up, and what is left.
 
-The rule and its constants were checked by simulation; docs/method.md describes them:
+docs/method.md describes the rule:
 
 1.  A block's synchronised wall time is shared out over its steps in proportion to their device time, so a
     cut may fall inside a block and blocks still add up to what the clock said. Steps after the last block
     (a killed process) have no synchronised time and are left out.
 2.  Warm-up: everything through the last compile, graph capture or allocator growth, at least 10 steps; then
-    tenths of the rest until the first fifth's mean is within 2% of the last half's.
+    the first tenth of the rest. Nothing else is left out, whatever the outcome.
 3.  The headline is the mean wall time of the retained steps on the slowest rank, untrimmed: the bill is
-    linear in it. Six contiguous batch means give the interval, since steps are autocorrelated.
+    linear in it.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,6 @@ Array: TypeAlias = NDArray[np.float64]
 MIN_WARMUP_STEPS = 10
 #: Steps that must be left after the first cut, so that a tenth of them is a step.
 MIN_TIMED_STEPS = 10
-STEADY_WITHIN = 0.02
-NUM_BATCHES = 6
-#: 97.5% point of Student's t with NUM_BATCHES - 1 = 5 degrees of freedom.
-T_OF_BATCHES = 2.571
-MIN_STEPS_FOR_INTERVAL = 60
 
 
 class NoTiming(ValueError):
@@ -38,10 +33,7 @@ class NoTiming(ValueError):
 
 @np.errstate(all="ignore")  # absurd numbers in a foreign file show in the result
 def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
-    """Return the timing of one attempt by the records of its ranks. Raises NoTiming if it has too few steps.
-
-    An attempt that did not settle keeps its last half, without interval.
-    """
+    """Return the timing of one attempt by its ranks' records. Raises NoTiming if it has too few steps."""
     num_steps = min(sum(block.last_step - block.first_step + 1 for block in rank.blocks) for rank in ranks)
     first_cut = max(MIN_WARMUP_STEPS, *(steps_until_warm(rank) for rank in ranks))
     if num_steps - first_cut < MIN_TIMED_STEPS:
@@ -50,32 +42,26 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
             f"and {MIN_TIMED_STEPS} more are needed"
         )
     walls = np.stack([wall_times_s(rank)[:num_steps] for rank in ranks])
-    slowest = int(np.argmax(walls[:, first_cut:].sum(axis=1)))
-    settled = settled_after(walls[slowest, first_cut:])
-    cut = first_cut + (settled if settled is not None else (num_steps - first_cut) // 2)
-
+    cut = first_cut + (num_steps - first_cut) // 10
     retained = walls[:, cut:]
     slowest = int(np.argmax(retained.sum(axis=1)))
     totals_s = retained.sum(axis=1)
     if not (np.isfinite(totals_s) & (totals_s > 0)).all():
         raise NoTiming("the recorded wall times are zero or absurd")
-    low_s, high_s = batch_interval(retained[slowest]) if settled is not None else (None, None)
     num_retained = num_steps - cut
-    third = num_retained // 3
     steps = [rank.steps[cut:num_steps] for rank in ranks]
     device_s = np.array([[step.step_time_s for step in row] for row in steps]).max(axis=0)
     waits_s = np.array([[step.data_wait_s for step in row] for row in steps]).sum(axis=1)
     return Timing(
         num_retained_steps=num_retained,
-        steady=settled is not None,
-        step_time_s=Interval(value=float(retained[slowest].mean()), low=low_s, high=high_s),
+        step_time_s=Interval(value=float(retained[slowest].mean())),
         samples_per_step=sum(step.num_samples for row in steps for step in row) / num_retained,
         tokens_per_step=sum(step.num_tokens for row in steps for step in row) / num_retained or None,
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         utilization=_utilization(ranks, cut),
-        drift=_finite(retained[slowest, -third:].mean() / retained[slowest, :third].mean() - 1.0),
+        late=_finite(np.log(retained[slowest, num_retained // 2 :].mean() / retained[slowest].mean())),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
     )
@@ -127,31 +113,3 @@ def steps_until_warm(rank: RankRecord) -> int:
             last = max(last, block.last_step)
         num_compiles, reserved_gib = block.num_compiles, now_reserved_gib
     return max(0, last - before_first)
-
-
-def settled_after(times_s: Array) -> int | None:
-    """Return the steps to cut until the first fifth's mean is within 2% of the last half's; None if over
-    half.
-
-    times_s: (steps,), at least MIN_TIMED_STEPS. Cuts in tenths.
-    """
-    for tenths in range(6):
-        cut = tenths * len(times_s) // 10
-        left = times_s[cut:]
-        first_fifth, last_half = left[: max(1, len(left) // 5)].mean(), left[len(left) // 2 :].mean()
-        if abs(first_fifth - last_half) <= STEADY_WITHIN * last_half:
-            return cut
-    return None
-
-
-def batch_interval(times_s: Array) -> tuple[float, float] | tuple[None, None]:
-    """Return the 95% interval of the mean of `times_s` (steps,) from six contiguous batch means.
-
-    (None, None) under 60 steps, or where single stalls are so long that it would reach 0.
-    """
-    if len(times_s) < MIN_STEPS_FOR_INTERVAL:
-        return None, None
-    batch_means = np.array([batch.mean() for batch in np.array_split(times_s, NUM_BATCHES)])
-    half_width = T_OF_BATCHES * float(batch_means.std(ddof=1)) / NUM_BATCHES**0.5
-    mean = float(times_s.mean())
-    return (mean - half_width, mean + half_width) if half_width < mean else (None, None)

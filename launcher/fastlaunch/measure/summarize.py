@@ -69,9 +69,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         )
         sentence = f"ended as {status}" + (f": {message}" if message else "")
         (warnings if status in _STOPPED and timing else problems).append(sentence)
-    timed_well = timing and timing.step_time_s and timing.step_time_s.low
-    if timing and timed_well and timing.drift and abs(timing.drift) > DRIFT_WORTH_TELLING:
-        warnings.append(f"step time drifted by {timing.drift:+.1%} from the first third to the last")
+    if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
+        warnings.append(f"the last half of the steps took {timing.late:+.1%} against all of them")
     if timing is None:
         problems.append(no_timing)
     elif not timing.samples_per_step or timing.samples_per_step <= 0:

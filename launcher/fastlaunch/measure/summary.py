@@ -49,7 +49,6 @@ class Setup:
 class Timing:
     """The steps of the attempt with the most retained steps. A published row knows few of these."""
 
-    steady: bool | None = None  # whether the step time settled; None if there are too few steps to tell
     step_time_s: Interval | None = None  # synchronised wall time of the slowest rank per retained step
     num_retained_steps: int = 0
     samples_per_step: float | None = None  # over all ranks
@@ -58,7 +57,7 @@ class Timing:
     p95_step_time_s: float | None = None  # the 95th percentile of the same
     data_wait_fraction: float | None = None  # of the wall time, fetching batches; of the rank that waits most
     utilization: float | None = None  # fraction of the time in which the least busy GPU ran a kernel, by NVML
-    drift: float | None = None  # mean of the last third over that of the first third, less 1
+    late: float | None = None  # log of the last half's mean over that of all retained steps
     warmup_s: float | None = None  # what the warm-up steps took
     num_warmup_steps: int | None = None
 
@@ -178,6 +177,8 @@ class RunSummary:
         topics: dict[str, dict[str, Any]] = {name: {} for name in ("", *_TOPICS)}
         try:
             for key, value in data.items():
+                if key in _FORMER:
+                    continue
                 topic, name, _ = _PLACES[key]
                 topics[topic][name] = _FROM_JSON[key](value) if key in _FROM_JSON else value
             own = topics.pop("")
@@ -202,6 +203,8 @@ _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "warnings": tuple,
     "problems": tuple,
 }
+#: Keys that earlier versions wrote and that mean nothing any more.
+_FORMER = ("steady", "drift")
 _TOPICS: Mapping[str, type] = {
     **{"setup": Setup, "timing": Timing, "startup": Startup, "checkpoints": Checkpoints},
     **{"quality": Quality, "environment": Environment, "figures": Figures},

@@ -11,9 +11,10 @@ from typing import Any
 from fastlaunch.analysis.compare import Comparison, Cost, Row, Speed
 from fastlaunch.analysis.convergence import UNKNOWN, Difference, HeldOut
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.text import answer_to_json
 
 #: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
-SCHEMA = 1
+SCHEMA = 2
 
 #: The measured quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
@@ -35,8 +36,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "prices_as_of": as_of.isoformat() if as_of else None,
         "baseline": baselines if len(baselines) > 1 else next(iter(baselines.values()), None),
+        "answer": answer_to_json(comparison),
         "rows": [row_to_json(row) for row in comparison.rows],
-        "spread_between_runs": comparison.spread.deviation if comparison.spread.dof else None,
         "warnings": list(comparison.warnings),
         "allow_unverified": comparison.allow_unverified,
         "finish": None,
@@ -62,7 +63,6 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "kind": setup.kind,
         "derived": row.derived,
         "num_runs": row.num_runs,
-        "num_unsteady_runs": row.num_unsteady,
         "run_ids": list(row.run_ids),
         **{name: _quantity(quantity) for name, quantity in vars(row.speed).items()},
         "build_s": overhead.build_s,

@@ -16,7 +16,7 @@ from fastlaunch.analysis.finish import (
     cheapest_in_turn,
     to_finish,
 )
-from fastlaunch.analysis.verdicts import NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
 from fastlaunch.report.table import WIDTH, bulleted, grid
@@ -179,7 +179,7 @@ def _left_out(result: ToFinish) -> Iterator[str]:
     for finish in result.rows:
         if finish.reason is not None:
             yield f"{name_of(finish.row, rows)}: n/a, {finish.reason}"
-        elif finish.row.is_barred or finish.row.verdict.kind == NOT_STEADY:
+        elif finish.row.is_barred:
             yield f"{name_of(finish.row, rows)} is {finish.row.verdict.kind}, so it is not compared"
     known = [finish for finish in result.rows if finish.account is not None]
     by_parts: dict[tuple[str, ...], list[str]] = {}

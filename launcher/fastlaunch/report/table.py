@@ -40,7 +40,7 @@ def as_table(
     """Return the comparison as text of up to `width` characters a line, without the answer.
 
     only: show just the columns with these headings, and those that identify a row. brief: leave out the times
-    before the steps, the kernels, and the notes that `_notes` leaves out. Raises UnknownName for a heading
+    before the steps, the kernels, and the notes that `notes_of` leaves out. Raises UnknownName for a heading
     that no workload has.
     """
     sections = comparison.by_workload.values()
@@ -66,7 +66,7 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
         parts.append(f"{_THROUGHPUT} (another {_other(rows)} than the baseline's):")
         parts += _grids(others, columns, width)
     parts += _held_out(rows, shared, width)
-    notes, num_hidden = _notes(rows, brief)
+    notes, num_hidden = notes_of(rows, brief)
     if not brief:
         parts += [_before(rows, width), _kernels(rows, width)]
     parts.append(bulleted(notes, width))
@@ -98,10 +98,15 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
         "GPUs": _gpus,
         "tokens each": _sequence_length,
         "data": _data,
-        "runs": _runs,
+        "runs": lambda row: str(row.num_runs),
     }
     values = {name: {cell(row) for row in rows} for name, cell in cells.items()}
     return {name: str(next(iter(texts))) for name, texts in values.items() if len(texts) == 1}
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """Return what all rows of a workload share, in a line."""
+    return _heading(rows, _shared(rows))
 
 
 def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
@@ -139,12 +144,6 @@ def _sequence_length(row: Row) -> str:
     return str(row.setup.sequence_length or UNKNOWN)
 
 
-def _runs(row: Row) -> str:
-    """Return `5`, or `3 of 5` if two did not settle."""
-    num_unsteady = row.num_unsteady if row.num_runs else 0
-    return f"{row.num_runs} of {row.num_runs + num_unsteady}" if num_unsteady else str(row.num_runs)
-
-
 def _gpus(row: Row) -> str:
     per_node = row.setup.num_gpus // row.setup.num_nodes
     return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
@@ -168,7 +167,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "tokens each": _sequence_length,
         "data": _data,
         **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
-        "runs": _runs,
+        "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: with_range(row.speed.step_time_s, factor=1000),
         f"{unit}/s": lambda row: _number(row.speed.samples_per_s),
         **({"tokens/s": lambda row: _number(row.speed.tokens_per_s)} if tokens and unit != "tokens" else {}),
@@ -247,13 +246,13 @@ def _kernels(rows: Sequence[Row], width: int) -> str:
     return f"kernels of one forward pass:\n{bulleted(notes, width)}"
 
 
-def _notes(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
+def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     """Return the prices with their dates, then the reasons with their rows; and how many were left out.
 
     A reason of every row names none. brief: leave out all reasons but those that bar a row, or would without
     --allow-unverified, and that commits differ in speed.
     """
-    notes = _price_notes(rows)
+    notes = price_notes(rows)
     # These the baseline can have, too: they name no rows only if it has.
     of_runs = {text for row in rows for run in row.runs for text in run.summary.warnings}
     by_reason: dict[str, list[Row]] = {}
@@ -291,7 +290,8 @@ def bulleted(notes: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def _price_notes(rows: Sequence[Row]) -> list[str]:
+def price_notes(rows: Sequence[Row]) -> list[str]:
+    """Return what rows are charged, as of when, and by whom it was published."""
     notes: dict[str, None] = {}
     for row in rows:
         price = row.price

@@ -16,7 +16,6 @@ from fastlaunch.analysis.target import (
     parse_target,
     usd_to_target,
 )
-from fastlaunch.analysis.verdicts import NOT_STEADY
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
 from fastlaunch.report.table import WIDTH, bulleted, grid
 from fastlaunch.report.text import about, between, dollars, name_of, number, span, with_range
@@ -67,7 +66,7 @@ def _cells(result: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
         "reached": f"{result.num_reached} of {result.num_seeds}",
         "best": span([run.best for run in result.runs if run.best is not None], "{:.4g}".format),
         "steps": span([run.step or 0 for run in reached], about),
-        "seconds": span(result.times_s, number),
+        "seconds": span(list(result.times_s.values()), number),
         "mean s": with_range(result.time_s),
         "mean $": with_range(result.usd, format_value=dollars),
     }
@@ -83,7 +82,7 @@ def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:
         name = name_of(result.row, rows)
         if result.reason is not None:
             yield f"{name}: n/a, {result.reason}{_why_not(result)}"
-        elif result.row.is_barred or result.row.verdict.kind == NOT_STEADY:
+        elif result.row.is_barred:
             yield f"{name} is {result.row.verdict.kind}, so it is not compared"
     waits = [run.waited_steps for result in results for run in result.runs if run.waited_steps is not None]
     if waits:

@@ -2,13 +2,40 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
-from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_STEADY, THROUGHPUT, TRAINING
+from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
+#: Why a row with a higher figure than the best is not the answer.
+_WHY_LEFT_OUT = {
+    NO_INTERVAL: "has no interval",
+    NOT_RANKED: "is not ranked",
+    OTHER_BATCH: "trains with another batch",
+}
+
+
+def answer_to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the answer as plain data; of several workloads, an object from workload to answer."""
+    answers = {workload: _answer_of(rows) for workload, rows in comparison.by_workload.items()}
+    return next(iter(answers.values())) if len(answers) == 1 else answers
+
+
+def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
+    best = best_of(rows)
+    ratio = best.ratio if best else None
+    return {
+        "sentence": f"{_clause(rows)}.",
+        "best": name_of(best.row, rows) if best else None,
+        "runner_up": name_of(best.runner_up, rows) if best and best.runner_up else None,
+        "ratio": vars(ratio) if ratio else None,
+        "settled": best.is_settled if best else False,
+        "may_be_best": [name_of(row, rows) for row in best.may_be_best] if best else [],
+    }
 
 
 def answer(comparison: Comparison) -> str:
@@ -20,6 +47,28 @@ def answer(comparison: Comparison) -> str:
 
 
 def _clause(rows: Sequence[Row]) -> str:
+    """Return the answer for one workload, with the cheapest row that it leaves out and why."""
+    return _of_ranked(rows) + _left_out(rows)
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """Return a clause on the best figure of a row that is not ranked, if it is above the best one's."""
+    best = best_of(rows)
+    if best is None:
+        return ""
+    priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
+    of_best = _ratio(best.row, priced)
+    others = [row for row in rows if row.verdict.kind in _WHY_LEFT_OUT and _ratio(row, priced)]
+    if of_best is None or not others:
+        return ""
+    other = max(others, key=lambda row: _value(row, priced))
+    more = _value(other, priced) / of_best.value - 1
+    if more <= 0.005:
+        return ""
+    return f"; {named(other, rows)} shows {_percent(more)} more, but {_WHY_LEFT_OUT[other.verdict.kind]}"
+
+
+def _of_ranked(rows: Sequence[Row]) -> str:
     """Return the answer for one workload. It ranks rows that train like the baseline and are not barred.
 
     Where enough rows were measured or published as they are, it leaves out those that were derived.
@@ -29,7 +78,7 @@ def _clause(rows: Sequence[Row]) -> str:
     if not rows:
         return f"nothing is ranked: {named(barred[0], barred)}, {barred[0].validity.failures[0]}"
     base = next(row for row in rows if row.is_baseline)
-    trains = [row for row in rows if row.verdict.comparable_as == TRAINING and row.verdict.kind != NOT_STEADY]
+    trains = [row for row in rows if row.verdict.comparable_as == TRAINING]
     published = [row for row in trains if not row.derived]
     # By dollars if every row has a price, else by speed.
     ranked = published if len(published) > 1 and base in published else trains
@@ -41,8 +90,6 @@ def _clause(rows: Sequence[Row]) -> str:
     what = _what(base, priced)
     if not others:
         alone = f"{named(base, rows)}{_gives(base, priced)}"
-        if not base.num_runs:
-            alone += ", by a step time that did not settle"
         return alone + (_throughput(rows, base) if len(rows) > 1 else "")
     better = [row for row in others if row.verdict.kind == BETTER]
     if better:
@@ -50,7 +97,6 @@ def _clause(rows: Sequence[Row]) -> str:
         return (
             f"{named(best, rows)}{_gives(best, priced)}, {_more(best, priced)} than"
             f" {named(base, rows, beside=best)}{between(_ratio(best, priced))}"
-            f"{_ahead(others[0], best, rows, priced)}"
         )
     first = others[0]
     if first.verdict.kind == WORSE:
@@ -64,7 +110,7 @@ def _clause(rows: Sequence[Row]) -> str:
         why = first.verdict.reasons[0] if first.verdict.reasons else ""
         return (
             f"it is not settled whether {named(first, rows)} gives more {what} than {named(base, rows)}"
-            f"{between(_ratio(first, priced))}" + (f"; settling it {why}" if why.startswith("needs") else "")
+            f"{between(_ratio(first, priced))}" + (f"; {why}" if "would settle" in why else "")
         )
     # Without an interval we can only give the figures.
     best, next_best = sorted((base, first), key=lambda row: -_value(row, priced))
@@ -75,19 +121,9 @@ def _clause(rows: Sequence[Row]) -> str:
     )
 
 
-def _ahead(first: Row, best: Row, rows: Sequence[Row], priced: bool) -> str:
-    """Return a clause on a row with a higher figure than the best established one, if there is such a row."""
-    if first is best:
-        return ""
-    why = "has no interval" if first.verdict.kind == NO_INTERVAL else f"is {first.verdict.kind}"
-    return f"; {named(first, rows)} shows {_more(first, priced)}, but {why}"
-
-
 def _throughput(rows: Sequence[Row], base: Row) -> str:
     num_others = sum(row.verdict.comparable_as == THROUGHPUT for row in rows)
     if not num_others:
-        if any(row.verdict.kind == NOT_STEADY for row in rows):
-            return "; the step times of the others did not settle"
         return "; nothing else here has a speed to compare"
     return "; the other rows have another global batch, and are not ranked as training"
 

@@ -1,0 +1,339 @@
+"""How often verdicts are wrong, and how often they find a difference, by simulation.
+
+    python -m benchmarks.verdicts [--draws 2000] [--only NAME] (in tests/; about half an hour on two cores)
+
+A cell is a kind of machine, a number of rows and a number of rounds. Its draws are tables in which no row is
+faster than the baseline: a table with any `better` or `worse` is wrong. Power is how often a row that is 3%
+faster is called better, where all runs deviate alike. docs/method.md quotes what this prints.
+"""
+
+import argparse
+import itertools
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fastlaunch.analysis.differences import SETTLES, Differences, RunTime, rounds_to_settle
+from fastlaunch.analysis.statistics import BETTER, LEVEL, UNRESOLVED, WORSE, holm_levels
+from fastlaunch.analysis.verdicts import look_levels
+
+ROWS = (2, 3, 6, 10)
+ROUNDS = (2, 3, 4, 6, 10)
+#: Wrong tables that are accepted, in percent.
+ACCEPTED = 7.0
+#: How much faster the second row is where power is asked for.
+FASTER = 0.03
+
+#: Draws a table in which no row is faster, from a generator, a number of rows and one of rounds.
+Machine = Callable[[random.Random, int, int], list[RunTime]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Machines of one kind. beyond: no method can know what they do, so the error is shown and not held.
+
+    asks_power: also draw tables in which the second row is faster.
+    """
+
+    name: str
+    draw: Machine
+    beyond: bool = False
+    asks_power: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What the tables of one scenario, number of rows and number of rounds came to, in percent."""
+
+    scenario: str
+    num_rows: int
+    num_rounds: int
+    wrong: float
+    found: float | None
+    beyond: bool
+
+
+def in_rounds(time_of: Callable[[int, int], float | None], num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Return a run of each row in each round; time_of(row, round) is its log time, None if it failed."""
+    cells = itertools.product(range(num_rounds), range(num_rows))
+    times = ((row, number, time_of(row, number)) for number, row in cells)
+    return [
+        RunTime(row=row, log_time=time, host="host", block=number)
+        for row, number, time in times
+        if time is not None
+    ]
+
+
+def alike(
+    rng: random.Random, num_rows: int, num_rounds: int, *, sd: float, round_sd: float = 0
+) -> list[RunTime]:
+    """Draw rows whose runs deviate alike, in rounds that deviate too."""
+    rounds = [rng.gauss(0, round_sd) for _ in range(num_rounds)]
+    return in_rounds(lambda _, number: rounds[number] + rng.gauss(0, sd), num_rows, num_rounds)
+
+
+def uneven(rng: random.Random, num_rows: int, num_rounds: int, *, times: tuple[float, ...]) -> list[RunTime]:
+    """Draw rows of which the first deviate by so many times 0.5%; the last of `times` is all others'."""
+    sds = [0.005 * times[min(row, len(times) - 1)] for row in range(num_rows)]
+    rounds = [rng.gauss(0, 0.02) for _ in range(num_rounds)]
+    return in_rounds(lambda row, number: rounds[number] + rng.gauss(0, sds[row]), num_rows, num_rounds)
+
+
+def heavy_tails(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw runs that deviate by Student's t with 3 degrees of freedom, 1%."""
+
+    def time(_row: int, _number: int) -> float:
+        return 0.01 * rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3) / math.sqrt(3)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def stalls(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw runs in which single steps stall: a Poisson number of stalls, each 0.5% of a run on average."""
+
+    def time(_row: int, _number: int) -> float:
+        stalled, left = 0.0, math.exp(-3)
+        draw = rng.random()
+        while draw > left:
+            stalled += rng.expovariate(1 / 0.005)
+            draw *= rng.random()
+        return math.log1p(stalled) + rng.gauss(0, 0.002)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def two_speeds(
+    rng: random.Random, num_rows: int, num_rounds: int, *, runs_long: float, only: int | None = None
+) -> list[RunTime]:
+    """Draw a host that is 10% slower half of the time, for so many runs on average. only: the row it hits."""
+    parts = 4
+    slow, is_slow = [], rng.random() < 0.5
+    for _ in range(num_rows * num_rounds * parts):
+        # Half of the redrawn states are new ones.
+        if rng.random() < min(1.0, 2 / (runs_long * parts)):
+            is_slow = rng.random() < 0.5
+        slow.append(is_slow)
+
+    def time(row: int, number: int) -> float:
+        first = (number * num_rows + row) * parts
+        share = sum(slow[first : first + parts]) / parts if only in (None, row) else 0.0
+        return math.log1p(0.1 * share) + rng.gauss(0, 0.003)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def drifting(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw a session that slows down by 5%; every other round runs backwards, as `submit` does."""
+
+    def time(row: int, number: int) -> float:
+        place = row if number % 2 == 0 else num_rows - 1 - row
+        return 0.05 * (number * num_rows + place) / (num_rows * num_rounds) + rng.gauss(0, 0.005)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def machines(
+    rng: random.Random, num_rows: int, num_rounds: int, *, sd: float, num_hosts: int = 1
+) -> list[RunTime]:
+    """Draw rows that ran on so many machines of their own each, which deviate."""
+    return [
+        RunTime(row=row, log_time=speed + rng.gauss(0, 0.003), host=(row, host), block=(row, host, number))
+        for row in range(num_rows)
+        for host in range(num_hosts)
+        for speed in [rng.gauss(0, sd)]
+        for number in range(num_rounds)
+    ]
+
+
+def missing(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw rounds of which one run in six fails."""
+    rounds = [rng.gauss(0, 0.02) for _ in range(num_rounds)]
+
+    def time(_row: int, number: int) -> float | None:
+        return None if rng.random() < 1 / 6 else rounds[number] + rng.gauss(0, 0.01)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def skewed_row(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw a row of which one run in ten is 10% slower, among quiet ones, at the same mean."""
+
+    def time(row: int, _number: int) -> float:
+        slow = 0.1 * ((rng.random() < 0.1) - 0.1) if row == 1 else 0.0
+        return slow + rng.gauss(0, 0.003)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def lottery(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw a row whose runs are of two kinds, 10% apart, at the same mean: a tuner's choice."""
+
+    def time(row: int, _number: int) -> float:
+        return (0.05 * rng.choice((-1, 1)) if row == 1 else 0.0) + rng.gauss(0, 0.003)
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+SCENARIOS = (
+    *(
+        Scenario(
+            name=f"runs {sd:.1%}, rounds {round_sd:.0%}",
+            draw=partial(alike, sd=sd, round_sd=round_sd),
+            asks_power=True,
+        )
+        for sd in (0.002, 0.01, 0.03)
+        for round_sd in (0.0, 0.02, 0.05)
+    ),
+    *(
+        Scenario(name=f"rows uneven: {name}", draw=partial(uneven, times=times))
+        for name, times in {
+            "baseline x3": (3, 1),
+            "baseline x10": (10, 1),
+            "baseline x30": (30, 1),
+            "a row x3": (1, 3, 1),
+            "a row x10": (1, 10, 1),
+            "two rows x10": (1, 10, 10, 1),
+            "baseline and a row x10": (10, 10, 1),
+            "three rows x6": (1, 6, 6, 6, 1),
+            "graded": (1, 2, 4, 8, 16),
+        }.items()
+    ),
+    Scenario(name="heavy tails", draw=heavy_tails),
+    Scenario(name="stalls", draw=stalls),
+    Scenario(name="two speeds, for half a run", draw=partial(two_speeds, runs_long=0.5)),
+    Scenario(name="two speeds, for a run", draw=partial(two_speeds, runs_long=1.0)),
+    Scenario(name="two speeds, for five runs", draw=partial(two_speeds, runs_long=5.0)),
+    Scenario(name="one row on two speeds, within runs", draw=partial(two_speeds, runs_long=0.25, only=1)),
+    Scenario(name="the session slows down", draw=drifting),
+    Scenario(name="a run in six fails", draw=missing),
+    Scenario(name="a machine each, 1%", draw=partial(machines, sd=0.01)),
+    Scenario(name="a machine each, 2%", draw=partial(machines, sd=0.02)),
+    Scenario(name="three machines each, 2%", draw=partial(machines, sd=0.02, num_hosts=3)),
+    Scenario(name="one run in ten of a row 10% slower", draw=skewed_row, beyond=True),
+    Scenario(name="runs of two kinds in a row", draw=lottery, beyond=True),
+)
+
+
+def followed(rng: random.Random, sd: float, faster: float) -> tuple[str | None, bool | None]:
+    """Return the verdict on a row against another, by three rounds and then as many more as are proposed.
+
+    At most five times. And whether the first proposal was enough; None without one.
+    """
+
+    def rounds(number: int, session: str) -> list[RunTime]:
+        return [
+            replace(
+                run, block=(session, run.block), session=session, log_time=run.log_time - faster * run.row
+            )
+            for run in alike(rng, 2, number, sd=sd, round_sd=0.02)
+        ]
+
+    runs, kept = rounds(3, "0"), None
+    for number in range(6):
+        difference = Differences(runs).between(1, 0)
+        assert difference is not None
+        (level,) = look_levels([number], [difference.p_differs()])
+        verdict = difference.verdict(level)
+        if number == 1:
+            kept = verdict != UNRESOLVED
+        if verdict != UNRESOLVED or number == 5:
+            return verdict, kept
+        (next_level,) = look_levels([number + 1], [1.0])
+        proposal = rounds_to_settle(difference, next_level)
+        assert proposal is not None
+        if proposal[1] < SETTLES:
+            return verdict, kept
+        runs = runs + rounds(proposal[0], str(number + 1))
+    raise AssertionError
+
+
+def following(draws: int) -> Iterator[str]:
+    """Yield what comes of typing the proposed command until there is a verdict."""
+    for sd, faster in ((0.003, 0.0), (0.01, 0.0), (0.03, 0.0), (0.01, 0.01), (0.01, 0.03), (0.02, 0.03)):
+        rng = random.Random(f"{sd} {faster}")
+        results = [followed(rng, sd, faster) for _ in range(draws)]
+        differs = sum(verdict in (BETTER, WORSE) for verdict, _ in results) / draws
+        kept = [was_kept for _, was_kept in results if was_kept is not None]
+        share = f"{sum(kept) / len(kept):.0%} of {len(kept)}" if kept else "none was made"
+        yield (
+            f"runs {sd:.1%}, {faster:.0%} faster: better or worse in {differs:.1%}; "
+            f"the first proposal was enough: {share}"
+        )
+
+
+def simulate(scenario: Scenario, num_rows: int, num_rounds: int, *, draws: int, seed: int = 0) -> Cell:
+    """Return what `draws` tables of the cell came to."""
+    rng = random.Random(f"{seed} {scenario.name} {num_rows} {num_rounds}")
+    wrong = found = 0
+    for _ in range(draws):
+        runs = scenario.draw(rng, num_rows, num_rounds)
+        verdicts = judge(runs, num_rows)
+        wrong += any(verdict in (BETTER, WORSE) for verdict in verdicts)
+        if scenario.asks_power:
+            faster = [replace(run, log_time=run.log_time - FASTER * (run.row == 1)) for run in runs]
+            found += judge(faster, num_rows)[0] == BETTER
+    return Cell(
+        scenario=scenario.name,
+        num_rows=num_rows,
+        num_rounds=num_rounds,
+        wrong=100 * wrong / draws,
+        found=100 * found / draws if scenario.asks_power else None,
+        beyond=scenario.beyond,
+    )
+
+
+def judge(runs: list[RunTime], num_rows: int) -> list[str | None]:
+    """Return the verdicts of rows 1, 2, ... beside row 0, corrected together; None without an interval."""
+    present = {run.row for run in runs}
+    differences = Differences(runs)
+    of_rows = [differences.between(row, 0) if {0, row} <= present else None for row in range(1, num_rows)]
+    tested = [difference for difference in of_rows if difference]
+    levels = iter(holm_levels([difference.p_differs() for difference in tested], LEVEL))
+    return [difference.verdict(next(levels)) if difference else None for difference in of_rows]
+
+
+def cells(only: str, draws: int) -> Iterator[Cell]:
+    """Yield all cells of the scenarios whose name contains `only`."""
+    chosen = [scenario for scenario in SCENARIOS if only in scenario.name]
+    grid = list(itertools.product(chosen, ROWS, ROUNDS))
+    with ProcessPoolExecutor() as pool:
+        yield from pool.map(partial(_cell, draws=draws), grid)
+
+
+def _cell(at: tuple[Scenario, int, int], *, draws: int) -> Cell:
+    return simulate(*at, draws=draws)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--following", action="store_true", help="instead: what following proposals comes to")
+    arguments = parser.parse_args()
+    print(f"Percent of {arguments.draws} tables that are wrong / in which 3% is found, by rounds")
+    if arguments.following:
+        print("\n".join(following(arguments.draws)))
+        return 0
+    worst = 0.0
+    by_line = itertools.groupby(
+        cells(arguments.only, arguments.draws), lambda cell: (cell.scenario, cell.num_rows)
+    )
+    print(f"{'':44}{'rows':>5} " + "".join(f"{number:>11}" for number in ROUNDS))
+    for (name, num_rows), group in by_line:
+        line = list(group)
+        worst = max([worst, *(cell.wrong for cell in line if not cell.beyond)])
+        cells_text = (
+            f"{cell.wrong:>5.1f}" + (f" /{cell.found:>4.0f}" if cell.found is not None else 6 * " ")
+            for cell in line
+        )
+        print(f"{name:44}{num_rows:>5} {''.join(cells_text)}", flush=True)
+    print(f"worst of those that can be held: {worst:.1f}% (accepted: {ACCEPTED:g}%)")
+    return int(worst > ACCEPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

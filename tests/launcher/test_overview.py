@@ -1,0 +1,110 @@
+"""A comparison on a screen: order, sections and room; which row is best; what there is to know of one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_summaries import CATALOGUE, by_recipe, compared, runs
+
+from fastlaunch.analysis.best import best_of
+from fastlaunch.cli.demo import compared_measurements, of_one_gpu, shipped_summaries
+from fastlaunch.cli.main import run
+from fastlaunch.core.errors import UnknownName
+from fastlaunch.report.overview import all_notes, as_overview, why
+from fastlaunch.report.text import answer, answer_to_json
+
+FOUR = [
+    *runs("bf16", 0.1, 0.1001, 0.0999),
+    *runs("compile", 0.08, 0.0801, 0.0799),
+    *runs("fp32", 0.2, 0.2001, 0.1999),
+    *runs("te-fp8", 0.05),
+    *runs("bf16", 0.15, 0.15, batch_size_per_gpu=128, samples_per_step=128.0),
+]
+
+
+def test_rows_are_in_the_order_of_their_value_and_by_what_is_known_of_them() -> None:
+    lines = as_overview(compared(FOUR, usd_per_hour=3.6), width=100).splitlines()
+    assert [line.split("  ")[0] for line in lines[4:11]] == [
+        *("compile", "bf16 at batch 64", "fp32"),
+        *("no interval, so in no order with the others:", "te-fp8"),
+        *("another batch: throughput, not training progress:", "bf16 at batch 128"),
+    ]
+    assert "1.250" in lines[4] and "better" in lines[4]
+    # A single run bought the most, so its bar is the longest.
+    assert [line.count("█") for line in (lines[8], lines[4], lines[5], lines[6])] == [16, 10, 8, 4]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_shipped_measurements_fit_a_screen(width: int) -> None:
+    comparison = compared_measurements(of_one_gpu(shipped_summaries()), CATALOGUE)
+    lines = as_overview(comparison, width=width).splitlines()
+    # With the answer above and what else there is below, at most 40.
+    assert len(lines) + 3 + 1 + 2 <= 40
+    assert max(map(len, lines)) <= width
+    assert sum("more with --all" in line for line in lines) == 2
+
+
+def test_long_names_give_way_at_80_columns() -> None:
+    long = "compile-reduce-overhead precision=fp32 learning_rate=0.00025 optimizer=adafactor"
+    text = as_overview(compared([*runs("bf16", 0.1, 0.1), *runs(long, 0.09, 0.09)]), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "compile-reduce-overhead" in text and "..." in text
+
+
+def test_the_best_row_and_those_that_may_be_it() -> None:
+    best = best_of(compared(FOUR).rows)
+    assert best is not None and best.runner_up is not None and best.ratio is not None
+    assert (best.row.setup.recipe, best.runner_up.setup.recipe, best.is_settled) == ("compile", "bf16", True)
+    assert best.ratio.value == pytest.approx(1.25, rel=1e-3)
+    close = compared([*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.1, 0.1015, 0.1012)])
+    best = best_of(close.rows)
+    assert best is not None and not best.is_settled
+    assert {row.setup.recipe for row in best.may_be_best} == {"bf16", "tf32"}
+    assert best_of(compared(runs("bf16", 0.1)).rows).runner_up is None  # type: ignore[union-attr]
+
+
+def test_the_best_is_by_dollars_where_all_have_a_price() -> None:
+    dear = runs("compile", 0.08, 0.0801, 0.0799, instance="p5.48xlarge", device_name=None)
+    cheap = runs("bf16", 0.1, 0.1001, 0.0999, instance="p4d.24xlarge", device_name=None)
+    best = best_of(compared([*cheap, *dear]).rows)
+    assert best is not None and best.row.setup.recipe == "bf16"
+
+
+def test_the_answer_as_data_and_the_cheaper_row_that_it_leaves_out() -> None:
+    found = answer_to_json(compared(FOUR))
+    assert found["sentence"] == answer(compared(FOUR))
+    assert found["sentence"].endswith("; te-fp8 shows 60.0% more, but has no interval.")
+    assert (found["best"], found["runner_up"], found["settled"]) == ("compile", "bf16 at batch 64", True)
+    assert found["ratio"]["low"] < 1.25 < found["ratio"]["high"]
+    several = answer_to_json(compared([*FOUR, *runs("bf16", 0.1, workload="vit-tiny")]))
+    assert set(several) == {"vit-huge", "vit-tiny"}
+
+
+def test_what_there_is_to_know_of_a_row() -> None:
+    comparison = compared(FOUR)
+    text = why(comparison, "compile")
+    assert text.splitlines()[0].startswith("vit-huge, compile: better, 3 runs, 1.250x (")
+    assert all(f"* {reason}" in text for reason in by_recipe(comparison)["compile"].verdict.reasons)
+    assert why(comparison, "compile-2") == text
+    with pytest.raises(UnknownName):
+        why(comparison, "nothing")
+    assert "one run: a second and third give a verdict" in all_notes(comparison)
+
+
+def test_a_row_that_is_worse_by_more_than_allowed_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fake_records import write_run
+
+    for recipe, step_time_s in (("bf16", 0.1), ("fp32", 0.11)):
+        for seed in (1, 2, 3):
+            header = {"seed": seed}
+            name = f"{recipe}-{seed}"
+            write_run(tmp_path / name, recipe=recipe, step_time_s=step_time_s, run_id=name, header=header)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    codes = [run(["compare", "--fail-if-worse", percent]) for percent in ("5", "20")]
+    assert codes == [1, 0]
+    assert "fp32 on vit-huge" in capsys.readouterr().err
+    assert run(["compare", "--output", "json", "--fail-if-worse", "5"]) == 1
+    out = capsys.readouterr().out
+    assert json.loads(out)["answer"]["best"] == "bf16"
