@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_summaries import PLAIN, changed, timed
+from fake_summaries import PLAIN, changed
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.summary import Interval
 from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
@@ -199,8 +200,8 @@ def test_the_expected_cost_is_of_runs_like_it_or_not_known(
     assert "expected: not known" in cost_of(capsys, "--recipe", "bf16,te-fp8")
     assert not load_settings().home.exists()
     like = changed(PLAIN, instance="p5.48xlarge", device_name="NVIDIA H100 80GB HBM3", num_gpus=8)
-    known = changed(like, step_time_s=timed(0.1), build_s=10.0, boot_s=40.0, pull_s=60.0)
-    failed = changed(known, seed=1, status="failed", step_time_s=timed(0.9))
+    known = changed(like, step_time_s=Interval(value=0.1), build_s=10.0, boot_s=40.0, pull_s=60.0)
+    failed = changed(known, seed=1, status="failed", step_time_s=Interval(value=0.9))
     with open_ledger(load_settings()) as ledger:
         submission = ledger.add_submission("")
         ledger.add_imported([(known, None), (failed, None)], submission_id=submission)
