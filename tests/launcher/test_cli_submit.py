@@ -102,7 +102,7 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
         (["--local", "--instance", "p5.48xlarg"], "p5.48xlarge"),
         (["--local", "--steps", "-3"], "--steps"),
         (["--local", "--batch-size", "big"], "--batch-size"),
-        (["--local", "--repeats", "0", "--dry-run"], "repeats is 0"),
+        (["--local", "--repeats", "0", "--dry-run"], "--repeats is 0"),
         (["--local", "--backend", "ec2"], "give one of the two"),
         (["--local", "--container"], "--backend sagemaker"),
         (["--backend", "locl"], "local"),

@@ -153,7 +153,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
             "it runs on p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e; or give recipe te-bf16",
         ),
         # What is trained.
-        ({}, {"repeats": 0}, "repeats is 0", "1 to 1000"),
+        ({}, {"repeats": 0}, "--repeats is 0", "1 to 1000"),
         ({}, {"nproc": 2}, "--nproc is for training on this machine", "one process per GPU"),
         ({}, {"workload": "gelu", "recipes": ("te-fp8",)}, "te-fp8 does not fit workload gelu", "blocks="),
         ({}, {"recipes": ("library",)}, "vit-huge, which writes out no pointwise", "--workload gelu"),

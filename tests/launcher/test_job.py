@@ -19,16 +19,16 @@ def job(**changes: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch size is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"num_gpus": 0}, "number of processes is 0"),
+        ({"batch_size": 0}, "^--batch-size is 0"),
+        ({"steps": 0}, "^--steps is 0"),
+        ({"num_gpus": 0}, "^--nproc is 0"),
         ({"num_gpus": 9, "num_nodes": 2}, "number of processes is 9 on 2 nodes"),
-        ({"seed": -1}, "seed is -1"),
-        ({"num_workers": -1}, "number of loader workers is -1"),
-        ({"sequence_length": 1}, "sequence length is 1"),
+        ({"seed": -1}, "^--seed is -1"),
+        ({"num_workers": -1}, "^--num-workers is -1"),
+        ({"sequence_length": 1}, "^--sequence-length is 1"),
         ({"steps": None}, "a run of None steps and None epochs"),
         ({"epochs": 3}, "a run of 200 steps and 3 epochs"),
-        ({"model": ""}, "the model's name is empty"),
+        ({"model": ""}, "^--model is empty"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) -> None:

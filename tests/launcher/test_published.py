@@ -79,6 +79,16 @@ def test_quotes_bom_line_ends_blank_lines_and_column_order(csv_file) -> None:
     assert row.timing.step_time_s == Interval(value=0.41)
 
 
+def test_repeats_say_their_seed_host_and_round(csv_file) -> None:
+    text = f"{HEADER},seed,host,round\n{ROW},0,node-7,2\n{ROW},,,\n"
+    first, unsaid = read_published(csv_file(text))
+    assert (first.seed, first.environment.host_id, first.environment.round) == (0, "node-7", 2)
+    assert (unsaid.seed, unsaid.environment.host_id, unsaid.environment.round) == (None, None, None)
+    assert first.environment.session is None
+    assert RunSummary.from_json(first.to_json()).environment.round == 2
+    assert not unsaid.to_json().keys() & {"seed", "host_id", "session", "round"}
+
+
 def _with_one_changed(column: str, value: str) -> str:
     """A good row on line 2, and on line 3 the same with `column` changed."""
     good = dict(zip(REQUIRED_COLUMNS, ROW.split(","), strict=True))
@@ -101,6 +111,8 @@ def _with_one_changed(column: str, value: str) -> str:
         ("measured_on", "2023-02-30", "not a date", None),
         ("metric", "accuracy", "come together", "value"),
         ("derived", "maybe", "neither", None),
+        ("seed", "-1", "whole number", None),
+        ("round", "0", "whole number", None),
     ],
 )
 def test_a_bad_cell_is_told_with_its_line_and_column(
@@ -119,7 +131,12 @@ def test_a_bad_cell_is_told_with_its_line_and_column(
         (HEADER, None, "no rows"),
         (f"{HEADER},colour\n{ROW},red\n", 1, "unknown column 'colour'"),
         (f"{HEADER},recipe\n{ROW},bf16\n", 1, "column 'recipe' twice"),
-        (HEADER.removesuffix(",source") + "\n", 1, "column 'source' is missing"),
+        (HEADER.removesuffix(",source") + "\n", 1, "column source is missing"),
+        (
+            "workload,recipe\n",
+            1,
+            "instance, num_nodes, batch_size_per_gpu, num_gpus, step_time_s, measured_on, source",
+        ),
         (f"{HEADER}\n{ROW}\n{ROW},more\n", 3, "10 cells"),
         (f'{HEADER}\n{ROW}\n"vit-huge,p5\n', 3, "not CSV"),
         (f"{HEADER}\n{ROW}\n".encode() + b"vit\xff", None, "not UTF-8"),

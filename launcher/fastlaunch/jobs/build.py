@@ -356,7 +356,7 @@ def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tupl
 
 def _check_repeats(options: SubmitOptions) -> None:
     if not 1 <= options.repeats <= MAX_REPEATS:
-        raise UserError(f"repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
+        raise UserError(f"--repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
 
 
 def _instance_named(name: str, catalogue: Catalogue) -> InstanceType:

@@ -82,17 +82,17 @@ class JobSpec:
                 f"a run of {self.steps} steps and {self.epochs} epochs", "give steps or epochs, one of them"
             )
         checks = (
-            ("batch size", self.batch_size, 1, "1 or more, or auto"),
-            ("steps", self.steps, 1, "1 or more"),
-            ("epochs", self.epochs, 1, "1 or more"),
-            ("number of processes", self.num_gpus, 1, "1 or more"),
-            ("number of nodes", self.num_nodes, 1, "1 or more"),
-            ("seed", self.seed, 0, "0 or more"),
-            ("number of loader workers", self.inputs.num_workers, 0, "0 or more"),
-            ("checkpoint interval", self.checkpoint_every, 0, "0 (none) or more steps"),
-            ("evaluation interval", self.eval_every, 0, "0 (none) or more steps"),
-            ("sequence length", self.inputs.sequence_length, 2, "2 tokens or more"),
-            ("time limit", self.terms.max_minutes, 1, "a minute or more"),
+            ("--batch-size", self.batch_size, 1, "1 or more, or auto"),
+            ("--steps", self.steps, 1, "1 or more"),
+            ("--epochs", self.epochs, 1, "1 or more"),
+            ("--nproc", self.num_gpus, 1, "1 or more"),
+            ("--num-nodes", self.num_nodes, 1, "1 or more"),
+            ("--seed", self.seed, 0, "0 or more"),
+            ("--num-workers", self.inputs.num_workers, 0, "0 or more"),
+            ("--checkpoint-every", self.checkpoint_every, 0, "0 (none) or more steps"),
+            ("--eval-every", self.eval_every, 0, "0 (none) or more steps"),
+            ("--sequence-length", self.inputs.sequence_length, 2, "2 tokens or more"),
+            ("--max-hours", self.terms.max_minutes, 1, "a minute or more"),
         )
         for what, value, least, allowed in checks:
             if value is not None and value < least:
@@ -104,10 +104,10 @@ class JobSpec:
             )
         max_price_usd = self.terms.max_price_usd
         if max_price_usd is not None and max_price_usd <= 0:
-            raise UserError(f"spot price is {max_price_usd}", "give more than 0")
-        for what, name in (("model", self.inputs.model), ("tokenizer", self.inputs.tokenizer)):
+            raise UserError(f"--max-price is {max_price_usd:g}", "give more than 0")
+        for option, name in (("--model", self.inputs.model), ("--tokenizer", self.inputs.tokenizer)):
             if name == "":
-                raise UserError(f"the {what}'s name is empty", "give a folder, or a name on the hub")
+                raise UserError(f"{option} is empty", "give a folder, or a name on the hub")
 
     @property
     def length(self) -> str:

@@ -2,10 +2,11 @@
 
     workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source
 
-and optionally `total_time_s,num_samples,metric,value,derived`. `num_gpus` is over all nodes. `instance` is
-`unknown` where it was not said, and `measured_on` (YYYY-MM-DD) empty. `step_time_s` is empty for what was
-published as a total (`total_time_s`) or as a figure of its own (`metric` and `value`). `derived` is `yes`
-for what was worked out from published percentages. A row has no interval: nobody can repeat it here.
+and optionally `total_time_s,num_samples,metric,value,derived,seed,host,round`. `num_gpus` is over all nodes.
+`instance` is `unknown` where it was not said, and `measured_on` (YYYY-MM-DD) empty. `step_time_s` is empty
+for what was published as a total (`total_time_s`) or as a figure of its own (`metric` and `value`). `derived`
+is `yes` for what was worked out from published percentages. `seed`, `host` and `round` tell repeats of one
+row apart. A row has no interval of its own.
 """
 
 import csv
@@ -26,7 +27,10 @@ REQUIRED_COLUMNS = (
     *("workload", "instance", "num_nodes", "recipe", "batch_size_per_gpu", "num_gpus"),
     *("step_time_s", "measured_on", "source"),
 )
-OPTIONAL_COLUMNS = ("total_time_s", "num_samples", "metric", "value", "derived")
+OPTIONAL_COLUMNS = (
+    *("total_time_s", "num_samples", "metric", "value", "derived"),
+    *("seed", "host", "round"),
+)
 #: What `RunSummary.data` holds for a published row: how the data were fed is not a column.
 DATA = "published"
 
@@ -83,9 +87,10 @@ def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
             raise BadFile(path, f"unknown column {column[:40]!r}", line=line, hint=hint)
         if column in columns[:number]:
             raise BadFile(path, f"column {column!r} twice", line=line)
-    for column in REQUIRED_COLUMNS:
-        if column not in columns:
-            raise BadFile(path, f"column {column!r} is missing", line=line)
+    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
+    if missing:
+        what = f"column {missing[0]} is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
+        raise BadFile(path, f"{what} missing", line=line)
 
 
 def _summary(row: "_Row") -> RunSummary:
@@ -116,12 +121,17 @@ def _summary(row: "_Row") -> RunSummary:
             num_gpus=num_gpus,
             instance=None if instance == "unknown" else instance,
         ),
+        seed=row.count("seed", least=0) if row.text("seed") else None,
         status="completed",
         timing=Timing(
             step_time_s=None if step_time_s is None else Interval(value=step_time_s),
             samples_per_step=None if step_time_s is None else float(batch_size_per_gpu * num_gpus),
         ),
-        environment=Environment(measured_on=row.date("measured_on")),
+        environment=Environment(
+            measured_on=row.date("measured_on"),
+            host_id=row.text("host"),
+            round=row.count("round") if row.text("round") else None,
+        ),
         figures=Figures(
             source=row.required("source"),
             derived=row.flag("derived"),
@@ -162,10 +172,10 @@ class _Row:
             raise self.bad(column, "empty" if column != "instance" else "empty; unknown is written `unknown`")
         return value
 
-    def count(self, column: str) -> int:
+    def count(self, column: str, *, least: int = 1) -> int:
         text = self.required(column)
-        if not _COUNT.fullmatch(text) or int(text) == 0:
-            raise self.bad(column, f"{text[:40]!r} is not a whole number of 1 or more")
+        if not _COUNT.fullmatch(text) or int(text) < least:
+            raise self.bad(column, f"{text[:40]!r} is not a whole number of {least} or more")
         return int(text)
 
     def number(self, column: str) -> float | None:
