@@ -53,6 +53,7 @@ def write_run(
     started_at: str = "2026-11-01T12:00:00+00:00",
     num_tokens: int = 0,
     num_padding: int = 0,
+    skipped: Callable[[int], bool] | None = None,
     data_wait_s: float = 0.0,
     loss: Callable[[int, int], float | None] | None = None,
     steps_per_block: int = 10,
@@ -74,6 +75,7 @@ def write_run(
 
     steps: recorded by this attempt, from `first_step` on; the header asks for all of them.
     step_time_s: seconds, or a function of (rank, step). loss: of (rank, step); by default it falls.
+    skipped: whether the loss scaler skipped a step; None without one.
     wall_ratio: a block's wall time over the sum of its step times.
     num_compiles, reserved_gib: of a block's last step. utilization: of (rank, a block's last step).
     status: None for a killed process (no end line).
@@ -145,6 +147,8 @@ def write_run(
                     num_samples=batch_size,
                     num_tokens=num_tokens,
                     num_padding=num_padding,
+                    loss_scale=65536.0 if skipped else None,
+                    skipped=skipped(step) if skipped else None,
                 )
             )
             wall_s += seconds * wall_ratio

@@ -65,6 +65,14 @@ def test_what_passes_both_guards_is_ranked_without_a_word() -> None:
     assert base.validity.convergence.verdict == "reference"
 
 
+@pytest.mark.parametrize(("fraction", "kind"), [(0.2, "better"), (0.21, "not ranked")])
+def test_a_row_that_skips_many_steps_is_not_ranked(fraction: float, kind: str) -> None:
+    fp16 = arm("fp16", 0.05, EQUAL, skipped_fraction=fraction)
+    row = row_of("fp16", BF16, fp16)
+    assert row.verdict.kind == kind
+    assert row.is_barred == (kind == "not ranked")
+
+
 # --- numerics --------------------------------------------------------------------------------------------
 
 

@@ -319,6 +319,26 @@ def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
 # --- held-out data, checks, padding ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("num_skipped", "num_warnings"), [(0, 0), (2, 0), (3, 1), (200, 1)])
+def test_steps_that_the_loss_scaler_skipped_are_counted(run, num_skipped: int, num_warnings: int) -> None:
+    summary = run(steps=200, skipped=lambda step: step <= num_skipped)
+    assert summary.quality.skipped_fraction == num_skipped / 200
+    assert (len(summary.warnings), summary.problems) == (num_warnings, ())
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
+def test_a_step_that_was_done_again_counts_as_it_was_then(run) -> None:
+    run(steps=100, status="interrupted", skipped=lambda step: True)
+    summary = run(attempt=2, first_step=51, steps=150, skipped=lambda step: False)
+    assert summary.quality.skipped_fraction == 50 / 200
+
+
+def test_without_a_loss_scaler_nothing_is_known_of_skipped_steps(run) -> None:
+    summary = run(steps=200)
+    assert summary.quality.skipped_fraction is None
+    assert "skipped_fraction" not in summary.to_json()
+
+
 def scored(step: int, loss: float | None = 1.0, *, seconds: float = 2.0, **changes: Any) -> Eval:
     told: dict[str, Any] = {"split": "validation", "num_samples": 50, **changes}
     return Eval(step=step, loss=loss, seconds=seconds, **told)

@@ -8,7 +8,7 @@ import os
 import resource
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,22 @@ def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
     assert read_record(write(tmp_path / "b.jsonl", data_identity=None)).header["data_identity"] is None
 
 
+def test_what_is_not_known_of_a_line_is_left_out(tmp_path: Path) -> None:
+    step = Step(step=1, step_time_s=0.1, data_wait_s=0.0, loss=None, num_samples=1, num_tokens=0)
+    scaled = replace(step, step=2, loss_scale=2.0, skipped=True)
+    path = tmp_path / "a.jsonl"
+    writer = RecordWriter(path)
+    writer.write_header(HEADER)
+    for line in (step, scaled):
+        writer.add(line)
+    writer.flush()
+    writer.close()
+    first, second = (json.loads(text) for text in path.read_text().splitlines()[1:])
+    assert "loss" in first and not first.keys() & {"loss_scale", "skipped"}
+    assert (second["loss_scale"], second["skipped"]) == (2.0, True)
+    assert read_record(path).steps == (step, scaled)
+
+
 #: Any value of a field, by the field's type.
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(st.characters(exclude_categories=["Cs"])),
@@ -172,6 +188,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
 VALUES |= {
     str | None: st.none() | VALUES[str],
     float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    bool | None: st.none() | st.booleans(),
 }
 
 

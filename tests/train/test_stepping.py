@@ -15,7 +15,7 @@ from fastlaunch_train.models.prepare import checkpoint_blocks, hold_in_bf16
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
-from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.steppers.stepping import Stepper, build_stepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch
 
@@ -137,6 +137,35 @@ def test_the_loss_scale_goes_on_from_where_it_was() -> None:
     again, _ = toy.build(RECIPES["fp16"], ALONE)
     again.load_state(saved)
     assert again.state()["scaler"] == saved["scaler"]
+
+
+def test_a_step_that_the_loss_scaler_skips_is_told() -> None:
+    stepper, batches = toy.build(RECIPES["fp16"], ALONE)
+    scaled = [_step(stepper, next(batches))]
+    # Gradients times this are no numbers in fp16.
+    state = stepper.state()
+    state["scaler"]["scale"] = 1e38
+    stepper.load_state(state)
+    scaled += [_step(stepper, next(batches)) for _ in range(2)]
+    assert scaled == [(65536.0, False), (pytest.approx(1e38), True), (pytest.approx(5e37), True)]
+
+
+def _step(stepper: Stepper, batch: Batch) -> tuple[float, bool]:
+    """The loss scale of a step, and whether it was skipped."""
+    before = stepper.weights()
+    stepper.step(batch)
+    after = stepper.weights()
+    scaling = stepper.loss_scaling()
+    assert scaling is not None
+    scale, skipped = (value.item() for value in scaling)
+    assert skipped == all(torch.equal(before[name], after[name]) for name in before)
+    return scale, bool(skipped)
+
+
+def test_without_loss_scaling_there_is_none() -> None:
+    stepper, batches = toy.build(RECIPES["bf16"], ALONE)
+    stepper.step(next(batches))
+    assert stepper.loss_scaling() is None
 
 
 def with_statistics() -> nn.Module:

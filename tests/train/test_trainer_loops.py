@@ -134,6 +134,11 @@ def test_a_trainers_mixed_precision_is_close_to_ours(tmp_path: Path, loop: str, 
     for each in ("ours", loop):
         trained(tmp_path / each, "--set", f"loop={each}", workload=EVALUATED, recipe=precision)
     assert losses(tmp_path / loop) == pytest.approx(losses(tmp_path / "ours"), rel=0.05, abs=0.02)
+    scaling = [
+        [(step.loss_scale, step.skipped) for step in record(tmp_path / each).steps] for each in ("ours", loop)
+    ]
+    assert scaling[0] == scaling[1]
+    assert scaling[0][0] == ((65536.0, False) if precision == "fp16" else (None, None))
 
 
 @pytest.mark.full

@@ -40,6 +40,8 @@ RULES = ("optimizer", "learning_rate")
 
 #: The sample unit of workloads whose steps are no optimizer steps.
 FORWARD_ONLY = "tensors"
+#: Share of the steps that the loss scaler of fp16 may skip.
+MOST_SKIPPED = 0.2
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 #: What the value of a failed check is; all values are relative to the outputs.
 _CHECKED = {
@@ -142,12 +144,20 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
 
 
 def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
-    """Yield the checks that failed in any run, by name, with the numbers of the first such run."""
+    """Yield the checks that failed in any run, by name, with the numbers of the first such run.
+
+    Among them that most steps were none, as fp16 skips those whose gradients overflow.
+    """
     failed: dict[str, list[str]] = {}
     for run in runs:
         for check in run.quality.checks:
             if not check.passed:
                 failed.setdefault(check.name, []).append(_what_failed(check))
+        skipped = run.quality.skipped_fraction
+        if skipped is not None and skipped > MOST_SKIPPED:
+            limit = _per_hundred(MOST_SKIPPED)
+            what = f"{_per_hundred(skipped)} of the steps were skipped, at most {limit} is allowed"
+            failed.setdefault("loss scaling", []).append(what)
     for name, results in failed.items():
         share = f" (in {len(results)} of {len(runs)} runs)" if len(results) < len(runs) else ""
         yield f"{name}: {results[0]}{share}"

@@ -86,6 +86,17 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
     return num_padding / num_tokens if num_tokens else None
 
 
+def skipped_fraction(attempts: Attempts) -> float | None:
+    """Return the share of the run's steps that the loss scaler skipped; None without loss scaling."""
+    skipped = {
+        step.step: bool(step.skipped)
+        for ranks, _ in _chain(attempts)
+        for step in ranks[0].steps
+        if step.skipped is not None
+    }
+    return sum(skipped.values()) / len(skipped) if skipped else None
+
+
 def kernels_of(records: Sequence[RankRecord]) -> str | None:
     """Return what one forward pass ran, as the first rank that looked says; None if none did."""
     details = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")

@@ -11,6 +11,7 @@ from fastlaunch.measure.events import (
     evals_of,
     kernels_of,
     padding_fraction,
+    skipped_fraction,
 )
 from fastlaunch.measure.headers import (
     contradictions,
@@ -33,6 +34,7 @@ _STATUSES = ("completed", "interrupted", "killed", "failed", "nan_loss", "out_of
 _STOPPED = ("interrupted", "killed")
 NUM_LOSS_STEPS = 10
 DRIFT_WORTH_TELLING = 0.02
+SKIPPED_WORTH_TELLING = 0.01
 
 
 def summarize(records: Sequence[RankRecord]) -> RunSummary:
@@ -71,6 +73,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         (warnings if status in _STOPPED and timing else problems).append(sentence)
     if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
         warnings.append(f"the last half of the steps took {timing.late:+.1%} against all of them")
+    skipped = skipped_fraction(attempts)
+    if skipped is not None and skipped > SKIPPED_WORTH_TELLING:
+        warnings.append(f"the loss scaler skipped {skipped:.0%} of the steps, which trained nothing")
     if timing is None:
         problems.append(no_timing)
     elif not timing.samples_per_step or timing.samples_per_step <= 0:
@@ -111,6 +116,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             evals=evals,
             eval_s=sum(line.seconds for line in evals) if evals else None,
             checks=checks_of(records),
+            skipped_fraction=skipped,
         ),
         peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
         padding_fraction=padding_fraction(timed),

@@ -91,6 +91,7 @@ class Quality:
     evals: tuple[Eval, ...] = ()  # on held-out data, by step
     eval_s: float | None = None  # all of them together
     checks: tuple[Check, ...] = ()  # of the recipe's numerics, before the steps
+    skipped_fraction: float | None = None  # of the steps, by the loss scaler; None without one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ class StepRecorder:
         self._fetched: deque[tuple[float, BatchCount]] = deque()
         #: Tokens of each step of the block.
         self._counts: list[BatchCount] = []
+        #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
+        self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []
         #: What evaluations compiled and allocated, which is not counted as the steps'.
         self._foreign_compiles = 0
         self._foreign_gib = 0.0
@@ -67,6 +69,8 @@ class StepRecorder:
         wait_s, count = self._fetched.popleft()
         self._timer.step_done(loss, wait_s)
         self._counts.append(count)
+        if (scaling := self._training.stepper.loss_scaling()) is not None:
+            self._scaling.append(scaling)
         self.last_done += 1
 
     def close_block(self) -> ClosedBlock:
@@ -74,6 +78,7 @@ class StepRecorder:
         training = self._training
         closed = self._timer.close(self._meet)
         first_step = self.last_done - closed.num_steps + 1
+        scales, skipped = [torch.stack(row).tolist() for row in zip(*self._scaling, strict=True)] or ([], [])
         for offset, count in enumerate(self._counts):
             loss = closed.losses[offset]
             training.writer.add(
@@ -85,9 +90,11 @@ class StepRecorder:
                     num_samples=training.request.batch_size,
                     num_tokens=count.num_tokens,
                     num_padding=int(count.num_padding),
+                    loss_scale=scales[offset] if scales and math.isfinite(scales[offset]) else None,
+                    skipped=skipped[offset] if skipped else None,
                 )
             )
-        self._counts = []
+        self._counts, self._scaling = [], []
         state = self._monitor.read()
         if self._paused and closed.wall_s < SAMPLED_S:
             # The sample reaches back into the pause.

@@ -4,7 +4,7 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
 
     header  what ran, on what, with what: recipe, workload, data, machine, versions, attention backend
     phase   seconds spent outside the steps: build, compile, checkpoint, eval, ...
-    step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens
+    step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens; in fp16 its loss scale
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
     eval    loss and metric on held-out data after a step
     check   whether the recipe computes what the model does
@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
-#: are optional: data_identity, num_data_workers, session and round in headers, utilization in blocks. Until
-#: 2026-11 every line had a checksum, `crc`, which the reader leaves out.
+#: are optional: data_identity, num_data_workers, session and round in headers, loss_scale and skipped in
+#: steps, utilization in blocks. Until 2026-11 every line had a checksum, `crc`, which the reader leaves out.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
@@ -108,6 +108,8 @@ class Step:
     num_samples: int
     num_tokens: int  #: padding included
     num_padding: int = 0
+    loss_scale: float | None = None  #: that its loss was multiplied by; None without loss scaling
+    skipped: bool | None = None  #: whether the loss scaler skipped it, for gradients that were not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +176,8 @@ KINDS: Mapping[str, type[Line]] = {
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _LINE_TYPES = {cls: {f.name: get_args(f.type) or (f.type,) for f in fields(cls)} for cls in KIND_OF}
 _REQUIRED = {cls: {f.name for f in fields(cls) if f.default is MISSING} for cls in KIND_OF}
+#: Fields that a line lacks where they are None.
+_LEFT_OUT = {cls: {f.name for f in fields(cls) if f.default is None} for cls in KIND_OF}
 
 #: Endings of the names of record files that can be read.
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -273,7 +277,7 @@ class RecordWriter:
         if self._order is None or not self._lines:
             return
         lines = self._lines
-        size = self._append([{"kind": KIND_OF[type(line)], **vars(line)} for line in lines])
+        size = self._append([_plain(line) for line in lines])
         last_step = max([self._last_step, *(line.last_step for line in lines if isinstance(line, Block))])
         # No call separates these, so no signal handler can raise between them.
         self._size, self._last_step, self._lines = size, last_step, []
@@ -302,6 +306,12 @@ class RecordWriter:
             os.ftruncate(self._file, self._size)
             raise
         return self._size + len(data)
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    left_out = _LEFT_OUT[type(line)]
+    known = {name: value for name, value in vars(line).items() if value is not None or name not in left_out}
+    return {"kind": KIND_OF[type(line)], **known}
 
 
 def read_record(path: Path) -> RankRecord:

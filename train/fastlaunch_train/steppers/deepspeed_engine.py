@@ -78,6 +78,8 @@ class DeepSpeedStepper:
     def step(self, batch: Batch) -> torch.Tensor:
         """Do one optimizer step on `batch`; return its loss."""
         losses = []
+        if self._recipe.precision == "fp16":
+            self._loss_scale = float(self._engine.optimizer.loss_scaler.cur_scale)
         with name_nondeterministic(self._recipe):
             for micro_batch in split_batch(batch, self._recipe.grad_accumulation):
                 with self._precision.autocast():
@@ -91,6 +93,12 @@ class DeepSpeedStepper:
     def scale_learning_rate(self, factor: float) -> None:
         """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
         self._rates.scale(factor)
+
+    def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the last step's loss scale and whether DeepSpeed skipped it."""
+        if self._recipe.precision != "fp16":
+            return None
+        return torch.tensor(self._loss_scale), torch.tensor(not self._engine.was_step_applied())
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile what a step on `batch` needs, by a step that is undone."""

@@ -48,6 +48,9 @@ class ForwardStepper:
     def scale_learning_rate(self, factor: float) -> None:
         """Do nothing: there is no learning rate."""
 
+    def loss_scaling(self) -> None:
+        """Return None: there are no gradients."""
+
     def compile_ahead(self, batch: Batch) -> None:
         """Run forward passes until nothing is left to compile."""
         for _ in range(_PASSES_AHEAD):

@@ -34,6 +34,13 @@ class Stepper(Protocol):
         """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
         ...
 
+    def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the last step's loss scale and whether it was skipped: scalars, not waited for.
+
+        None if losses are not scaled. Call it once after each step.
+        """
+        ...
+
     def compile_ahead(self, batch: Batch) -> None:
         """Run forward and backward on `batch`, so that they are compiled, and train nothing by it."""
         ...

@@ -48,6 +48,8 @@ class TorchStepper:
             self.model = wrap_ddp(prepared, recipe, process)
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
+        #: After the last step; None before the first.
+        self._loss_scale: torch.Tensor | None = None
         # After sharding, which replaces the model's parameters.
         parameters = dict(model.named_parameters())
         if recipe.parameter_dtype == "bf16-master":
@@ -93,6 +95,18 @@ class TorchStepper:
         else:
             scaler.step(self.optimizer)
             scaler.update()
+
+    def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the last step's loss scale and whether it was skipped, whoever's code made it."""
+        scaler = self._precision.scaler
+        if scaler is None or scaler._scale is None:
+            return None
+        before = self._loss_scale
+        if before is None:
+            before = torch.full_like(scaler._scale, scaler._init_scale)
+        self._loss_scale = after = scaler._scale.clone()
+        # A step that is skipped lowers the scale, until that is 0.
+        return before, (after < before) | (after == 0)
 
     def _zero_grad(self) -> None:
         # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step.
@@ -165,6 +179,7 @@ class TorchStepper:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._precision.scaler is not None and state["scaler"] is not None:
             self._precision.scaler.load_state_dict(state["scaler"])
+            self._loss_scale = None
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of parameters and buffers, or of this rank's shards, in host memory."""
