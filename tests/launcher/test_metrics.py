@@ -319,6 +319,11 @@ def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
 # --- held-out data, checks, padding ----------------------------------------------------------------------
 
 
+def test_padding_is_no_token_of_a_step(run) -> None:
+    summary = run(world_size=2, num_tokens=512, num_padding=64)
+    assert (summary.timing.tokens_per_step, summary.padding_fraction) == (2 * 448, 0.125)
+
+
 @pytest.mark.parametrize(("num_skipped", "num_warnings"), [(0, 0), (2, 0), (3, 1), (200, 1)])
 def test_steps_that_the_loss_scaler_skipped_are_counted(run, num_skipped: int, num_warnings: int) -> None:
     summary = run(steps=200, skipped=lambda step: step <= num_skipped)

@@ -56,7 +56,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
         num_retained_steps=num_retained,
         step_time_s=Interval(value=float(retained[slowest].mean())),
         samples_per_step=sum(step.num_samples for row in steps for step in row) / num_retained,
-        tokens_per_step=sum(step.num_tokens for row in steps for step in row) / num_retained or None,
+        tokens_per_step=sum(s.num_tokens - s.num_padding for r in steps for s in r) / num_retained or None,
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),

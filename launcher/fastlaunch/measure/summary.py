@@ -52,7 +52,7 @@ class Timing:
     step_time_s: Interval | None = None  # synchronised wall time of the slowest rank per retained step
     num_retained_steps: int = 0
     samples_per_step: float | None = None  # over all ranks
-    tokens_per_step: float | None = None  # over all ranks
+    tokens_per_step: float | None = None  # over all ranks, without padding
     median_step_time_s: float | None = None  # device time, per step the greatest over ranks
     p95_step_time_s: float | None = None  # the 95th percentile of the same
     data_wait_fraction: float | None = None  # of the wall time, fetching batches; of the rank that waits most
