@@ -17,7 +17,7 @@ from fastlaunch.core.errors import BadFile, CloudRefused, UnknownName, UserError
 from fastlaunch.core.home import close_to_others, make_folder
 from fastlaunch.core.log_file import LOG, last_words, telling_lines
 from fastlaunch.core.terminal import plain, plain_output, raw_output
-from fastlaunch.core.units import parse_count, parse_duration_s
+from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
 
 # Errors
 
@@ -105,7 +105,7 @@ def test_every_whole_number_is_read_exactly(count: int) -> None:
 
 @given(st.text(max_size=30) | st.text("0123456789.,_eEkmbgtisdhnB -", max_size=12))
 def test_any_text_is_a_quantity_or_the_users_error(text: str) -> None:
-    for parse in (parse_count, parse_duration_s):
+    for parse in (parse_bytes, parse_count, parse_duration_s):
         try:
             value = parse(text)
         except UserError:

@@ -1,5 +1,7 @@
 """From options to jobs on this machine: defaults, order of repeats, rehearsals, and what cannot run here."""
 
+import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,28 @@ def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> Non
     # The runs of a round have a seed of their own, and make pairs.
     assert [spec.seed for spec in specs] == [number for number in range(repeats) for _ in names]
     assert [spec.round for spec in specs] == [number + 1 for number in range(repeats) for _ in names]
+
+
+def test_the_largest_batch_fits_all_recipes_or_each_its_own() -> None:
+    labels = ("fp32", "bf16", "compile")
+    specs = jobs(recipes=labels, batch_size="auto", repeats=2).specs
+    assert [spec.batch_size for spec in specs] == [None] * 6
+    assert {spec.fit for spec in specs} == {labels}
+    words = entrypoint_arguments(specs[0])
+    assert [after for word, after in itertools.pairwise(words) if word == "--fit"] == list(labels)
+    assert {spec.fit for spec in jobs(recipes=labels, batch_size="auto-each").specs} == {()}
+    (alone,) = jobs(recipes=labels[:1], batch_size="auto", memory_budget=2**31).specs
+    assert (alone.fit, alone.batch_size, alone.memory_budget) == ((), None, 2**31)
+    assert "--memory-budget" in entrypoint_arguments(alone)
+    assert JobSpec.from_json(json.loads(json.dumps(specs[0].to_json()))) == specs[0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "batch_size"), [(CPU, 8), (CPU, None), (TWO_H200, "auto"), (TWO_H200, "auto-each")]
+)
+def test_a_memory_budget_is_for_a_search_on_a_cpu(machine: Machine, batch_size: int | str | None) -> None:
+    with pytest.raises(UserError, match="--memory-budget"):
+        jobs(machine, batch_size=batch_size, memory_budget=2**31)
 
 
 def test_overrides_hold_for_every_recipe() -> None:

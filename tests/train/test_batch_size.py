@@ -19,7 +19,7 @@ from fastlaunch_train.checks.batch_size import (
     recipe_to_try,
     step_bytes,
 )
-from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
@@ -76,27 +76,45 @@ def test_step_bytes_by_hand(name: str, num_copies: int) -> None:
     assert counts == [expected, expected]
 
 
-def find(budget_bytes: int, agree: Callable[[bool], bool] = bool) -> tuple[int, list[int]]:
+def find(
+    budget_bytes: int, agree: Callable[[bool], bool] = bool, step_s: float = 0.0
+) -> tuple[int, list[int]]:
     """The batch size that is found, and those that were tried; a sample takes 800 bytes."""
-    model, tried = layer(), []
+    model, tried, now_s = layer(), [], 0.0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch_size: int) -> None:
+        nonlocal now_s
+        now_s += step_s * batch_size / 16
         tried.append(batch_size)
         train_step(model, optimizer, batch_size)
 
-    size = find_batch_size(step, device=CPU, model=model, budget_bytes=budget_bytes, agree=agree)
+    size = find_batch_size(
+        step,
+        device=CPU,
+        model=model,
+        budget_bytes=budget_bytes,
+        agree=agree,
+        clock=lambda: now_s,
+    )
     return size, tried
 
 
 @pytest.mark.parametrize(("samples", "tried"), [(100, [96]), (3, [3]), (4000, [4000])])
 def test_a_budget_gives_the_batch_that_fits_into_it(samples: int, tried: list[int]) -> None:
-    assert find(4 * 2 * NUM_WEIGHTS + samples * 800) == (tried[0], [8, 16, *tried])
+    assert find(4 * 2 * NUM_WEIGHTS + samples * 800) == (tried[0], [8, 16, 16, *tried])
+
+
+@pytest.mark.parametrize(("step_s", "size"), [(0.2, 128), (0.22, 128), (0.48, 64), (2.0, 16), (6.0, 8)])
+def test_a_step_on_a_cpu_takes_two_seconds_at_most(step_s: float, size: int) -> None:
+    # step_s: with 16 samples. The size is a power of two, so that noise seldom changes it.
+    assert find(10**9, step_s=step_s)[0] == size
 
 
 def test_the_rank_with_the_least_memory_decides() -> None:
-    sizes = iter([True, True, False, False, True])  # 8, 16, 32, 24: what all ranks say
-    assert find(10**9, lambda fits: fits and next(sizes))[0] == 16
+    # Thirteen sizes are quick enough; 8 and 16 fit all ranks, 32 and 24 do not.
+    answers = iter([*[True] * 13, True, True, False, False])
+    assert find(10**9, lambda fits: fits and next(answers))[0] == 16
 
 
 def test_a_budget_too_small_for_one_sample_is_refused() -> None:
@@ -122,9 +140,38 @@ def test_a_step_that_grows_faster_than_a_line_still_fits(
 
 
 def searched(recipe_name: str, overrides: list[str], workload: Workload = toy.TOY) -> int:
-    recipe = resolve_recipe(recipe_name, overrides)
-    arithmetic = setup_precision(recipe, CPU)
-    return largest_batch_that_fits(workload, recipe, arithmetic, ALONE, seed=0, budget_bytes=2**20)
+    return common([resolve_recipe(recipe_name, overrides)], workload)
+
+
+def common(recipes: list[Recipe], workload: Workload = toy.TOY) -> int:
+    return largest_batch_that_fits(workload, recipes, ALONE, seed=0, budget_bytes=2**20)
+
+
+def test_the_batch_fits_all_recipes_whatever_their_order() -> None:
+    recipes = [
+        resolve_recipe("bf16", ["activation_checkpointing=block"]),
+        resolve_recipe("bf16"),
+        resolve_recipe("bf16", ["parameter_dtype=bf16-master", "grad_accumulation=3"]),
+    ]
+    alone = [common([recipe]) for recipe in recipes]
+    assert len(set(alone)) == 3
+    found = common(recipes)
+    assert found == common(recipes[::-1]) == min(alone) // 24 * 24
+
+
+def test_recipes_that_are_tried_alike_are_tried_once() -> None:
+    sizes: list[int] = []
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch[0]))
+        return toy.loss(model, batch)
+
+    counting = dataclasses.replace(toy.TOY, loss=loss)
+    common([resolve_recipe("bf16")], counting)
+    once = list(sizes)
+    sizes.clear()
+    common([resolve_recipe("bf16"), resolve_recipe("compile"), resolve_recipe("fsdp2")], counting)
+    assert sizes == once
 
 
 @pytest.mark.parametrize(("parts", "kept"), [(1, False), (4, True)])
@@ -139,8 +186,8 @@ def test_a_micro_batch_is_tried_beside_what_the_others_left(parts: int, kept: bo
 
     found = searched("bf16", [f"grad_accumulation={parts}"], dataclasses.replace(toy.TOY, loss=loss))
     assert found % (parts * 8) == 0
-    assert len(seen) == 3
-    assert [gradients for gradients, _, _ in seen[1:]] == [kept, kept]
+    assert len(seen) == 4
+    assert [gradients for gradients, _, _ in seen[1:]] == [kept] * 3
     assert all(num_held == parts * size for _, size, num_held in seen)
     assert seen[-1][1] == found // parts
 

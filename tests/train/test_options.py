@@ -21,10 +21,14 @@ def test_every_option_has_its_field() -> None:
         *(0, "synthetic", None, 2**30),
     )
     assert (options.checkpoint_every, options.eval_every, options.resume) == (0, 0, False)
+    assert options.fit == ()
     options = parse(
         "--epochs 3 --eval-every 50 --model m --tokenizer t --sequence-length 64 --data file:a.txt --resume"
-        " --batch-size auto --set optimizer_impl=fused --set precision=fp16"
+        " --batch-size auto --set optimizer_impl=fused --set precision=fp16 --fit fp32"
     )
+    assert options.fit == (RECIPES["fp32"],)
+    (fused,) = parse_options([*REQUIRED, "--steps", "5", "--fit", "bf16 optimizer_impl=fused"]).fit
+    assert fused.label == "bf16 optimizer_impl=fused"
     assert (options.steps, options.epochs, options.eval_every) == (None, 3, 50)
     assert (options.model, options.tokenizer, options.sequence_length) == ("m", "t", 64)
     assert (options.data, options.resume, options.batch_size) == ("file:a.txt", True, None)

@@ -162,7 +162,7 @@ def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
     assert read_record(write(tmp_path / "b.jsonl", data_identity=None)).header["data_identity"] is None
 
 
-def test_what_is_not_known_of_a_line_is_left_out(tmp_path: Path) -> None:
+def test_a_step_line_lacks_what_there_is_without_loss_scaling(tmp_path: Path) -> None:
     step = Step(step=1, step_time_s=0.1, data_wait_s=0.0, loss=None, num_samples=1, num_tokens=0)
     scaled = replace(step, step=2, loss_scale=2.0, skipped=True)
     path = tmp_path / "a.jsonl"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.units import parse_count, parse_date, parse_duration_s
+from fastlaunch.core.units import parse_bytes, parse_count, parse_date, parse_duration_s
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -76,13 +76,15 @@ def _parse_usd(text: str) -> float:
 
 
 def _parse_batch_size(text: str) -> int | str:
-    return text if text == "auto" else parse_count(text)
+    return text if text in ("auto", "auto-each") else parse_count(text)
 
 
 #: `10k`, 0 allowed.
 COUNT = Quantity("count", parse_count)
 POSITIVE_COUNT = Quantity("count", parse_count, above_zero=True)
-#: A count, or `auto`.
+#: `2GiB`, as bytes.
+BYTES = Quantity("size", parse_bytes, above_zero=True)
+#: A count, `auto` or `auto-each`.
 BATCH_SIZE = Quantity("batch size", _parse_batch_size)
 DATE = Quantity("date", parse_date)
 #: `2` hours or `90min`, as whole minutes.

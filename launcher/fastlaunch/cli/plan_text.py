@@ -208,7 +208,8 @@ def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
 
 def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
     """`vit-huge at batch 64 for 200 steps`."""
-    batch = "the largest batch that fits" if job.batch_size is None else f"batch {job.batch_size}"
+    fitting = "the largest batch that fits" + (" all recipes" if job.fit else "")
+    batch = fitting if job.batch_size is None else f"batch {job.batch_size}"
     # Only where not all have as many.
     ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
     model = f" of {job.inputs.model}" if job.inputs.model else ""

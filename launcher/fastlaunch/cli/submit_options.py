@@ -8,6 +8,7 @@ import click
 
 from fastlaunch.cli.options import (
     BATCH_SIZE,
+    BYTES,
     COUNT,
     MINUTES,
     POSITIVE_COUNT,
@@ -94,7 +95,14 @@ training_options = with_options(
         "--batch-size",
         type=BATCH_SIZE,
         metavar="N|auto",
-        help="Train on this many samples per GPU and step; auto finds the most that fit.",
+        help="Train on this many samples per GPU and step; auto finds the most that fit all recipes, "
+        "auto-each the most that fit each.",
+    ),
+    click.option(
+        "--memory-budget",
+        type=BYTES,
+        metavar="SIZE",
+        help="Let auto fill this much memory, such as 2GiB, where there is no GPU.  [default: 1GiB]",
     ),
     click.option(
         "--steps",

@@ -13,6 +13,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 DEFAULT_REGION = "us-east-1"
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_BYTES = {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 # A comma groups thousands; `1,5` may be meant as one and a half, so it is refused.
 _NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+"
@@ -30,6 +31,11 @@ def parse_count(text: str) -> int:
     if value != int(value):
         raise UserError(f"{text!r} is not a whole number", "give a count such as 200, 10k or 1.5M")
     return int(value)
+
+
+def parse_bytes(text: str) -> int:
+    """Return bytes, rounded down: `2GiB`, `512MiB`, `1.5GB`. The unit is required."""
+    return int(_parse(text, _BYTES, "a size such as 2GiB or 512MiB"))
 
 
 def parse_duration_s(text: str) -> float:

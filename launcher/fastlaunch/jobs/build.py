@@ -87,10 +87,11 @@ def build_jobs(
     if instance and catalogue:
         num_ranks = max(variant.num_gpus or 1 for variant in here)
         differences += _of_every_rehearsal(instance, catalogue, machine, num_ranks=num_ranks)
+    _check_memory_budget(options, machine)
     # Two variants may have the same stand-in; it is run once.
     specs = dict.fromkeys(_spec(variant, options, region=options.region) for variant in here)
     return Jobs(
-        specs=interleaved(list(specs), options.repeats),
+        specs=interleaved(_with_common_batch(list(specs), options), options.repeats),
         differences=tuple(dict.fromkeys(differences)),
         workloads=tuple(dict.fromkeys(variant.workload for variant in here)),
         caveats=_caveats(here, kinds),
@@ -109,6 +110,32 @@ def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
         for number, round_ in enumerate(rounds)
         for spec in round_
     )
+
+
+def _with_common_batch(specs: Sequence[JobSpec], options: SubmitOptions) -> list[JobSpec]:
+    """Return the jobs; with `--batch-size auto`, each has to fit all recipes on its workload.
+
+    So their rows have one global batch, and rank.
+    """
+    if options.batch_size != "auto":
+        return list(specs)
+    labels: dict[Any, dict[str, None]] = {}
+    for spec in specs:
+        labels.setdefault((spec.workload, spec.inputs), {})[spec.recipe.label] = None
+    fits = [tuple(labels[spec.workload, spec.inputs]) for spec in specs]
+    return [replace(spec, fit=fit if len(fit) > 1 else ()) for spec, fit in zip(specs, fits, strict=True)]
+
+
+def _check_memory_budget(options: SubmitOptions, machine: Machine | None) -> None:
+    """Raise UserError if --memory-budget is given where no batch is searched for on a CPU."""
+    if options.memory_budget is None:
+        return
+    if not isinstance(options.batch_size, str):
+        raise UserError("--memory-budget is for --batch-size auto", "add that, or leave it out")
+    if machine is None or machine.devices:
+        raise UserError(
+            "--memory-budget is for a machine without a GPU", "leave it out: a GPU's own memory is the limit"
+        )
 
 
 def _not_as_long(options: SubmitOptions, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
@@ -171,6 +198,7 @@ def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
         workload=variant.workload.name,
         recipe=variant.recipe,
         batch_size=None if isinstance(batch_size, str) else batch_size,
+        memory_budget=options.memory_budget,
         steps=variant.steps,
         epochs=variant.epochs,
         num_gpus=variant.num_gpus,
@@ -249,6 +277,7 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     _check_each_once("region", cloud.regions)
     _check_repeats(options)
     _check_training(options, cloud)
+    _check_memory_budget(options, None)
     for variant in variants:
         check_travels(variant, cloud)
     for instance in instances:
@@ -345,7 +374,7 @@ def jobs_at(
         )
         for variant in request.variants
     ]
-    return interleaved(specs, request.options.repeats)
+    return interleaved(_with_common_batch(specs, request.options), request.options.repeats)
 
 
 def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tuple[str, ...]:

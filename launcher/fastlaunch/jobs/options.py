@@ -36,8 +36,10 @@ class SubmitOptions:
     recipes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     workload: str | None = None
-    #: Samples per GPU, or `auto`.
+    #: Samples per GPU; `auto` for the most that fit with all recipes, `auto-each` with each its own.
     batch_size: int | str | None = None
+    #: Bytes that the search for it may fill on a CPU.
+    memory_budget: int | None = None
     steps: int | None = None
     epochs: int | None = None
     repeats: int = 1
@@ -102,7 +104,7 @@ class Variant:
 
     workload: WorkloadInfo
     recipe: Recipe
-    #: Samples per GPU, `auto`, or None for the workload's own.
+    #: Samples per GPU, `auto` or `auto-each`, or None for the workload's own.
     batch_size: int | str | None
     steps: int | None
     epochs: int | None

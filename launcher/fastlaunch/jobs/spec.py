@@ -50,6 +50,10 @@ class JobSpec:
     recipe: Recipe
     #: Samples per GPU and step; None to let the entrypoint find the largest that fits.
     batch_size: int | None
+    #: Labels of the recipes that this batch has to fit, in one order for all runs; none: its own.
+    fit: tuple[str, ...] = ()
+    #: Bytes that the search for it may fill on a CPU; None for the entrypoint's own.
+    memory_budget: int | None = None
     #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
     #: the workload is built, and stands in the record.
     steps: int | None
@@ -131,6 +135,7 @@ class JobSpec:
         # Earlier releases let SageMaker keep warm pools.
         given = {name: value for name, value in data.items() if name != "keep_alive_minutes"}
         given["recipe"] = Recipe.from_record(data["recipe"])
+        given["fit"] = tuple(data.get("fit", ()))
         for topic, kind in _TOPICS.items():
             names = given.keys() & {field.name for field in fields(kind)}
             if "workload_arguments" in names:
@@ -175,7 +180,10 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
     inputs = job.inputs
     arguments += [*length, "--seed", str(job.seed), "--data", inputs.data]
+    for label in job.fit:
+        arguments += ["--fit", label]
     for option, given in (
+        ("--memory-budget", job.memory_budget),
         ("--num-workers", None if inputs.data == "synthetic" else inputs.num_workers),
         ("--checkpoint-every", job.checkpoint_every or None),
         ("--eval-every", job.eval_every or None),

@@ -1,7 +1,10 @@
 """The largest batch size that fits: doubling, then bisection, with a trial step at each size."""
 
+import functools
 import gc
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch import nn
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import Process, agree
 from fastlaunch_train.models.conversion import convert_model
-from fastlaunch_train.models.precision import Precision, batch_multiple
+from fastlaunch_train.models.precision import batch_multiple, setup_precision
 from fastlaunch_train.process.failures import is_out_of_memory
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.steppers.stepping import build_native, build_stepper
@@ -29,6 +32,8 @@ _NOT_TRIED = (
 )
 #: Of the GPU's memory. The rest is for what comes later: communication buffers, fragmentation, kernels.
 MEMORY_SHARE = 0.95
+#: The longest step on a CPU that still fits. Its limit is a power of two, which noise seldom changes.
+MAX_STEP_S = 2.0
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, limit: int) -> int:
@@ -72,20 +77,42 @@ def find_batch_size(
     budget_bytes: int,
     agree: Callable[[bool], bool],
     granularity: int = GRANULARITY,
+    limit: int = MAX_BATCH_SIZE,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """Return the largest batch size per rank that fits on every rank.
+    """Return the largest batch size per rank that fits on every rank, up to `limit`.
 
     train_step: a whole training step of `model` at a batch size.
-    budget_bytes: on a CPU, the memory that counts as available.
+    budget_bytes: on a CPU, the memory that counts as available; a step takes MAX_STEP_S at most there.
     agree: whether all ranks say yes.
+    limit: a multiple of `granularity`.
     Raises WorkloadError if not even one sample fits.
     """
     if device.type != "cuda":
+
+        @functools.cache
+        def bytes_of(batch_size: int) -> int:
+            return step_bytes(lambda: train_step(batch_size), model)
+
+        def seconds_of(batch_size: int) -> float:
+            started = clock()
+            train_step(batch_size)
+            return clock() - started
+
+        first, second = (bytes_of(size) for size in (granularity, 2 * granularity))
+        per_sample = max(0, second - first) / granularity
+        room = granularity + (budget_bytes - first) / per_sample if per_sample else limit
+        # Again: the first step of a size may compile.
+        per_sample_s = seconds_of(2 * granularity) / (2 * granularity)
+        size = 2 * granularity
+        while size <= limit:
+            # With more samples, one takes no longer: only what may be too slow is tried.
+            is_quick = size > room or size * per_sample_s <= MAX_STEP_S or seconds_of(size) <= MAX_STEP_S
+            if not agree(is_quick):
+                limit = size // 2
+            size *= 2
         return _largest_in_budget(
-            lambda batch_size: step_bytes(lambda: train_step(batch_size), model),
-            budget_bytes=budget_bytes,
-            agree=agree,
-            granularity=granularity,
+            bytes_of, budget_bytes=budget_bytes, agree=agree, granularity=granularity, limit=limit
         )
     torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
     try:
@@ -93,7 +120,7 @@ def find_batch_size(
             lambda batch_size: agree(fits_on_cuda(train_step, batch_size, device=device, model=model)),
             start=granularity,
             granularity=granularity,
-            limit=MAX_BATCH_SIZE,
+            limit=limit,
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
@@ -103,9 +130,14 @@ def find_batch_size(
 
 
 def _largest_in_budget(
-    bytes_of: Callable[[int], int], *, budget_bytes: int, agree: Callable[[bool], bool], granularity: int
+    bytes_of: Callable[[int], int],
+    *,
+    budget_bytes: int,
+    agree: Callable[[bool], bool],
+    granularity: int,
+    limit: int = MAX_BATCH_SIZE,
 ) -> int:
-    """Return the largest batch size whose step takes at most `budget_bytes`, by `bytes_of` a batch size.
+    """Return the largest batch size, up to `limit`, whose step takes at most `budget_bytes`, by `bytes_of`.
 
     Trials are slow on a CPU, and what a step takes is a line in the batch size: two trials give the line, the
     search follows it, and the size it gives is tried.
@@ -119,7 +151,7 @@ def _largest_in_budget(
         return agree(measured.get(batch_size, predicted) <= budget_bytes)
 
     while True:
-        largest = largest_batch(fits, start=start, granularity=start, limit=MAX_BATCH_SIZE)
+        largest = largest_batch(fits, start=start, granularity=start, limit=limit)
         if largest == 0:
             raise WorkloadError(
                 f"not even one sample fits into {budget_bytes / 2**20:.0f} MiB",
@@ -206,28 +238,41 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
 
 
 def largest_batch_that_fits(
-    workload: Workload,
-    recipe: Recipe,
-    precision: Precision,
-    process: Process,
-    *,
-    seed: int,
-    budget_bytes: int,
+    workload: Workload, recipes: Sequence[Recipe], process: Process, *, seed: int, budget_bytes: int
 ) -> int:
-    """Return how many samples the rank with the least memory can take, tried on a model that is then freed.
+    """Return how many samples the rank with the least memory can take with every one of `recipes`.
 
+    Each is tried on a model that is then freed. The settings of the last recipe's precision stay.
     budget_bytes: what may be used on a machine without a GPU. Raises WorkloadError if nothing is trained.
     """
     if not workload.trains:
         raise WorkloadError(
             f"workload {workload.name!r} trains nothing: any batch measures the same", "give --batch-size 8"
         )
-    batch_size = _try_batches(workload, recipe, precision, process, seed=seed, budget_bytes=budget_bytes)
-    gc.collect()
+    # Recipes that differ only in what is not tried share a trial.
+    tried = {
+        (recipe.grad_accumulation, _unnamed(recipe_to_try(recipe, process.world_size))): recipe
+        for recipe in recipes
+    }
+    largest = MAX_BATCH_SIZE
+    for recipe in tried.values():
+        fits = _try_batches(workload, recipe, process, seed=seed, budget_bytes=budget_bytes, most=largest)
+        largest = min(largest, fits)
+        gc.collect()
     if process.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
-    return batch_size
+    # Each recipe needs multiples of its micro-batches, and runs well with those of its granularity.
+    parts = math.lcm(*(recipe.grad_accumulation for recipe in recipes))
+    well = math.lcm(*(recipe.grad_accumulation * batch_multiple(recipe) for recipe in recipes))
+    common = largest // well * well or largest // parts * parts
+    if common == 0:
+        raise WorkloadError(f"no batch of {parts} micro-batches fits all recipes", "give a --batch-size")
+    return common
+
+
+def _unnamed(recipe: Recipe) -> Recipe:
+    return replace(recipe, name="", description="", overrides=())
 
 
 def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
@@ -248,13 +293,15 @@ def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
 def _try_batches(
     workload: Workload,
     recipe: Recipe,
-    precision: Precision,
     process: Process,
     *,
     seed: int,
     budget_bytes: int,
+    most: int,
 ) -> int:
-    parts = recipe.grad_accumulation
+    """Return how many samples fit with `recipe`, up to about `most`."""
+    parts, multiple = recipe.grad_accumulation, batch_multiple(recipe)
+    precision = setup_precision(recipe, process.device)
     recipe_alone = recipe_to_try(recipe, process.world_size)
     # Not the model that is trained: Transformer Engine's modules remember the trials in their FP8 scales.
     model = build_native(workload, seed, process)
@@ -275,7 +322,8 @@ def _try_batches(
         model=model,
         budget_bytes=budget_bytes,
         agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
-        granularity=batch_multiple(recipe),
+        granularity=multiple,
+        limit=-(-most // (parts * multiple)) * multiple,
     )
     return micro_batch_size * parts
 

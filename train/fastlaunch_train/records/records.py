@@ -176,8 +176,8 @@ KINDS: Mapping[str, type[Line]] = {
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _LINE_TYPES = {cls: {f.name: get_args(f.type) or (f.type,) for f in fields(cls)} for cls in KIND_OF}
 _REQUIRED = {cls: {f.name for f in fields(cls) if f.default is MISSING} for cls in KIND_OF}
-#: Fields that a line lacks where they are None.
-_LEFT_OUT = {cls: {f.name for f in fields(cls) if f.default is None} for cls in KIND_OF}
+#: Fields that a step line lacks where they are None: there are many such lines.
+_LEFT_OUT = {f.name for f in fields(Step) if f.default is None}
 
 #: Endings of the names of record files that can be read.
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -309,9 +309,10 @@ class RecordWriter:
 
 
 def _plain(line: Line) -> dict[str, Any]:
-    left_out = _LEFT_OUT[type(line)]
-    known = {name: value for name, value in vars(line).items() if value is not None or name not in left_out}
-    return {"kind": KIND_OF[type(line)], **known}
+    values = vars(line)
+    if isinstance(line, Step):
+        values = {name: value for name, value in values.items() if value is not None or name not in _LEFT_OUT}
+    return {"kind": KIND_OF[type(line)], **values}
 
 
 def read_record(path: Path) -> RankRecord:

@@ -97,7 +97,9 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
     session.batch_size = options.batch_size
     if options.batch_size is None:
-        phase("batch-size", lambda: _find_batch_size(session, workload, arithmetic))
+        phase("batch-size", lambda: _find_batch_size(session, workload))
+        # The trials may have been with another.
+        precision.setup_precision(recipe, process.device)
     batch_size = session.batch_size
     assert batch_size is not None
     _check_batch_size(recipe, batch_size)
@@ -184,16 +186,17 @@ def _import_trainer(loop: str) -> Callable[[TrainingLoop], None] | None:
     return train_with_lightning if loop == "lightning" else train_with_transformers
 
 
-def _find_batch_size(session: Session, workload: Workload, arithmetic: Precision) -> str:
+def _find_batch_size(session: Session, workload: Workload) -> str:
+    options = session.options
     session.batch_size = largest_batch_that_fits(
         workload,
-        session.options.recipe,
-        arithmetic,
+        options.fit or (options.recipe,),
         session.process,
-        seed=session.options.seed,
-        budget_bytes=session.options.memory_budget,
+        seed=options.seed,
+        budget_bytes=options.memory_budget,
     )
-    return f"the largest batch that fits is {session.batch_size}"
+    all_of = f" all of {', '.join(recipe.label for recipe in options.fit)}" if len(options.fit) > 1 else ""
+    return f"the largest batch that fits{all_of} is {session.batch_size}"
 
 
 def _check_batch_size(recipe: Recipe, batch_size: int) -> None:

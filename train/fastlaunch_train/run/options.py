@@ -24,6 +24,7 @@ class Options:
     recipe: Recipe
     batch_size: int | None  #: per rank; None for `auto`
     memory_budget: int  #: bytes, for `auto` on a CPU
+    fit: tuple[Recipe, ...]  #: recipes that the batch of `auto` has to fit; none: the one that is trained
     steps: int | None  #: or epochs
     epochs: int | None
     output: Path
@@ -97,11 +98,21 @@ def parse_options(argv: list[str]) -> Options:
         default=DEFAULT_MEMORY_BUDGET,
         help="memory that --batch-size auto may fill on a CPU, such as 2GiB (default 1GiB)",
     )
+    add(
+        "--fit",
+        action="append",
+        default=[],
+        metavar="RECIPE",
+        help="take the largest batch that fits this recipe, such as 'bf16 optimizer_impl=fused', and every"
+        " other that is named so, with --batch-size auto",
+    )
     fields = vars(parser.parse_args(argv))
     fields["arguments"] = function_arguments(fields["workload"], fields["arguments"])
     if (fields["steps"] is None) == (fields["epochs"] is None):
         parser.error("give --steps or --epochs, one of them")
     fields["recipe"] = resolve_recipe(fields["recipe"], fields.pop("set"))
+    labels = [label.split() for label in fields["fit"]]
+    fields["fit"] = tuple(resolve_recipe(name, overrides) for name, *overrides in labels)
     return Options(**fields)
 
 
