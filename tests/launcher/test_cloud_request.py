@@ -158,6 +158,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({}, {"workload": "gelu", "recipes": ("te-fp8",)}, "te-fp8 does not fit workload gelu", "blocks="),
         ({}, {"recipes": ("library",)}, "vit-huge, which writes out no pointwise", "--workload gelu"),
         (OWN, {**TEXT, "recipes": ("zero1",)}, "DeepSpeed cannot shard adafactor", "--set optimizer=adamw"),
+        ({}, {"steps": 19}, "--steps 19 gives no step time", "--eval-every"),
         ({}, {"epochs": 2}, "synthetic data have no end", "give --steps"),
         ({}, {"workload": "gelu", "data": "loader"}, "workload 'gelu' takes none", "--data synthetic"),
         (

@@ -35,6 +35,9 @@ from fastlaunch_train.workloads.registry import WorkloadInfo
 MAX_REPEATS = 1000
 _GPU_WORKLOAD, _CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
+#: Below so many steps `measure.steptime` finds no step time, and no interval of it from one run.
+FEWEST_TIMED_STEPS = 20
+FEWEST_STEPS_FOR_INTERVAL = 70
 #: Processes that stand in for several GPUs where there is none.
 _CPU_RANKS = 2
 
@@ -94,7 +97,7 @@ def build_jobs(
         specs=interleaved(_with_common_batch(list(specs), options), options.repeats),
         differences=tuple(dict.fromkeys(differences)),
         workloads=tuple(dict.fromkeys(variant.workload for variant in here)),
-        caveats=_caveats(here, kinds),
+        caveats=(*_caveats(here, kinds), *filter(None, [_too_short(options)])),
     )
 
 
@@ -308,7 +311,7 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
         variants=tuple(runnable),
         instances=instances,
         skipped=tuple((name, error.message) for name, error in skipped),
-        caveats=_caveats(runnable, kinds),
+        caveats=(*_caveats(runnable, kinds), *filter(None, [_too_short(options)])),
     )
 
 
@@ -383,6 +386,20 @@ def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tupl
     return tuple(filter(None, dict.fromkeys(caveats)))
 
 
+def _too_short(options: SubmitOptions) -> str | None:
+    """Return what the runs will not tell because they have few steps."""
+    if options.steps is None:
+        return None
+    if options.steps < FEWEST_TIMED_STEPS:
+        return f"--steps {options.steps} gives no step time: that takes {FEWEST_TIMED_STEPS} steps or more"
+    if options.steps < FEWEST_STEPS_FOR_INTERVAL and options.repeats == 1:
+        return (
+            f"--steps {options.steps} gives a step time without an interval: "
+            f"that takes {FEWEST_STEPS_FOR_INTERVAL} steps or more, or --repeats"
+        )
+    return None
+
+
 def _check_repeats(options: SubmitOptions) -> None:
     if not 1 <= options.repeats <= MAX_REPEATS:
         raise UserError(f"--repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
@@ -428,3 +445,5 @@ def _check_training(options: SubmitOptions, cloud: CloudOptions) -> None:
             "spot without checkpoints: an interruption would lose everything",
             f"add --checkpoint-every {max(1, min(500, quarter))}, or another number of steps",
         )
+    if options.steps is not None and 0 < options.steps < FEWEST_TIMED_STEPS and not options.eval_every:
+        raise UserError(str(_too_short(options)), "give more, or --eval-every for what they train to")
