@@ -169,8 +169,7 @@ def test_what_the_launcher_believes_the_entrypoint_may_refuse(
     assert (first.recipe, first.state) == ("compile", RunState.FAILED)
     assert first.reason == "it ended before its first record: error: this machine cannot run that"
     assert [run.state for run in others] == [RunState.CANCELLED] * 2
-    assert out.splitlines()[-1] == f"No step time: {first.reason}."
-    assert f"the end of {first.directory}/log.txt:\ntraining vit-tiny with compile\nerror: this" in err
+    assert (out + err).count("this machine cannot run that") == 1, "a reason is printed once"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ec2_builders import catalogue
 
 from fastlaunch.cli.submit_container import jobs_in_containers
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_STEPS_FOR_INTERVAL, FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import SubmitOptions, Variant
@@ -126,6 +126,14 @@ def test_too_few_steps_for_a_step_time_or_an_interval_are_told(
 def test_the_fewest_steps_are_those_of_the_step_time() -> None:
     assert FEWEST_TIMED_STEPS == MIN_WARMUP_STEPS + MIN_TIMED_STEPS
     assert FEWEST_STEPS_FOR_INTERVAL == MIN_WARMUP_STEPS + MIN_STEPS_FOR_INTERVAL
+
+
+def test_a_misspelt_model_of_timm_is_refused_before_it_is_tried() -> None:
+    for name in ("vit_base_patch16_224", "vit_base_patch16_224.augreg_in21k", "resnet50"):
+        assert jobs(workload=f"timm:{name}").specs[0].workload == f"timm:{name}"
+    with pytest.raises(UnknownName, match="vit_bas_patch16") as refused:
+        jobs(workload="timm:vit_bas_patch16_224")
+    assert "timm:vit_base_patch16_224" in str(refused.value.hint)
 
 
 def test_overrides_hold_for_every_recipe() -> None:

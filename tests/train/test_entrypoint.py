@@ -241,11 +241,28 @@ def test_a_bad_request_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
+    ("function", "hook", "error"),
+    [("wrong_shapes", "loss", "RuntimeError"), ("without_a_loss", "without_a_loss", "TypeError")],
+)
+def test_an_error_of_ones_own_file_names_its_hook_and_line(
+    tmp_path: Path, function: str, hook: str, error: str
+) -> None:
+    output = ended(1, arguments(tmp_path, workload=f"{TINY}:{function}"))
+    message = end_of(tmp_path).message or ""
+    found = re.match(rf"{hook} \({re.escape(str(TINY))}, line (\d+)\): {error}: ", message)
+    assert found is not None, message
+    assert int(found[1]) <= len(Path(TINY).read_text().splitlines())
+    assert output.splitlines()[-1] == f"error: {message}"
+    assert output.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
     ("function", "more", "word"),
     [
         ("ending_batches", [], "batches have ended"),
         ("no_parameters", [], "nothing to train"),
         ("loss_of_each_sample", [], "shape (4,)"),
+        ("listed_batches", [], "list, no iterator"),
         ("build", ["--batch-size", "6", "--set", "grad_accumulation=4"], "--batch-size 8"),
     ],
 )

@@ -24,7 +24,9 @@ def main(argv: list[str]) -> int:
         options = parse_options(argv)
         launch = read_launch_settings(os.environ)
     except (RecipeError, WorkloadError) as error:
-        logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
+        # All ranks were asked for the same.
+        if is_first:
+            logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
         return 2
     interrupts = Interrupts(grace_s=launch.stop_grace_s)
     interrupts.install()

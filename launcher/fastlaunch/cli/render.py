@@ -331,15 +331,30 @@ def print_runs(runs: "Sequence[Run]", *, output: str) -> None:
             json.dumps({"submission": runs[0].submission_id, "runs": [run_json(r) for r in runs]}, indent=2)
         )
     else:
+        sentence = runs_sentence(runs)
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
+        for row in rows:
+            if row["note"] and sentence == f"No step time: {row['note']}.":
+                row["note"] = None
         print_table(table(rows, RUN_HEADERS, shrinkable=("recipe",)) + "\n")
-        print_text(runs_sentence(runs))
+        print_text(sentence)
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:
-        lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
-        click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
+        lines = _untold(telling_lines(failed.directory, num_lines=_NUM_LOG_LINES), failed.reason or "")
+        if lines:
+            click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
     next_command(_next(runs, failed))
+
+
+def _untold(lines: list[str], reason: str) -> list[str]:
+    """Return the lines of a log that follow the one that `reason` repeats, such as a hint; else all."""
+    told = [
+        number
+        for number, line in enumerate(lines, start=1)
+        if (text := line.removeprefix("error: ").strip()) and text in reason
+    ]
+    return lines[told[-1] :] if told else lines
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:

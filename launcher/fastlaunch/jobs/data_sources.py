@@ -4,11 +4,13 @@ Of these, only the user's own workload file travels to AWS, with the training co
 user's own image, at an absolute path; models may be on the Hugging Face hub, and data made up there.
 """
 
+import importlib.util
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.options import CloudOptions, Variant
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
@@ -61,8 +63,11 @@ def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
 def check_models(variant: Variant) -> None:
     """Raise UserError if a folder that a model or tokenizer is read from is not here.
 
-    What is written as no path is a name on the Hugging Face hub where there is no such folder.
+    What is written as no path is a name on the Hugging Face hub where there is no such folder. Raises
+    UnknownName for a model that the timm installed here lacks.
     """
+    if variant.workload.name.startswith("timm:"):
+        _check_timm(variant.workload.name.removeprefix("timm:").partition(".")[0])
     of_workload = variant.workload.name.partition("hf-clm:")[2] or None
     for option, name in (
         ("--model ", variant.inputs.model),
@@ -73,6 +78,22 @@ def check_models(variant: Variant) -> None:
             raise UserError(
                 f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
             )
+
+
+def _check_timm(model: str) -> None:
+    """Raise UnknownName if the timm that is installed here, if any, has no such model."""
+    found = importlib.util.find_spec("timm")
+    if found is None or not found.submodule_search_locations:
+        return
+    # Importing it would take seconds.
+    files = Path(found.submodule_search_locations[0], "models").glob("*.py")
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    names = set(re.findall(r"^def ([a-z]\w*)\(pretrained", source, re.MULTILINE))
+    # Former names stand as text, in tables of deprecated ones.
+    if names and model not in names and f"'{model}'" not in source:
+        near = get_close_matches(model, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(f'timm:{name}' for name in near)}?" if near else None
+        raise UnknownName("model of timm", model, names, hint or "timm.list_models() lists what there is")
 
 
 def _written_out(path: str) -> Path:

@@ -335,6 +335,18 @@ def no_model() -> Workload:
     return workload(build_model=build_none)
 
 
+def wrong_shapes() -> Workload:
+    return workload(loss=lambda model, batch: loss(model, (batch[0][:, 1:], batch[1])))
+
+
+def without_a_loss() -> Workload:
+    return Workload(name="tiny", sample_unit="rows", build_model=build_model, batches=batches)  # type: ignore[call-arg]
+
+
+def listed_batches() -> Workload:
+    return workload(batches=lambda request: list(itertools.islice(batches(request), 3)))
+
+
 def no_parameters() -> Workload:
     return workload(build_model=nn.Identity)
 

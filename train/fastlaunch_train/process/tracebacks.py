@@ -28,6 +28,17 @@ def leave_traceback(directory: Path, attempt: int, error: BaseException) -> None
         file.close()
 
 
+def is_first_to_fail(directory: Path, attempt: int) -> bool:
+    """Return whether no other rank of this machine has called this, so that one of them prints an error."""
+    try:
+        os.close(os.open(directory / f".failed-attempt-{attempt}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 class TracebackFile:
     """Write what ends a rank; a rank that ends well leaves no file."""
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 from fastlaunch_train.checks.runs_here import this_machine
 from fastlaunch_train.distributed import fabric
@@ -22,13 +23,19 @@ from fastlaunch_train.process.failures import (
 )
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.launch import LaunchSettings
-from fastlaunch_train.process.tracebacks import TracebackFile, leave_traceback, traceback_path
+from fastlaunch_train.process.tracebacks import (
+    TracebackFile,
+    is_first_to_fail,
+    leave_traceback,
+    traceback_path,
+)
 from fastlaunch_train.recipes.advice import caveats
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.records import RecordWriter, last_attempt, record_path
 from fastlaunch_train.run.assembly import train_session
 from fastlaunch_train.run.options import Options
 from fastlaunch_train.run.session import Session
+from fastlaunch_train.workloads.contract import own_hook
 from fastlaunch_train.workloads.registry import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
@@ -44,7 +51,9 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
         process = start_process()
         session = _open_session(options, process, launch)
     except (RecipeError, OSError) as error:
-        _log_error(error)
+        # All ranks were asked for the same.
+        if isinstance(error, OSError) or int(os.environ.get("LOCAL_RANK") or "0") == 0:
+            _log_error(error)
         return EXIT_BAD_REQUEST if isinstance(error, RecipeError) else EXIT_DISK_FULL
     except Exception as error:
         leave_traceback(options.output, launch.attempt, error)
@@ -54,7 +63,8 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
         session.last_done = train_session(session, interrupts)
         failure = Failure(status="completed", message="", exit_code=EXIT_CODES["completed"])
     except (RecipeError, WorkloadError) as error:
-        _log_error(error)
+        if is_first_to_fail(options.output, session.attempt):
+            _log_error(error)
         session.traceback.write(error)
         failure = Failure(status="failed", message=error.message, exit_code=EXIT_BAD_REQUEST)
     except BaseException as error:
@@ -65,7 +75,13 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
             if process.local_rank == 0:
                 _log_error(error)
         elif failure.exit_code == EXIT_CODES["failed"]:
-            log.exception("rank %d failed", process.rank)
+            if hook := own_hook(error, options.workload, session.workload):
+                failure = replace(failure, message=f"{hook}: {failure.message}")
+            if is_first_to_fail(options.output, session.attempt):
+                log.exception("rank %d failed", process.rank)
+                # Last, since it is what is read.
+                if hook:
+                    log.error("error: %s", failure.message)
         else:
             log.error("%s: %s", failure.status, failure.message)
     interrupts.done()

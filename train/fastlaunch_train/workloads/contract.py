@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,9 @@ class Workload:
                 problem = field, f"give a number {'from 0 on' if may_be_zero else 'above 0'}"
         if self.weight_decay is not None and not isinstance(self.optimizer, str):
             problem = "weight_decay", "give it in the function that makes the optimizer"
+        for field in ("build_model", "batches", "loss"):
+            if not callable(getattr(self, field)):
+                problem = field, "give a function"
         if problem is not None:
             field, hint = problem
             raise WorkloadError(f"workload {self.name!r}: {field} is {getattr(self, field)!r}", hint)
@@ -180,6 +184,11 @@ class Workload:
 
 def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
     """Return the next of the workload's `batches`. Raises WorkloadError if there is none."""
+    if not isinstance(batches, Iterator):
+        raise WorkloadError(
+            f"workload {workload.name!r}: batches returned {type(batches).__name__}, no iterator",
+            "yield batch after batch, without end",
+        )
     batch = next(batches, None)
     if batch is None:
         raise WorkloadError(
@@ -254,3 +263,29 @@ def _load_users(name: str, arguments: Mapping[str, Scalar]) -> Workload:
             "return a fastlaunch_train.Workload",
         )
     return built
+
+
+def own_hook(error: BaseException, name: str, workload: Workload | None) -> str | None:
+    """Return where in the user's own file an error arose: `loss (./my.py, line 31)`.
+
+    name: of the workload, which is None if it could not be built. None for an error from elsewhere.
+    """
+    path, separator, _ = name.rpartition(".py:")
+    file = str(Path(f"{path}.py").resolve())
+    frames = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if separator and frame.f_code.co_filename == file
+    ]
+    if isinstance(error, SyntaxError) and separator and error.filename == file:
+        return f"{path}.py, line {error.lineno}"
+    if not frames:
+        return None
+    called = frames[0][0]
+    hooks = (
+        {getattr(value, "__code__", None): field for field, value in vars(workload).items()}
+        if workload
+        else {}
+    )
+    place = f"{path}.py, line {frames[-1][1]}"
+    return place if called.co_name == "<module>" else f"{hooks.get(called, called.co_name)} ({place})"
