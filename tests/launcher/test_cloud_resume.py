@@ -135,7 +135,8 @@ def test_what_cannot_go_on_is_explained(world: World, change: Callable[[World], 
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"), [({"state": RunState.COMPLETED}, "is completed"), ({"backend": "local"}, "on local")]
+    ("changes", "why"),
+    [({"state": RunState.COMPLETED}, "is completed"), ({"backend": "local"}, "was imported")],
 )
 def test_only_unfinished_runs_on_aws_go_on(world: World, changes: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):

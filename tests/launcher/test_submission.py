@@ -16,7 +16,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.display import PlainLines
@@ -40,17 +40,19 @@ class InstantBackend:
     how: Mapping[str, Any] = field(default_factory=dict)
     refuses: bool = False
     calls: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
     alive: dict[str, int] = field(default_factory=dict)
     name: str = "local"
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         ((run_id, job),) = jobs.items()
-        request = {"directory": str(self.home / run_id), "recipe": job.recipe.label}
+        request = {"directory": str(self.home / run_id), "recipe": job.recipe.label, "argv": ["train"]}
         return Plan(backend=self.name, operation="exec", request=request)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         directory = Path(plan.request["directory"])
         self.calls.append(f"execute {plan.request['recipe']}")
+        self.argv = plan.request["argv"]
         # Ledger before anything starts: by now the row says so, for every other process to see.
         with Ledger(self.ledger.path) as as_others_see_it:
             assert as_others_see_it.get(directory.name).state is RunState.RUNNING
@@ -137,6 +139,48 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
     spec = JobSpec.from_json(runs[0].spec or {})
     assert spec == replace(JOB, session=runs[0].submission_id)
     assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: spec})
+
+
+def interrupted(backend: InstantBackend, *checkpoints: str) -> Run:
+    """A run that was stopped after 40 of its 80 steps."""
+    backend.how = {"status": "interrupted", "steps": 40, "header": {"steps": 80}}
+    (run,) = launcher(backend).submit(jobs(JOB), command="")
+    assert run.state is RunState.INTERRUPTED and run.directory is not None
+    for name in checkpoints:
+        (run.directory / "checkpoints").mkdir(exist_ok=True)
+        (run.directory / "checkpoints" / name).touch()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("completed", RunState.COMPLETED), ("failed", RunState.FAILED), ("interrupted", RunState.INTERRUPTED)],
+)
+def test_a_run_of_this_machine_goes_on_from_its_checkpoint(
+    backend: InstantBackend, status: str, state: RunState
+) -> None:
+    run = interrupted(backend, "step-00000020.pt", "step-00000040.pt", "step-00000060.partial")
+    backend.how = {"attempt": 2, "first_step": 41, "steps": 40, "status": status}
+    resumed = launcher(backend).resume(run)
+    assert (resumed.id, resumed.state) == (run.id, state)
+    assert backend.argv == ["train", "--resume"]
+    assert resumed.summary is not None and resumed.summary.num_steps == 80
+    first, second = backend.ledger.attempts_of(run.id)
+    assert (first.state, second.state) == (RunState.INTERRUPTED, state)
+    assert second.ended_at is not None and "cancel" not in (resumed.reason or "")
+    assert "step-00000040.pt" in [event.reason or "" for event in backend.ledger.history(run.id)][-3]
+    assert [each.id for each in backend.ledger.fetch_comparable(all_runs=True)] == [run.id]
+
+
+def test_a_run_of_this_machine_that_cannot_go_on_says_why(backend: InstantBackend) -> None:
+    run = interrupted(backend, "step-00000040.partial")
+    with pytest.raises(UserError, match="saved no checkpoint"):
+        launcher(backend).resume(run)
+    backend.how = {}
+    (done,) = launcher(backend).submit(jobs(JOB), command="")
+    with pytest.raises(UserError, match="is completed"):
+        launcher(backend).resume(done)
+    assert len(backend.ledger.attempts_of(run.id)) == 1
 
 
 def test_a_job_whose_like_failed_is_not_tried_again(backend: InstantBackend) -> None:

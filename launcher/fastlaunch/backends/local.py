@@ -108,6 +108,7 @@ class LocalBackend:
                     pass_fds=(lock,),
                 )
             # For whoever finds the run directory without its handle, if this launcher dies just here.
+            os.ftruncate(lock, 0)
             os.write(lock, f"{child.pid}\n".encode())
         except FileNotFoundError as error:
             raise UserError(f"cannot start {request['argv'][0]}: {error.strerror}") from None

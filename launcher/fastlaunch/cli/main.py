@@ -23,7 +23,7 @@ COMMANDS = {
     "logs": ("follow", "Show what a run printed; -f follows it."),
     "collect": ("collect", "Bring home the records, logs and facts of runs on AWS."),
     "cancel": ("follow", "Stop a run and keep what it recorded."),
-    "resume": ("resume", "Resume an interrupted run on AWS from its last checkpoint."),
+    "resume": ("resume", "Resume an interrupted run from its last checkpoint."),
     "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
     "iam": ("iam", "What an account must allow: IAM policies, or a template that makes everything."),
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),

@@ -1,4 +1,4 @@
-"""`fastlaunch resume`: another machine for a run that did not complete, from its last checkpoint."""
+"""`fastlaunch resume`: a run that did not complete goes on from its last checkpoint."""
 
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,14 @@ from fastlaunch.cli.options import (
     yes_option,
 )
 from fastlaunch.cli.render import exit_code_of, print_runs
+from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.runs.launcher import Launcher
 
 
-@click.command(short_help="Resume an interrupted run on AWS from its last checkpoint.")
+@click.command(short_help="Resume an interrupted run from its last checkpoint.")
 @click.argument("run")
 @click.option("--max-cost", "max_cost_usd", type=USD, metavar="USD", help="Refuse if it may cost more.")
 @click.option("--detach", is_flag=True, help="Return once a machine has started.")
@@ -31,19 +32,24 @@ if TYPE_CHECKING:
 def resume(
     run: str, max_cost_usd: float | None, detach: bool, account_timer: bool, output: str, yes: bool
 ) -> int:
-    """Resume an interrupted run on AWS from its last checkpoint.
+    """Resume an interrupted run from its last checkpoint.
 
-    RUN is a run's id or a part of it. The new machine is of the type that the run began on, and gets the
-    minutes that earlier machines left of its limit. A spot job that SageMaker took back starts again by
-    itself; resume one that stopped or failed.
+    RUN is a run's id or a part of it. A run of this machine goes on here. On AWS the new machine is of the
+    type that the run began on, and gets the minutes that earlier machines left of its limit. A spot job that
+    SageMaker took back starts again by itself; resume one that stopped or failed.
     """
     from fastlaunch.runs.reconcile import reconcile
 
     context = app_context()
-    with open_launcher(context, context.cloud_backends) as launcher:
+    with open_launcher(context, {**context.backends, **context.cloud_backends}) as launcher:
         reconcile(launcher.ledger, context.backends, context.settings)
         chosen = launcher.ledger.get(run)
-        _ask(launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
+        if chosen.backend == "local":
+            for option, is_given in (("--max-cost", max_cost_usd is not None), ("--detach", detach)):
+                if is_given:
+                    raise UserError(f"{option} is for AWS, and this goes on here", f"leave {option} out")
+        else:
+            _ask(launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
         resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
     print_runs([resumed], output=output)
     return exit_code_of([resumed], stopped=bool(launcher.stop.by))

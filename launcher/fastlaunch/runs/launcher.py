@@ -32,7 +32,7 @@ from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_
 from fastlaunch.runs.describe import ends_by_itself, machine_of
 from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
 from fastlaunch.runs.finish import held_runs, settle_run
-from fastlaunch.runs.local import LocalRunner
+from fastlaunch.runs.local import LocalRunner, newest_checkpoint
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
 from fastlaunch.runs.resume import (
@@ -128,8 +128,11 @@ class Launcher:
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
         """Return the run after another attempt from its last checkpoint, in the minutes that are left.
 
-        detach, account_timer: see `Submission`. Raises UserError where that is impossible; see `resumable`.
+        detach, account_timer: see `Submission`. Raises UserError where that is impossible; see `resumable`,
+        and `newest_checkpoint` for a run of this machine.
         """
+        if run.backend == "local":
+            return self._resume_here(run)
         plan = self._resumable(run, account_timer=account_timer)
         with self._launching(run.submission_id):
             with self.ledger.transaction():
@@ -148,6 +151,15 @@ class Launcher:
                 detach=detach,
                 account_timer=account_timer,
             )
+        return self.ledger.get(run.id)
+
+    def _resume_here(self, run: Run) -> Run:
+        checkpoint = newest_checkpoint(run, self.ledger)
+        with self._launching(run.submission_id):
+            if not self.ledger.reopen(run.id, f"resumed from {checkpoint}"):
+                raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
+            with self._settling([run.id]):
+                self._local_runner().run(run.id, run.recipe, is_resumed=True)
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
@@ -294,13 +306,7 @@ class Launcher:
 
     def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
         """Run the jobs one after another; a job whose like failed is not tried again."""
-        runner = LocalRunner(
-            backend=cast(Backend, self.backends["local"]),
-            ledger=self.ledger,
-            display=self.display,
-            stop=self.stop,
-            sleep=self.sleep,
-        )
+        runner = self._local_runner()
         failed: set[JobSpec] = set()
         with self._settling(run_ids):
             for run_id, job, label in zip(run_ids, jobs, _labels(jobs), strict=True):
@@ -313,6 +319,15 @@ class Launcher:
                     self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
                 elif runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
                     failed.add(job.without_seed)
+
+    def _local_runner(self) -> LocalRunner:
+        return LocalRunner(
+            backend=cast(Backend, self.backends["local"]),
+            ledger=self.ledger,
+            display=self.display,
+            stop=self.stop,
+            sleep=self.sleep,
+        )
 
     def _run_on_aws(
         self,

@@ -1,7 +1,7 @@
 """Runs a job on this machine: starts it, follows it, and stores how it ended."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastlaunch.backends.protocol import Backend
@@ -13,6 +13,7 @@ from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.runs.collect import summarize_run
 from fastlaunch.runs.display import Display, RecordTail
 from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch_train.node.protocol import CHECKPOINT
 
 #: Between two looks at a running job.
 LOOK_INTERVAL_S = 0.2
@@ -28,8 +29,11 @@ class LocalRunner:
     stop: StopRequest
     sleep: Callable[[float], None]
 
-    def run(self, run_id: str, label: str) -> RunState:
-        """Return the run's final state. Raises UserError, with the run failed, where it cannot be started."""
+    def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
+        """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
+
+        is_resumed: it goes on from its last checkpoint.
+        """
         run = self.ledger.get(run_id)
         assert run.plan is not None and run.spec is not None and run.directory is not None
         # Claimed before it is started: whoever cancels it meanwhile finds it planned or running, not between.
@@ -37,7 +41,11 @@ class LocalRunner:
             return self.ledger.get(run_id).state
         attempt_id, _ = self.ledger.add_attempt([run_id])
         try:
-            handle = self.backend.execute(Plan.from_json(run.plan))
+            plan = Plan.from_json(run.plan)
+            if is_resumed:
+                argv = [*plan.request["argv"], "--resume"]
+                plan = replace(plan, request={**plan.request, "argv": argv})
+            handle = self.backend.execute(plan)
         except UserError as error:
             self.ledger.set_state(run_id, RunState.FAILED, error.message)
             self.ledger.end_attempt(attempt_id, RunState.FAILED)
@@ -73,6 +81,33 @@ class LocalRunner:
         return finish_run(run, handle, backend=self.backend, ledger=self.ledger, stopped_by=self.stop.by)
 
 
+def newest_checkpoint(run: Run, ledger: Ledger) -> str:
+    """Return the name of the checkpoint that a run of this machine goes on from.
+
+    Raises UserError if it cannot go on.
+    """
+    check_has_stopped(run, ledger)
+    if run.plan is None or run.directory is None or run.spec is None:
+        raise UserError(f"run {run.id} was imported", "submit it again")
+    if run.spec.get("allow_tcp"):
+        raise UserError(f"run {run.id} was a rehearsal in containers", "submit it again")
+    names = (path.name for path in run.directory.glob("checkpoints/*"))
+    newest = max(filter(CHECKPOINT.fullmatch, names), default=None)
+    if newest is None:
+        raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
+    return newest
+
+
+def check_has_stopped(run: Run, ledger: Ledger) -> None:
+    """Raise UserError unless the run is one that may go on, and nobody follows it."""
+    if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
+        raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
+    if ledger.launcher_lives(run):
+        raise UserError(
+            f"another fastlaunch follows runs of run {run.id}'s submission", "resume it when that has ended"
+        )
+
+
 def finish_run(
     run: Run, handle: Mapping[str, Any], *, backend: Backend, ledger: Ledger, stopped_by: str | None = None
 ) -> RunState:
@@ -86,7 +121,7 @@ def finish_run(
     state, reason = backend.state(handle), "; ".join(unreadable) or outcome.reason
     if not records and run.directory and (words := last_words(run.directory)):
         reason = f"{reason}: {words}"
-    if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)):
+    if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)[-1:]):
         # Only `cancel` ends an attempt before its run.
         stopped_by = "fastlaunch cancel"
     if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):

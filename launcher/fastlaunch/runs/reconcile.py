@@ -57,7 +57,7 @@ def concerns_cloud(ledger: Ledger) -> bool:
 
 def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any] | None:
     """Return what finds the run's job: the handle noted at its start, else the one found by its plan."""
-    for attempt in reversed(ledger.attempts_of(run.id)):
+    for attempt in ledger.attempts_of(run.id)[-1:]:
         if attempt.handle is not None:
             return attempt.handle
     return backend.find(Plan.from_json(run.plan)) if run.plan else None

@@ -13,13 +13,13 @@ from fastlaunch.backends.placements import Placement, placement_from_json
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.collect import checkpoints
 from fastlaunch.runs.finish import FAULTY, TAKEN_BY_EC2
+from fastlaunch.runs.local import check_has_stopped
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
 LONGEST_S = 60.0
@@ -61,16 +61,8 @@ class Resumable:
 def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger) -> Resumable:
     """Return what it takes to go on with `run`. Raises UserError if that is impossible."""
     if run.backend not in backends or run.spec is None:
-        raise UserError(
-            f"run {run.id} ran on {run.backend}, and only runs on AWS are resumed",
-            f"one of this machine goes on by its own command (`fastlaunch runs show {run.id}`) with --resume",
-        )
-    if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
-        raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
-    if ledger.launcher_lives(run):
-        raise UserError(
-            f"another fastlaunch follows runs of run {run.id}'s submission", "resume it when that has ended"
-        )
+        raise UserError(f"run {run.id} was imported", "submit it again")
+    check_has_stopped(run, ledger)
     attempts = [attempt for attempt in ledger.attempts_of(run.id) if attempt.handle]
     if any(attempt.ended_at is None for attempt in attempts):
         raise UserError(f"run {run.id} still has a machine", f"look again: fastlaunch status {run.id}")
