@@ -15,7 +15,7 @@ OWN = """
 from fastlaunch_train.workloads.contract import Workload
 
 def build():
-    return Workload(name="own", sample_unit="rows", build_model=None, batches=None, loss=None)
+    return Workload(name="own", sample_unit="rows", build_model=print, batches=print, loss=print)
 
 def number():
     return 7
@@ -127,6 +127,8 @@ def test_a_file_never_takes_a_modules_place(tmp_path: Path, stem: str) -> None:
     ("field", "value"),
     [
         ("optimizer", None),
+        ("loss", None),
+        ("batches", 3),
         ("learning_rate", float("nan")),
         ("learning_rate", -0.1),
         ("tokens_per_sample", 1.5),
