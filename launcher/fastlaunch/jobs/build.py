@@ -35,9 +35,8 @@ from fastlaunch_train.workloads.registry import WorkloadInfo
 MAX_REPEATS = 1000
 _GPU_WORKLOAD, _CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
-#: Below so many steps `measure.steptime` finds no step time, and no interval of it from one run.
+#: Below so many steps `measure.steptime` finds no step time.
 FEWEST_TIMED_STEPS = 20
-FEWEST_STEPS_FOR_INTERVAL = 70
 #: Processes that stand in for several GPUs where there is none.
 _CPU_RANKS = 2
 
@@ -388,16 +387,9 @@ def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tupl
 
 def _too_short(options: SubmitOptions) -> str | None:
     """Return what the runs will not tell because they have few steps."""
-    if options.steps is None:
+    if options.steps is None or options.steps >= FEWEST_TIMED_STEPS:
         return None
-    if options.steps < FEWEST_TIMED_STEPS:
-        return f"--steps {options.steps} gives no step time: that takes {FEWEST_TIMED_STEPS} steps or more"
-    if options.steps < FEWEST_STEPS_FOR_INTERVAL and options.repeats == 1:
-        return (
-            f"--steps {options.steps} gives a step time without an interval: "
-            f"that takes {FEWEST_STEPS_FOR_INTERVAL} steps or more, or --repeats"
-        )
-    return None
+    return f"--steps {options.steps} gives no step time: that takes {FEWEST_TIMED_STEPS} steps or more"
 
 
 def _check_repeats(options: SubmitOptions) -> None:

@@ -58,7 +58,9 @@ def _left_out(rows: Sequence[Row]) -> str:
         return ""
     priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
     of_best = _ratio(best.row, priced)
-    others = [row for row in rows if row.verdict.kind in _WHY_LEFT_OUT and _ratio(row, priced)]
+    # Of a single ranked row the sentence itself goes on to those without an interval, and of other batches.
+    kinds = {*_WHY_LEFT_OUT} if best.runner_up else {NOT_RANKED}
+    others = [row for row in rows if row.verdict.kind in kinds and _ratio(row, priced)]
     if of_best is None or not others:
         return ""
     other = max(others, key=lambda row: _value(row, priced))
