@@ -32,7 +32,7 @@ def sized(
     depth: int, width: "int | None" = None, rate: float = 1.0, name: str = "x", *, norm: bool = True, other=0
 ):
     given = (depth, width, rate, name, norm, other)
-    return Workload(name=repr(given), sample_unit="rows", build_model=None, batches=None, loss=None)
+    return Workload(name=repr(given), sample_unit="rows", build_model=print, batches=print, loss=print)
 
 def anything(**given):
     return sized(**given)

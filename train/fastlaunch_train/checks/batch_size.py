@@ -238,7 +238,13 @@ def step_bytes(train_step: Callable[[], None], model: nn.Module) -> int:
 
 
 def largest_batch_that_fits(
-    workload: Workload, recipes: Sequence[Recipe], process: Process, *, seed: int, budget_bytes: int
+    workload: Workload,
+    recipes: Sequence[Recipe],
+    process: Process,
+    *,
+    seed: int,
+    budget_bytes: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> int:
     """Return how many samples the rank with the least memory can take with every one of `recipes`.
 
@@ -256,7 +262,9 @@ def largest_batch_that_fits(
     }
     largest = MAX_BATCH_SIZE
     for recipe in tried.values():
-        fits = _try_batches(workload, recipe, process, seed=seed, budget_bytes=budget_bytes, most=largest)
+        fits = _try_batches(
+            workload, recipe, process, seed=seed, budget_bytes=budget_bytes, most=largest, clock=clock
+        )
         largest = min(largest, fits)
         gc.collect()
     if process.device.type == "cuda":
@@ -298,6 +306,7 @@ def _try_batches(
     seed: int,
     budget_bytes: int,
     most: int,
+    clock: Callable[[], float],
 ) -> int:
     """Return how many samples fit with `recipe`, up to about `most`."""
     parts, multiple = recipe.grad_accumulation, batch_multiple(recipe)
@@ -324,6 +333,7 @@ def _try_batches(
         agree=lambda fits: agree(process, [float(not fits)])[0] == 0.0,
         granularity=multiple,
         limit=-(-most // (parts * multiple)) * multiple,
+        clock=clock,
     )
     return micro_batch_size * parts
 
