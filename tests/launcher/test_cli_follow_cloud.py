@@ -55,6 +55,31 @@ def test_status_shows_what_a_run_does_where_and_at_what_cost(
     assert found["cost_usd"] == pytest.approx(10.0, abs=1)
 
 
+def test_what_ended_on_aws_is_shown_for_a_day_beside_later_submissions(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = started(aws_server)
+    later = started(aws_server, minutes_ago=5.0)
+    first.end()
+    # Also by the look after the one that noticed it.
+    for _ in range(2):
+        assert {run["id"]: run["state"] for run in status(capsys)} == {
+            first.run_ids[0]: "lost",
+            later.run_ids[0]: "running",
+        }
+
+
+def test_a_machine_without_its_timer_is_told_apart(
+    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(aws_server)
+    assert "no timer in the account" not in output(capsys, "status")
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(run.run_ids[0])
+        ledger.set_schedule(attempt.id, {"state": "refused", "region": "us-east-1", "names": []})
+    assert "no timer in the account yet" in " ".join(output(capsys, "status").split())
+
+
 def test_a_machine_over_its_time_is_an_alarm(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +241,7 @@ def test_status_goes_on_where_aws_does_not_answer(
     assert cloud("status") == 0
     out, err = capsys.readouterr()
     assert "1 run: 1 running." in out
-    assert "shown as they were" in err
+    assert "shown as before" in err
 
 
 def collected(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[dict[str, Any]]:

@@ -96,6 +96,18 @@ def test_three_looks_an_hour_past_its_limit_are_absence(world: World) -> None:
     assert (billing.source, billing.billed_s) == ("limit", 130 * 60)
 
 
+def test_a_machine_whose_end_has_no_time_ended_by_now(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = world.add()
+    world.clock.sleep(1200)
+    (machine,) = world.aws.instances
+    world.aws.change(machine, state="terminated", state_reason="Server.Unknown", transition_reason="")
+    world.reconcile()
+    billing = world.attempt(run).billing
+    # Not the two hours and ten minutes that it might have lived.
+    assert (billing.source, billing.billed_s) == ("limit", pytest.approx(1200, abs=60))
+
+
 def test_looks_in_quick_succession_count_once(world: World) -> None:
     world.aws.node = lambda node: None
     run = world.add()
@@ -145,7 +157,7 @@ def test_another_account_judges_and_ends_nothing(world: World, capsys: pytest.Ca
     assert look_until(world, run, *(LIMIT_S + 400 * n for n in range(4))) == [RunState.RUNNING] * 4
     assert world.attempt(run).absences == ()
     warned = capsys.readouterr().err
-    assert "1 attempts in account 123456789012" in warned and "999999999999" in warned
+    assert "1 attempt in account 123456789012" in warned and "999999999999" in warned
     world.aws.is_blind = False
     with pytest.raises(NotAuthorised, match=r"account 123456789012.*999999999999") as caught:
         world.cancel(run)
@@ -306,7 +318,7 @@ def test_what_aws_does_not_tell_stays_as_it_is_with_a_warning(
     assert world.state(run)[0] is RunState.RUNNING
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f"warning: 1 attempts in us-east-1 are shown as they were: {error.message}\n"
+    assert captured.err == f"warning: 1 attempt in us-east-1 is shown as before: {error.message}\n"
     # The other region was looked at.
     assert "EC2 shows none" in (world.attempt(far).reason or "")
 
@@ -372,7 +384,7 @@ def test_boto3_is_imported_only_while_something_is_under_way(isolated: Path) -> 
         run = world.add()
     # Without credentials the rows stay as they are.
     listed = list_runs()
-    assert "warning: 1 attempts on EC2 are shown as they were" in listed.stderr
+    assert "warning: 1 attempt on EC2 is shown as before" in listed.stderr
     assert "running" in listed.stdout and run.id in listed.stdout
     assert listed.stderr.rstrip().endswith("\nboto3")
     with Ledger(isolated / LEDGER_NAME) as ledger:

@@ -36,8 +36,9 @@ _HEADERS = {
 def collect(runs: tuple[str, ...], output: str) -> int:
     """Bring home the records, logs and facts of runs on AWS.
 
-    RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
-    What is here already is not fetched again. A run under way is collected as far as it has come.
+    RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way and the
+    last submission. What is here already is not fetched again. A run under way is collected as far as it has
+    come.
     """
     with open_reconciled() as (context, ledger):
         chosen = ledger.select(runs) if runs else current_runs(ledger)

@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from io import IncrementalNewlineDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
 _WATCH_INTERVAL_S = 60.0
+#: What ended on AWS is shown for so long: overnight nobody looks.
+_LATELY = timedelta(days=1)
 #: For more machines that nobody follows, `status` would take long to fetch.
 _MAX_FETCHED = 16
 
@@ -43,9 +46,9 @@ _CHUNK_BYTES = 2**16
 def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
     """Show where runs stand, after checking that it is still true.
 
-    RUN is a run's id, a part of it, or `field=glob`. Without RUN: the runs under way and the last submission.
-    A detached run on EC2 goes on from its last checkpoint, within its --max-hours, if EC2 took its spot
-    machine or a GPU of it is faulty.
+    RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, those on
+    AWS that ended within a day, and the last submission. A detached run on EC2 goes on from its last
+    checkpoint, within its --max-hours, if EC2 took its spot machine or a GPU of it is faulty.
     The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
     while True:
@@ -72,7 +75,7 @@ def _show_status(
     context: AppContext, ledger: "Ledger", runs: tuple[str, ...], output: str, *, watch: bool
 ) -> tuple[int, bool]:
     """Print where the runs stand; return the exit code, and whether one of them is under way."""
-    shown = ledger.select(runs) if runs else current_runs(ledger)
+    shown = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
     _fetch_unfollowed(context, ledger, shown)
     alarmed = _alarmed_regions(context, ledger, shown)
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
@@ -100,7 +103,7 @@ def _show_status(
 def logs(run: str | None, follow: bool, raw: bool) -> None:
     """Show what a run printed; -f follows it.
 
-    RUN is a run's id or a part of it. Without RUN: the last run that was started.
+    RUN is a run's id, or the beginning or end of it. Without RUN: the last run that was started.
     """
     with open_reconciled() as (context, ledger):
         chosen = ledger.get(run) if run else _last_started(ledger)
@@ -116,7 +119,7 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
 def cancel(runs: tuple[str, ...]) -> None:
     """Stop a run and keep what it recorded.
 
-    RUN is a run's id, a part of it, or `field=glob`, such as state=running.
+    RUN is a run's id, the beginning or end of it, or `field=glob`, such as state=running.
     """
     from fastlaunch.runs.cancel import cancel as cancel_run
 
@@ -144,11 +147,12 @@ def cancel(runs: tuple[str, ...]) -> None:
     next_command("fastlaunch status")
 
 
-def current_runs(ledger: "Ledger") -> "list[Run]":
-    """Return the runs under way and those of the last submission."""
+def current_runs(ledger: "Ledger", *, since: datetime | None = None) -> "list[Run]":
+    """Return the runs under way and those of the last submission, and what ended on AWS after `since`."""
     last = ledger.last_submission()
     unfinished = ledger.select(["state=planned", "state=running"])
-    others = [run for run in unfinished if run.submission_id != last]
+    ended = ledger.ended_on_aws(since) if since else []
+    others = [run for run in (*ended, *unfinished) if run.submission_id != last]
     return others + (ledger.select(submission=last) if last else [])
 
 

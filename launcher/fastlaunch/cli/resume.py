@@ -34,9 +34,9 @@ def resume(
 ) -> int:
     """Resume an interrupted run from its last checkpoint.
 
-    RUN is a run's id or a part of it. A run of this machine goes on here. On AWS the new machine is of the
-    type that the run began on, and gets the minutes that earlier machines left of its limit. A spot job that
-    SageMaker took back starts again by itself; resume one that stopped or failed.
+    RUN is a run's id, or the beginning or end of it. A run of this machine goes on here. On AWS the new
+    machine is of the type that the run began on, and gets the minutes that earlier machines left of its
+    limit. A spot job that SageMaker took back starts again by itself; resume one that stopped or failed.
     """
     from fastlaunch.runs.reconcile import reconcile
 

@@ -436,6 +436,15 @@ class Ledger:
         condition, values = where(self._file.all, selectors, submission)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values)
 
+    def ended_on_aws(self, since: datetime) -> list[Run]:
+        """Return the runs that have ended and whose last attempt on AWS ended after `since`, oldest first."""
+        condition = (
+            "state NOT IN ('planned', 'running') AND id IN"
+            " (SELECT run_id FROM attempt_runs JOIN attempts ON attempts.id = attempt_id"
+            " WHERE attempts.backend IN ('ec2', 'sagemaker') AND attempts.ended_at >= ?)"
+        )
+        return read_runs(self._file, f"{condition} ORDER BY rowid", [_iso(since)])
+
     def fetch_comparable(
         self, selectors: Sequence[str] = (), *, submission: str | None = None, all_runs: bool = False
     ) -> list[Run]:

@@ -15,7 +15,7 @@ from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
-from fastlaunch.placement.config_checks import SAGEMAKER, check_bucket, check_role, configured
+from fastlaunch.placement.config_checks import SAGEMAKER, SCHEDULER, check_bucket, check_role, configured
 from fastlaunch.placement.network import (
     check_default_vpc,
     check_subnet,
@@ -84,6 +84,10 @@ class AwsLookup(Lookup):
             by_efa = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
             check_training_network(self.aws, region, self.settings.region_settings(region), by_efa=by_efa)
         else:
+            if request.cloud.account_timer and (
+                timer := self.settings.region_settings(region).scheduler_role
+            ):
+                check_role(self.aws, region, timer, SCHEDULER)
             check_offered(candidate, self.aws.zones_offering(region, candidate.instance.name))
             self._check_network(request, candidate)
         check_bucket(self.aws, region, self.setting(region, "bucket"))

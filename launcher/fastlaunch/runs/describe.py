@@ -210,6 +210,8 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     bound = f", at most ${ceiling:,.2f}" if is_within else ""
     machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
     alarmed = f"ALARM: {problem}; " if (problem := alarm(last, now)) else ""
+    if last.backend == "ec2" and (last.schedule or {}).get("state") in ("refused", "unknown"):
+        alarmed += "no timer in the account yet; "
     return f"{alarmed}{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
 
 

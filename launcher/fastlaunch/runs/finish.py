@@ -94,12 +94,14 @@ def finish_attempt(
         (run, *_run_result(run, attempt, nodes.get(run.id, {}), result, backend.home, files))
         for run in _undecided(ledger, attempt)
     ]
+    launched_at = datetime.fromisoformat(attempt.launched_at or handle["launched_at"])
     billed = backend.billed(
-        launched_at=datetime.fromisoformat(attempt.launched_at or handle["launched_at"]),
-        max_minutes=attempt.max_minutes or 0,
-        aws_status=aws_status,
-        status=status,
+        launched_at=launched_at, max_minutes=attempt.max_minutes or 0, aws_status=aws_status, status=status
     )
+    if billed.billing == "limit":
+        # Nobody says when it ended: before now.
+        at_most_s = min(billed.lived_s, max(0.0, (backend.now() - launched_at).total_seconds()))
+        billed = replace(billed, lived_s=at_most_s, billed_s=at_most_s)
     left = []
     with ledger.transaction():
         # Another command may have ended the attempt since, and gone on with its runs.

@@ -8,6 +8,7 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backen
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.announce import Announcer
@@ -92,7 +93,8 @@ def reconcile_cloud(
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], announcer)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
             except UserError as error:
-                warn(f"{len(here)} attempts in {region} are shown as they were: {error.message}")
+                shown = f"{counted(len(here), 'attempt')} in {region} {'is' if len(here) == 1 else 'are'}"
+                warn(f"{shown} shown as before: {error.message}")
     _settle_unheld(ledger, backends)
     # Schedules that are left of attempts that have ended, however they did.
     for attempt in ledger.scheduled_attempts():
@@ -111,14 +113,18 @@ def _of_this_account(
     try:
         identity = backend.aws.identity()
     except UserError as error:
-        warn(f"{len(attempts)} attempts on {backend.service} are shown as they were: {error.message}")
+        hint = f"; {error.hint}" if error.hint else ""
+        warn(
+            f"{counted(len(attempts), 'attempt')} on {backend.service} "
+            f"{'is' if len(attempts) == 1 else 'are'} shown as before: {error.message}{hint}"
+        )
         return []
     others = [attempt for attempt in attempts if not is_of(attempt, identity)]
     for account in sorted({str(attempt.account) for attempt in others}):
         num = sum(attempt.account == account for attempt in others)
         warn(
-            f"{num} attempts in account {account} are shown as they were: you are logged in to "
-            f"{identity.account} (--profile NAME chooses another login)"
+            f"{counted(num, 'attempt')} in account {account} {'is' if num == 1 else 'are'} shown as before: "
+            f"you are logged in to {identity.account} (--profile NAME chooses another login)"
         )
     return [attempt for attempt in attempts if attempt not in others]
 
