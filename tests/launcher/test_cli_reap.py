@@ -105,7 +105,7 @@ def test_a_login_that_has_expired_is_told_once(
 def test_a_dry_run_changes_nothing(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     old = start(hours_ago=3, server=aws_server)
     assert cloud("reap", "--dry-run") == 0
-    assert "1 to terminate; what went cost about $165." in capsys.readouterr().out
+    assert "1 to terminate; cost so far about $165." in capsys.readouterr().out
     assert states(aws_server) == {old: "running"}
     assert not load_settings().home.exists()
 

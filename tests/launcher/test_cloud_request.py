@@ -132,7 +132,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"secrets": (f"FASTLAUNCH_{SECRET}",)}, {}, "'FASTLAUNCH_HUB' cannot be a variable", "HF_TOKEN"),
         ({"secrets": (SECRET.replace("HUB", "PATH"),)}, {}, "'PATH' cannot be a variable", "HF_TOKEN"),
         ({"secrets": (SECRET.replace("HUB", "a-b"),)}, {}, "'a-b' cannot be a variable", "letters, digits"),
-        ({"secrets": ("HUB=hf_0123",)}, {}, "--secret HUB names neither a secret nor", ":secret:NAME"),
+        ({"secrets": ("HUB=hf_0123",)}, {}, "--secret HUB=... names neither a secret nor", ":secret:NAME"),
         ({"secrets": (SECRET.replace(":secret:", ":secrets:"),)}, {}, "names neither", ":secret:NAME"),
         # The image.
         ({**OWN, "base_image": "2.9"}, {}, "name two images", "one of the two"),

@@ -11,6 +11,7 @@ from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
+from fastlaunch.jobs.options import check_secret
 
 
 @click.group(short_help="What an account must allow: IAM policies, or a template that makes everything.")
@@ -77,6 +78,8 @@ def print_(
     """
     settings = load_settings()
     region = region or settings.region
+    for arn in given["secrets"]:
+        check_secret(arn)
     names = {key: value for key, value in _names(settings, region, given).items() if value is not None}
     if not cloudformation:
         if reaper:

@@ -431,6 +431,6 @@ def _sentence(report: _Report, kind: "Kind") -> str:
         return f"{sentence}."
     costs = [row["cost_usd"] for row in rows if row["done"] in (words.done, words.to_do)]
     known = sum(cost or 0 for cost in costs)
-    sentence += f"; what went cost about ${known:,.2f}" if known else ""
+    sentence += f"; cost so far about ${known:,.2f}" if known else ""
     num_unknown = costs.count(None)
     return f"{sentence} (of {num_unknown} the price is not known)." if num_unknown else f"{sentence}."

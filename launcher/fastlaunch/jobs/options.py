@@ -178,13 +178,18 @@ def _check_secrets(cloud: CloudOptions) -> None:
                 f"--secret {name!r} cannot be a variable of the job",
                 "give letters, digits and _, such as HF_TOKEN; FASTLAUNCH_ and DOCKER_ are taken",
             )
-        # The value itself may have been typed: it is not repeated.
-        if not _SECRET.fullmatch(arn):
-            raise UserError(
-                f"--secret {name} names neither a secret nor a parameter by its ARN",
-                f"give {name}=arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME, or "
-                "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME",
-            )
+        check_secret(arn, form=f"{name}=")
+
+
+def check_secret(arn: str, *, form: str = "") -> None:
+    """Raise UserError unless the text is the ARN of a secret or parameter. form: what is typed before it."""
+    # The value itself may have been typed: it is not repeated.
+    if not _SECRET.fullmatch(arn):
+        raise UserError(
+            f"--secret {form}... names neither a secret nor a parameter by its ARN",
+            f"give {form}arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME, or "
+            f"{form}arn:aws:ssm:REGION:ACCOUNT:parameter/NAME",
+        )
 
 
 def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
