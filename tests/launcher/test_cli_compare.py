@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
+from fake_summaries import PLAIN
 
+from fastlaunch.cli.compare import _measured as compared_run
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.ledger.ledger import Ledger, open_ledger
+from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.measure.published import shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary
@@ -305,3 +307,25 @@ def test_a_training_jobs_run_without_a_noted_price_is_charged_sagemakers(
     assert (row["service"], row["usd_per_hour"], row["num_nodes"]) == ("sagemaker", 63.296, 2)
     # 8 images in 0.1 s on both: 80/s.
     assert row["usd_per_million_samples"]["value"] == pytest.approx(2 * 63.296 / 3600 / 80 * 1e6)
+
+
+@pytest.mark.parametrize(("backend", "session"), [("local", "sub-1"), ("import", None)])
+def test_the_submission_is_the_session_unless_it_was_an_import(backend: str, session: str | None) -> None:
+    measured = compared_run(
+        Run(
+            id="r1",
+            submission_id="sub-1",
+            created_at="2026-11-21T10:00:00+00:00",
+            backend=backend,
+            state=RunState.COMPLETED,
+            reason=None,
+            workload="vit-huge",
+            recipe="bf16",
+            instance=None,
+            directory=None,
+            price=None,
+            summary=PLAIN,
+        ),
+        "us-east-1",
+    )
+    assert measured is not None and measured.session == session

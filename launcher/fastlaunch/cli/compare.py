@@ -323,6 +323,7 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: b
 def _measured(run: "Run", region: str) -> "MeasuredRun | None":
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
+    from fastlaunch.ledger.ledger import IMPORT
 
     if run.summary is None:
         return None
@@ -334,6 +335,8 @@ def _measured(run: "Run", region: str) -> "MeasuredRun | None":
     return MeasuredRun(
         run_id=run.id,
         summary=run.summary,
+        # What was imported together need not have been measured together.
+        session=None if run.backend == IMPORT else run.submission_id,
         price=run.price,
         service=service,
         region=region,
