@@ -55,7 +55,7 @@ def test_submit_runs_stores_and_answers_in_a_sentence(capsys: pytest.CaptureFixt
     assert re.search(rf"^{first.id} +fp32 +completed +1.00 ms +8,000", out, re.MULTILINE)
     assert re.fullmatch(
         r"(fp32|bf16) on vit-tiny, batch 8: 1.00 ms per step \(1.00 to 1.00\), "
-        r"8,000 images/s over 2 runs; (fp32|bf16) 1.00 ms per step, too close to tell apart.",
+        r"8,000 images/s over 2 runs; (fp32|bf16) 1.00 ms per step; compare tells how surely.",
         " ".join(out.splitlines()[-2:]),
     )
     assert err.splitlines()[-1] == "next: fastlaunch compare"

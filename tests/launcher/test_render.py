@@ -77,7 +77,7 @@ def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(su
     )
     close = [run(summary, 0.105, recipe="fp32"), run(summary, 0.2, recipe="fp32")]
     assert runs_sentence([*close, *bf16]).startswith("bf16 on vit-huge")
-    assert runs_sentence([*close, *bf16]).endswith("too close to tell apart.")
+    assert runs_sentence([*close, *bf16]).endswith("; compare tells how surely.")
 
 
 def test_runs_that_contradict_are_left_out(summary: RunSummary) -> None:

@@ -283,7 +283,7 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
         return sentence
     if any(each.low is None or each.high is None for each in times.values()):
         return f"{sentence}, from too few steps to tell how far apart"
-    return f"{sentence}, too close to tell apart"
+    return f"{sentence}; compare tells how surely"
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
