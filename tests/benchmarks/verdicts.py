@@ -18,8 +18,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fastlaunch.analysis.differences import SETTLES, Differences, RunTime, rounds_to_settle
-from fastlaunch.analysis.statistics import BETTER, LEVEL, UNRESOLVED, WORSE, holm_levels
-from fastlaunch.analysis.verdicts import look_levels
+from fastlaunch.analysis.looks import (
+    FIRST_ROUND,
+    Looked,
+    look_again,
+    look_levels,
+    look_through,
+    share_of_session,
+)
+from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE, Difference
 
 ROWS = (2, 3, 6, 10)
 ROUNDS = (2, 3, 4, 6, 10)
@@ -237,13 +244,13 @@ def followed(rng: random.Random, sd: float, faster: float) -> tuple[str | None, 
     for number in range(6):
         difference = Differences(runs).between(1, 0)
         assert difference is not None
-        (level,) = look_levels([number], [difference.p_differs()])
+        (level,) = look_levels([share_of_session(number)], [difference.p_differs()])
         verdict = difference.verdict(level)
         if number == 1:
             kept = verdict != UNRESOLVED
         if verdict != UNRESOLVED or number == 5:
             return verdict, kept
-        (next_level,) = look_levels([number + 1], [1.0])
+        (next_level,) = look_levels([share_of_session(number + 1)], [1.0])
         proposal = rounds_to_settle(difference, next_level)
         assert proposal is not None
         if proposal[1] < SETTLES:
@@ -289,12 +296,90 @@ def simulate(scenario: Scenario, num_rows: int, num_rounds: int, *, draws: int, 
 
 def judge(runs: list[RunTime], num_rows: int) -> list[str | None]:
     """Return the verdicts of rows 1, 2, ... beside row 0, corrected together; None without an interval."""
-    present = {run.row for run in runs}
-    differences = Differences(runs)
-    of_rows = [differences.between(row, 0) if {0, row} <= present else None for row in range(1, num_rows)]
-    tested = [difference for difference in of_rows if difference]
-    levels = iter(holm_levels([difference.p_differs() for difference in tested], LEVEL))
-    return [difference.verdict(next(levels)) if difference else None for difference in of_rows]
+    looked = look_through(runs, range(1, num_rows), _beside_first)
+    return [looked[row].kind if row in looked else None for row in range(1, num_rows)]
+
+
+def _beside_first(differences: Differences, row: int) -> Difference | None:
+    return differences.between(row, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What tables of one kind came to that were looked at after each round, in percent; and their runs."""
+
+    wrong: float
+    found: float
+    num_runs: float  # a table, of num_rows * max_rounds
+
+
+def looked_at(
+    scenario: Scenario, num_rows: int, max_rounds: int, *, faster: int, draws: int, seed: int = 0
+) -> Planned:
+    """Return what plans of at most `max_rounds` came to. faster: how many of the rows are, by 3%."""
+    rng = random.Random(f"{seed} {scenario.name} {num_rows} {max_rounds} {faster}")
+    wrong = found = num_runs = 0
+    for _ in range(draws):
+        drawn = [
+            replace(
+                run,
+                session="0",
+                round=int(run.block) + 1,  # type: ignore[call-overload]
+                max_rounds=max_rounds,
+                log_time=run.log_time - FASTER * (0 < run.row <= faster),
+            )
+            for run in scenario.draw(rng, num_rows, max_rounds)
+        ]
+        looked: dict[int, Looked] = {}
+        runs: list[RunTime] = []
+        for number in range(1, max_rounds + 1):
+            settled = {row for row, seen in looked.items() if seen.kind != UNRESOLVED}
+            runs += [run for run in drawn if run.round == number and run.row not in settled]
+            if number < FIRST_ROUND:
+                continue
+            looked = look_again(
+                looked, runs, range(1, num_rows), _beside_first, round=number, max_rounds=max_rounds
+            )
+            if all(seen.kind != UNRESOLVED for seen in looked.values()):
+                break
+        kinds = {row: seen.kind for row, seen in looked.items()}
+        num_runs += len(runs)
+        wrong += any(kind in (BETTER, WORSE) for row, kind in kinds.items() if row > faster)
+        found += all(kinds.get(row) == BETTER for row in range(1, faster + 1))
+    return Planned(wrong=100 * wrong / draws, found=100 * found / draws, num_runs=num_runs / draws)
+
+
+#: Kinds of machines whose plans are simulated, with numbers of rows and of faster ones.
+PLANS = (
+    *(
+        (f"runs {sd:.1%}, rounds 2%", *rows)
+        for sd in (0.002, 0.01, 0.03)
+        for rows in ((2, 0), (2, 1), (4, 0), (4, 2), (6, 0))
+    ),
+    *(
+        (name, 4, 0)
+        for name in (
+            *("rows uneven: baseline x3", "rows uneven: a row x10", "heavy tails", "stalls"),
+            *("two speeds, for a run", "the session slows down", "a run in six fails"),
+        )
+    ),
+)
+
+
+def plans(draws: int) -> Iterator[str]:
+    """Yield what comes of looking after each round, and stopping what is settled."""
+    scenarios = {scenario.name: scenario for scenario in SCENARIOS}
+    grid = [(name, *at, most) for name, *at in PLANS for most in (8, 12)]
+    with ProcessPoolExecutor() as pool:
+        futures = [
+            pool.submit(looked_at, scenarios[name], rows, most, faster=faster, draws=draws)
+            for name, rows, faster, most in grid
+        ]
+        for (name, rows, faster, most), future in zip(grid, futures, strict=True):
+            planned = future.result()
+            found = f"{planned.found:>6.1f}" if faster else 6 * " "
+            runs = f"{planned.num_runs:.1f} of {rows * most}"
+            yield f"{name:34}{rows:>5}{faster:>7}{most:>7}{planned.wrong:>7.1f}{found}  {runs}"
 
 
 def cells(only: str, draws: int) -> Iterator[Cell]:
@@ -313,8 +398,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--only", default="")
+    parser.add_argument("--looks", action="store_true", help="instead: plans that end when all is settled")
     parser.add_argument("--following", action="store_true", help="instead: what following proposals comes to")
     arguments = parser.parse_args()
+    if arguments.looks:
+        print(
+            f"Percent of {arguments.draws} plans that are wrong, that find all faster rows; and runs a plan"
+        )
+        print(f"{'':34}{'rows':>5}{'faster':>7}{'rounds':>7}{'wrong':>7}{'found':>6}{'runs':>7}")
+        for line in plans(arguments.draws):
+            print(line, flush=True)
+        return 0
     print(f"Percent of {arguments.draws} tables that are wrong / in which 3% is found, by rounds")
     if arguments.following:
         print("\n".join(following(arguments.draws)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.differences import Differences
+from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.pooling import run_times
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE, Difference
 from fastlaunch.analysis.verdicts import BASELINE, exp
@@ -21,7 +22,7 @@ class Best:
 
     row: Row
     runner_up: Row | None
-    ratio: Interval | None  # of the best over the runner-up, at 95%
+    ratio: Interval | None  # of the best over the runner-up, at 95%, or wider after several looks
     # The rows that may be best, the best among them: the true one is here in 95% of tables.
     may_be_best: tuple[Row, ...]
 
@@ -36,7 +37,8 @@ def best_of(rows: Sequence[Row]) -> Best | None:
     if not ranked:
         return None
     is_priced = all(row.price is not None for row in ranked)
-    differences = Differences(run for at, row in enumerate(ranked) for run in run_times(row.group, at))
+    runs = [run for at, row in enumerate(ranked) for run in run_times(row.group, at)]
+    differences = Differences(runs)
 
     def offset(at: int, other: int) -> float:
         ours, theirs = ranked[at].price, ranked[other].price
@@ -57,15 +59,17 @@ def best_of(rows: Sequence[Row]) -> Best | None:
     )
     first, *others = order
     level = LEVEL / max(1, len(others))
+    # What has been looked at before is judged more strictly.
+    share = {other: share_of_both(runs, first, other) for other in others}
     may_be_best = [
         other
         for other in others
-        if (difference := between(first, other)) is None or difference.p_above(0.0) > level
+        if (difference := between(first, other)) is None or difference.p_above(0.0) > level * share[other]
     ]
     ratio = None
     if others:
         difference = between(first, others[0])
-        low, high = difference.limits(LEVEL) if difference else (None, None)
+        low, high = difference.limits(LEVEL * share[others[0]]) if difference else (None, None)
         ratio = Interval(
             value=exp(ahead(first, others[0])),
             low=None if low is None else exp(low),

@@ -52,6 +52,8 @@ class RunTime:
     host: Hashable  # of several nodes, all of them
     block: Hashable | None = None  # the round, of one session on one host; None if it is not known
     session: str | None = None  # None if it is not known
+    round: int | None = None  # of the session, from 1; None if it is not known
+    max_rounds: int | None = None  # of a session that planned to look after each of its rounds
     late: float | None = None  # log_time of the last half of its steps alone, less log_time
 
 

@@ -165,6 +165,8 @@ def run_times(group: Group, row: int) -> list[RunTime]:
                 host=host,
                 block=(*host, number) if is_known else None,
                 session=named,
+                round=where.round,
+                max_rounds=where.max_rounds,
                 late=run.summary.timing.late,
             )
         )

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, RunTime, rounds_to_settle
+from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
+from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.notes import difference_notes, run_notes
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
-from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference, holm_levels
+from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference
 from fastlaunch.analysis.validity import Validity
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.units import counted
@@ -15,8 +16,6 @@ from fastlaunch.measure.summary import Interval
 
 BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH = "baseline", "no interval", "not ranked", "other batch"
 TRAINING, THROUGHPUT = "training", "throughput"
-#: What the j-th session added to a comparison may spend of its level: 5%, then 1.2%, 0.6%, 0.3%, ...
-_SHARES_OF_LEVEL = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +57,7 @@ class _Pair:
     # Of what the verdict is on: dollars where both have a price, else speed.
     difference: Difference | None
     noise: tuple[float, float] = (0.0, 0.0)  # of the row and of the baseline
-
-    # Of its verdict; None where there is none to be had.
-    level: float | None = None
-    # Sessions that added to the first one.
-    num_additions: int = 0
+    looked: Looked | None = None  # None where there is no verdict to be had
 
     @property
     def is_priced(self) -> bool:
@@ -82,33 +77,9 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
     """Return a verdict for each of `items`, of which `base` is one, Holm-corrected together.
 
     Rows that are barred, or of another batch, get no verdict and are none of those; their intervals are at
-    95%. Runs that a later session added are another look, at a smaller level; what an earlier one settled
-    stands.
+    95%. What one look has settled stands at the later ones: see `looks`.
     """
     runs = [run for number, item in enumerate(items) for run in run_times(item.group, number)]
-    sessions = list(dict.fromkeys(run.session for run in runs if run.session is not None))
-    settled: dict[int, str] = {}
-    for num_sessions in range(1, max(1, len(sessions)) + 1):
-        seen = (None, *sessions[:num_sessions])
-        pairs = _pairs(items, base, [run for run in runs if run.session in seen])
-        for at, pair in pairs.items():
-            if pair.difference and pair.level and (kind := pair.difference.verdict(pair.level)) != UNRESOLVED:
-                settled.setdefault(at, kind)
-    return [
-        _of_baseline(base) if item is base else _judge(pairs[at], settled.get(at))
-        for at, item in enumerate(items)
-    ]
-
-
-def look_levels(num_additions: Sequence[int], p_values: Sequence[float]) -> list[float]:
-    """Return Holm's level of each p-value, of rows to which sessions were added so many times."""
-    shares = [_SHARES_OF_LEVEL[min(number, len(_SHARES_OF_LEVEL) - 1)] for number in num_additions]
-    levels = holm_levels([p / share for p, share in zip(p_values, shares, strict=True)])
-    return [level * share for level, share in zip(levels, shares, strict=True)]
-
-
-def _pairs(items: Sequence[PricedGroup], base: PricedGroup, runs: Sequence[RunTime]) -> dict[int, _Pair]:
-    """Return the rows beside their baseline by all of `runs`, with their levels."""
     differences = Differences(runs)
     number = next(number for number, item in enumerate(items) if item is base)
     present = {run.row for run in runs}
@@ -117,14 +88,22 @@ def _pairs(items: Sequence[PricedGroup], base: PricedGroup, runs: Sequence[RunTi
         for at, item in enumerate(items)
         if item is not base
     }
-    tested = {at: pair.difference for at, pair in pairs.items() if pair.is_tested and pair.difference}
-    sessions = {at: {run.session for run in runs if run.row == at} for at in tested}
-    p_values = [difference.p_differs() for difference in tested.values()]
-    levels = look_levels([len(of) - 1 for of in sessions.values()], p_values)
-    return pairs | {
-        at: replace(pairs[at], level=level, num_additions=len(sessions[at]) - 1)
-        for at, level in zip(tested, levels, strict=True)
-    }
+    tested = [at for at, pair in pairs.items() if pair.is_tested and pair.difference]
+
+    def between(by: Differences, at: int) -> Difference | None:
+        difference = by.between(at, number)
+        return difference.plus(pairs[at].by_price) if difference else None
+
+    looked = look_through(runs, tested, between)
+    return [
+        _of_baseline(base) if item is base else _judge(_as_looked(pairs[at], looked.get(at)))
+        for at, item in enumerate(items)
+    ]
+
+
+def _as_looked(pair: _Pair, looked: Looked | None) -> _Pair:
+    """Return the pair with what the looks at it have come to."""
+    return replace(pair, looked=looked, difference=looked.difference) if looked else pair
 
 
 def _pair(
@@ -150,10 +129,11 @@ def _usd_per_hour(item: PricedGroup, price: Price) -> float:
     return price.usd_per_hour * item.group.setup.num_nodes
 
 
-def _judge(pair: _Pair, settled: str | None) -> Verdict:
-    limits = pair.difference.limits(pair.level or LEVEL) if pair.difference else None
+def _judge(pair: _Pair) -> Verdict:
+    level = pair.looked.level if pair.looked else LEVEL
+    limits = pair.difference.limits(level) if pair.difference else None
     by_speed = pair.speed is not None and not pair.is_priced
-    kind, why, more = _classify(pair, settled)
+    kind, why, more = _classify(pair)
     method = tuple(_of_method(pair)) if pair.is_tested else ()
     return Verdict(
         ratio=_ratio(pair, limits, by_price=0.0) if pair.is_priced else None,
@@ -161,6 +141,7 @@ def _judge(pair: _Pair, settled: str | None) -> Verdict:
         kind=kind,
         reasons=(
             *why,
+            *_of_plan(pair.looked),
             *method,
             *difference_notes(pair.row.group, pair.base.group, by_speed=by_speed),
             *run_notes(pair.row.group),
@@ -202,7 +183,7 @@ def exp(logarithm: float) -> float:
     return math.exp(min(logarithm, 700.0))
 
 
-def _classify(pair: _Pair, settled: str | None) -> tuple[str, list[str], int | None]:
+def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
     """Return the verdict, why it is no better one, and how many more rounds would settle it."""
     if pair.row.is_barred:
         return NOT_RANKED, list(pair.row.validity.failures), None
@@ -210,17 +191,14 @@ def _classify(pair: _Pair, settled: str | None) -> tuple[str, list[str], int | N
         return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
     if not pair.trains_alike:
         return OTHER_BATCH, [], None
-    if pair.difference is None or pair.level is None:
+    looked = pair.looked
+    if pair.difference is None or looked is None:
         is_of_base = len(pair.base.group.runs) < 2 <= len(pair.row.group.runs)
         why = _why_no_interval(pair.base.group if is_of_base else pair.row.group)
         return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], None
-    if settled is not None:
-        return settled, [], None
-    now, then = (
-        _SHARES_OF_LEVEL[min(number, len(_SHARES_OF_LEVEL) - 1)]
-        for number in (pair.num_additions, pair.num_additions + 1)
-    )
-    proposal = rounds_to_settle(pair.difference, pair.level * then / now)
+    if looked.kind != UNRESOLVED:
+        return looked.kind, [], None
+    proposal = rounds_to_settle(pair.difference, looked.next_level)
     if proposal is None:
         return UNRESOLVED, ["runs of both in one session tell more"], None
     number, share = proposal
@@ -228,6 +206,16 @@ def _classify(pair: _Pair, settled: str | None) -> tuple[str, list[str], int | N
         why = f"{number} more rounds would settle it in {10 * share:.0f} of 10 cases"
         return UNRESOLVED, [f"{why}: longer runs or a quieter machine help more"], None
     return UNRESOLVED, [f"about {counted(number, 'more round')} would settle it (4 chances in 5)"], number
+
+
+def _of_plan(looked: Looked | None) -> Iterator[str]:
+    """Yield which round of a plan settled it."""
+    if looked is None or looked.max_rounds is None:
+        return
+    if looked.kind == UNRESOLVED:
+        yield f"not settled after round {looked.round} of at most {looked.max_rounds}"
+    else:
+        yield f"settled after round {looked.round} of at most {looked.max_rounds}"
 
 
 def _of_method(pair: _Pair) -> Iterator[str]:

@@ -145,6 +145,13 @@ class CloudBackend(ABC):
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         """Send the plan's request as it is; return the handle. Raises a kind of CloudRefused."""
 
+    def skip(self, handle: Mapping[str, Any], run_ids: Sequence[str]) -> bool:
+        """Have the nodes leave out runs that they have not begun; return whether they can.
+
+        Raises a kind of CloudRefused.
+        """
+        return False
+
     @abstractmethod
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
         """Return the handle of what the plan started; None if AWS shows nothing (yet)."""

@@ -231,13 +231,16 @@ def _compared(
     if not runs:
         raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --repeats 3")
     comparison = compare_runs(
-        [measured for run in runs if (measured := _measured(run, request.region))],
+        [measured for run in runs if (measured := measured_run(run, request.region))],
         catalogue=catalogue,
         prices=request,
         baseline=baseline,
         allow_unverified=allow_unverified,
     )
-    warnings = (*_unmeasured([run for run in runs if run.summary is None]), *comparison.warnings)
+    warnings = (
+        *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
+        *comparison.warnings,
+    )
     if not comparison.rows:
         _print_warnings(warnings)
         raise UserError(
@@ -320,7 +323,22 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: b
     return runs
 
 
-def _measured(run: "Run", region: str) -> "MeasuredRun | None":
+def verdicts_on(settings: "Settings", runs: "Sequence[Run]") -> dict[str, str]:
+    """Return the verdict on the row of each run that measured something, as `compare` judges them."""
+    from fastlaunch.analysis.compare import compare as compare_runs
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.catalog.load import load_catalogue
+
+    comparison = compare_runs(
+        [measured for run in runs if (measured := measured_run(run, settings.region))],
+        catalogue=load_catalogue(settings.prices),
+        prices=PriceRequest(today=datetime.date.today(), region=settings.region),
+    )
+    return {id: row.verdict.kind for row in comparison.rows for id in row.run_ids}
+
+
+def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
+    """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
     from fastlaunch.ledger.ledger import IMPORT

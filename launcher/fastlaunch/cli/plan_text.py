@@ -14,7 +14,7 @@ from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted, in_ms
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import FEWEST_MAX_ROUNDS, CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, hours_text, type_name
@@ -99,7 +99,7 @@ def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
         return f"expected: not known, {expected}."
     rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
     rate = rates.get(jobs[0].terms.purchase, "")
-    runs = f" in {len(jobs)} runs" if len(jobs) > 1 else ""
+    runs = f" in {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
     start = "; starting the machine, which was not measured, comes on top"
     if expected.start_s is not None:
         start = f", after {_duration(expected.start_s)} in which the machine starts"
@@ -198,11 +198,14 @@ def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
     # The recipes that share all else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
     for job, times in Counter(job.without_seed for job in jobs).items():
-        named = f"{job.recipe.label}, {times} times" if times > 1 else job.recipe.label
+        number = f"at most {times}" if job.max_rounds else str(times)
+        named = f"{job.recipe.label}, {number} times" if times > 1 else job.recipe.label
         shared.setdefault(_what(job, jobs), []).append(named)
     trained = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
     after = ", one run after another" if len(jobs) > 1 else ""
     job = jobs[0]
+    if job.max_rounds:
+        after += f", each recipe until its verdict is settled (looked at from round {FEWEST_MAX_ROUNDS} on)"
     return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
 
 

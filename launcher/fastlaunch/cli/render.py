@@ -375,8 +375,8 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
 
 
 def exit_code_of(runs: "Sequence[Run]", *, stopped: bool) -> int:
-    """Return done if every run completed or goes on by itself, interrupted if the user stopped it."""
+    """Return done if every run completed, goes on by itself or is not needed, interrupted if stopped."""
     if stopped:
         return EXIT_INTERRUPTED
-    good = all(run.state is RunState.COMPLETED or not run.state.is_final for run in runs)
+    good = all(run.state is RunState.COMPLETED or not run.state.is_final or run.is_unneeded for run in runs)
     return EXIT_DONE if good else EXIT_JOB_FAILED

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -90,7 +91,7 @@ def submit(
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
 
     \b
-      fastlaunch submit --local --recipe fp32,bf16,compile --repeats 3
+      fastlaunch submit --local --recipe fp32,bf16,compile --until-resolved
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
       fastlaunch submit --local --experiment fusion --repeats 5
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
@@ -148,7 +149,7 @@ def submit(
         return EXIT_DONE
     if not container:
         _check_installed(context, jobs)
-    return _run(context, runner, specs, output=output)
+    return _run(context, runner, specs, output=output, until_resolved=options.until_resolved)
 
 
 def _backend_name(
@@ -219,10 +220,13 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
         plan, job = alike[0]
         environment = [f"{name}={shlex.quote(value)}" for name, value in plan.request["env"].items()]
         last_seed = alike[-1][1].seed
-        times = f", {len(alike)} times, seeds {job.seed} to {last_seed}" if len(alike) > 1 else ""
+        number = f"at most {len(alike)}" if job.max_rounds else str(len(alike))
+        times = f", {number} times, seeds {job.seed} to {last_seed}" if len(alike) > 1 else ""
         lines += [f"{job.recipe.label} on {job.workload}{times}:"]
         lines += [f"  {' '.join([*environment, shlex.join(plan.request['argv'])])}", ""]
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs, one after another"
+    if jobs[0].max_rounds:
+        runs = f"at most {runs}, until the verdict on each recipe is settled"
     return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
 
 
@@ -235,7 +239,10 @@ def _check_installed(context: AppContext, jobs: Jobs) -> None:
         )
 
 
-def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], *, output: str) -> int:
+def _run(
+    context: AppContext, backend: Backend, jobs: Sequence[JobSpec], *, output: str, until_resolved: bool
+) -> int:
+    from fastlaunch.cli.compare import verdicts_on
     from fastlaunch.runs.launcher import Submission, check_home
     from fastlaunch.runs.reconcile import reconcile
 
@@ -244,7 +251,10 @@ def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], *, outp
         reconcile(launcher.ledger, context.backends, context.settings)
         for other in launcher.ledger.select(["state=running", "backend=local"]):
             click.echo(f"warning: run {other.id} is under way here: both will be slower than alone", err=True)
-        submission = Submission(jobs_at=lambda _: tuple(jobs))
+        submission = Submission(
+            jobs_at=lambda _: tuple(jobs),
+            verdicts=partial(verdicts_on, context.settings) if until_resolved else None,
+        )
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
     print_runs(runs, output=output)
     return exit_code_of(runs, stopped=bool(launcher.stop.by))

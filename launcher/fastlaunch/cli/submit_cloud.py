@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -200,6 +201,7 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
 
 
 def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool) -> int:
+    from fastlaunch.cli.compare import verdicts_on
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.launcher import Submission
 
@@ -210,6 +212,7 @@ def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool
         max_replacements=prepared.request.cloud.max_replacements,
         detach=prepared.request.cloud.detach,
         account_timer=prepared.request.cloud.account_timer,
+        verdicts=partial(verdicts_on, context.settings) if prepared.request.options.until_resolved else None,
     )
     with open_launcher(context, context.cloud_backends) as launcher:
         click.echo("\n".join(_announcement(prepared, launcher.ledger)), err=True)
@@ -238,6 +241,8 @@ def _announcement(prepared: "Prepared", ledger: "Ledger") -> list[str]:
     lines += [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
         lines.append(f"warning: {slow}")
+    if prepared.request.cloud.detach and prepared.request.options.until_resolved:
+        lines.append("--until-resolved looks while it follows: with --detach all rounds are run")
     if prepared.request.cloud.detach:
         lines.append(f"--detach: nobody will follow it; {_timers(prepared.request, first)}")
         if first.backend == "ec2" and any(job.terms.purchase == "spot" for job in jobs):

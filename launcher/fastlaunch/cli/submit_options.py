@@ -19,7 +19,12 @@ from fastlaunch.cli.options import (
 from fastlaunch.core.conventions import MAX_REPLACEMENTS
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import (
+    DEFAULT_MAX_ROUNDS,
+    FEWEST_MAX_ROUNDS,
+    MOST_MAX_ROUNDS,
+    CloudOptions,
+)
 
 #: The headings of `submit --help`, and the parameters under them; all others are under the last.
 HEADINGS: Mapping[str, tuple[str, ...]] = {
@@ -33,6 +38,8 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
             "steps",
             "epochs",
             "repeats",
+            "until_resolved",
+            "max_rounds",
             "seed",
             "data",
         ),
@@ -112,6 +119,18 @@ training_options = with_options(
     click.option("--epochs", type=COUNT, help="Train for this many passes over the data instead of --steps."),
     click.option(
         "--repeats", type=COUNT, default=1, show_default=True, help="Run each recipe this often, interleaved."
+    ),
+    click.option(
+        "--until-resolved",
+        is_flag=True,
+        help="Run rounds until every recipe's verdict is settled; a settled one stops.",
+    ),
+    click.option(
+        "--max-rounds",
+        type=COUNT,
+        metavar="N",
+        help=f"With that: run {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS} rounds at most."
+        f"  [default: {DEFAULT_MAX_ROUNDS}]",
     ),
     click.option(
         "--seed", type=COUNT, default=0, show_default=True, help="Seed the weights and the order of the data."

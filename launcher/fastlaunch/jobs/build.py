@@ -16,7 +16,15 @@ from fastlaunch.catalog.rates import check_sold, dearest_rate
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import ML, CloudOptions, SubmitOptions, Variant, check_cloud_options
+from fastlaunch.jobs.options import (
+    FEWEST_MAX_ROUNDS,
+    ML,
+    MOST_MAX_ROUNDS,
+    CloudOptions,
+    SubmitOptions,
+    Variant,
+    check_cloud_options,
+)
 from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
@@ -93,22 +101,24 @@ def build_jobs(
     # Two variants may have the same stand-in; it is run once.
     specs = dict.fromkeys(_spec(variant, options, region=options.region) for variant in here)
     return Jobs(
-        specs=interleaved(_with_common_batch(list(specs), options), options.repeats),
+        specs=interleaved(_with_common_batch(list(specs), options), options),
         differences=tuple(dict.fromkeys(differences)),
         workloads=tuple(dict.fromkeys(variant.workload for variant in here)),
         caveats=(*_caveats(here, kinds), *filter(None, [_too_short(options)])),
     )
 
 
-def interleaved(specs: Sequence[JobSpec], repeats: int) -> tuple[JobSpec, ...]:
-    """Return the jobs `repeats` times: A B, then B A, and so on, so that drift meets all alike.
+def interleaved(specs: Sequence[JobSpec], options: SubmitOptions) -> tuple[JobSpec, ...]:
+    """Return all rounds of the jobs: A B, then B A, and so on, so that drift meets all alike.
 
     Each round has the next seed: the runs of a round start from the same weights and see the same data, and
     make a pair for the convergence guard.
     """
-    rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(repeats))
+    _check_is_comparison(specs, options)
+    num_rounds = options.planned_rounds or options.repeats
+    rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(num_rounds))
     return tuple(
-        replace(spec, seed=spec.seed + number, round=number + 1)
+        replace(spec, seed=spec.seed + number, round=number + 1, max_rounds=options.planned_rounds)
         for number, round_ in enumerate(rounds)
         for spec in round_
     )
@@ -376,7 +386,7 @@ def jobs_at(
         )
         for variant in request.variants
     ]
-    return interleaved(_with_common_batch(specs, request.options), request.options.repeats)
+    return interleaved(_with_common_batch(specs, request.options), request.options)
 
 
 def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tuple[str, ...]:
@@ -395,6 +405,25 @@ def _too_short(options: SubmitOptions) -> str | None:
 def _check_repeats(options: SubmitOptions) -> None:
     if not 1 <= options.repeats <= MAX_REPEATS:
         raise UserError(f"--repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
+    most = options.max_rounds
+    if most is not None and not options.until_resolved:
+        raise UserError("--max-rounds is the most that --until-resolved runs", "add that, or give --repeats")
+    if most is not None and not FEWEST_MAX_ROUNDS <= most <= MOST_MAX_ROUNDS:
+        raise UserError(f"--max-rounds is {most}", f"give {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS}")
+    if options.until_resolved and options.repeats > 1:
+        raise UserError(
+            "--until-resolved says itself how often each recipe runs",
+            f"leave out --repeats, or give --max-rounds {min(max(options.repeats, 3), MOST_MAX_ROUNDS)}",
+        )
+
+
+def _check_is_comparison(specs: Sequence[JobSpec], options: SubmitOptions) -> None:
+    """Raise UserError if there is nothing to resolve."""
+    if options.until_resolved and len(specs) < 2:
+        raise UserError(
+            "--until-resolved compares recipes, and here is one",
+            "name several: --recipe bf16,compile; or give --repeats",
+        )
 
 
 def _instance_named(name: str, catalogue: Catalogue) -> InstanceType:

@@ -18,6 +18,8 @@ ML = "ml."
 MAX_MINUTES = 30 * 24 * 60
 #: MaxRuntimeInSeconds: botocore's model of CreateTrainingJob, 1.44.5.
 MAX_TRAINING_MINUTES = 28 * 24 * 60
+#: Of a plan that is looked at after each round: see `analysis.looks`.
+DEFAULT_MAX_ROUNDS, FEWEST_MAX_ROUNDS, MOST_MAX_ROUNDS = 8, 3, 12
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 _SECRET = re.compile(
@@ -43,6 +45,9 @@ class SubmitOptions:
     steps: int | None = None
     epochs: int | None = None
     repeats: int = 1
+    #: End as soon as the verdicts are settled, after so many rounds at most; None for the default.
+    until_resolved: bool = False
+    max_rounds: int | None = None
     seed: int = 0
     nproc: int | None = None
     data: str | None = None
@@ -59,6 +64,11 @@ class SubmitOptions:
     #: The instance type to rehearse.
     instance: str | None = None
     region: str = DEFAULT_REGION
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """The most rounds of a plan that ends when all is settled; None without one."""
+        return (self.max_rounds or DEFAULT_MAX_ROUNDS) if self.until_resolved else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,8 @@ class JobSpec:
     #: Id of the submission that it belongs to, and which of its rounds it is, from 1; None if not known.
     session: str | None = None
     round: int | None = None
+    #: That the submission planned, to end as soon as its verdicts are settled; None without a plan.
+    max_rounds: int | None = None
 
     backend: str = "local"
     #: None for this machine.
@@ -197,6 +199,10 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
 
 
 def run_environment(job: JobSpec) -> dict[str, str]:
-    """Return the variables that tell the entrypoint the run's session and round, as far as they are known."""
-    known = {"FASTLAUNCH_SESSION": job.session, "FASTLAUNCH_ROUND": job.round}
+    """Return the variables that tell the entrypoint the run's session, round and plan, if they are known."""
+    known = {
+        "FASTLAUNCH_SESSION": job.session,
+        "FASTLAUNCH_ROUND": job.round,
+        "FASTLAUNCH_MAX_ROUNDS": job.max_rounds,
+    }
     return {name: str(value) for name, value in known.items() if value is not None}

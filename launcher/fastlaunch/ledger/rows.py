@@ -8,7 +8,7 @@ from typing import Any
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import NOT_NEEDED, Plan, RunState
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary
 
@@ -49,6 +49,11 @@ class Run:
     #: None for an imported run, and where the run was read in brief.
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
+
+    @property
+    def is_unneeded(self) -> bool:
+        """Whether its row was settled without it."""
+        return self.state is RunState.CANCELLED and (self.reason or "").startswith(NOT_NEEDED)
 
 
 @dataclass(frozen=True, kw_only=True)

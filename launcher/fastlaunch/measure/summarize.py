@@ -130,6 +130,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             recipe_schema=recipe_schema(header),
             session=header.get("session"),
             round=header.get("round"),
+            max_rounds=header.get("max_rounds"),
             commit=header["commit"],
             power_limit_w=power_limit_of(header),
         ),

@@ -122,6 +122,7 @@ class Environment:
     # Older summaries lack these and are the same otherwise, so they are not compared.
     session: str | None = field(default=None, compare=False)  # the submission that the run belongs to
     round: int | None = field(default=None, compare=False)  # which of the submission's rounds, from 1
+    max_rounds: int | None = field(default=None, compare=False)  # that it planned, to stop when settled
     commit: str | None = field(default=None, compare=False)  # of the training code
     power_limit_w: float | None = field(default=None, compare=False)  # of its GPU
 

@@ -45,6 +45,7 @@ from fastlaunch.runs.resume import (
     resumable,
     root_of,
 )
+from fastlaunch.runs.rounds import PlannedLooks, Verdicts
 from fastlaunch.runs.sight import check_account
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -68,6 +69,8 @@ class Submission:
     detach: bool = False
     #: A timer in the account ends machines on EC2 that nothing else ended.
     account_timer: bool = True
+    #: Of rows that are to run no longer than until they are settled; None to run all jobs.
+    verdicts: Verdicts | None = None
 
 
 @dataclass(kw_only=True)
@@ -120,9 +123,10 @@ class Launcher:
                     max_replacements=submission.max_replacements,
                     detach=submission.detach,
                     account_timer=submission.account_timer,
+                    looks=self._looks(submission, run_ids),
                 )
             else:
-                self._run_here(run_ids, jobs_at(None))
+                self._run_here(run_ids, jobs_at(None), self._looks(submission, run_ids))
         return self.ledger.select(submission=submission_id)
 
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
@@ -304,7 +308,18 @@ class Launcher:
                     self.ledger.set_goes_on([run_id], agreed)
         return run_ids
 
-    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec]) -> None:
+    def _looks(self, submission: Submission, run_ids: Sequence[str]) -> PlannedLooks | None:
+        if submission.verdicts is None:
+            return None
+        return PlannedLooks(
+            verdicts=submission.verdicts,
+            ledger=self.ledger,
+            run_ids=run_ids,
+            home=self.settings.home.absolute(),
+            report=self.report,
+        )
+
+    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec], looks: PlannedLooks | None) -> None:
         """Run the jobs one after another; a job whose like failed is not tried again."""
         runner = self._local_runner()
         failed: set[JobSpec] = set()
@@ -312,8 +327,10 @@ class Launcher:
             for run_id, job, label in zip(run_ids, jobs, _labels(jobs), strict=True):
                 if self.stop.by:
                     return
+                for unneeded, why in (looks.unneeded() if looks else {}).items():
+                    self.ledger.set_state(unneeded, RunState.CANCELLED, why)
                 # Another command may have cancelled and removed it while it waited for its turn.
-                if not self.ledger.existing([run_id]):
+                if not self.ledger.existing([run_id]) or self.ledger.get(run_id).is_unneeded:
                     continue
                 if job.without_seed in failed:
                     self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
@@ -339,6 +356,7 @@ class Launcher:
         detach: bool,
         account_timer: bool,
         max_replacements: int = MAX_REPLACEMENTS,
+        looks: PlannedLooks | None = None,
     ) -> None:
         """Start and follow attempts until no run is left that another attempt could go on with.
 
@@ -369,7 +387,7 @@ class Launcher:
                 self.announcer.started(self._backend(attempt), attempt)
                 if detach and self._leave(attempt, timer):
                     return
-                result = self._monitor(attempt, run_ids).follow()
+                result = self._monitor(attempt, run_ids, looks).follow()
                 remaining = result.left
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
@@ -403,7 +421,9 @@ class Launcher:
             report=self.report,
         )
 
-    def _monitor(self, attempt: Attempt, run_ids: Sequence[str]) -> AttemptMonitor:
+    def _monitor(
+        self, attempt: Attempt, run_ids: Sequence[str], looks: PlannedLooks | None
+    ) -> AttemptMonitor:
         backend = self._backend(attempt)
         specs = [JobSpec.from_json(self.ledger.get(run_id).spec or {}) for run_id in run_ids]
         shown = [
@@ -426,6 +446,7 @@ class Launcher:
             stop=self.stop,
             announcer=self.announcer,
             report=self.report,
+            looks=looks,
         )
 
     def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:

@@ -19,6 +19,7 @@ from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of, once_more
 from fastlaunch.runs.display import AttemptDisplay
 from fastlaunch.runs.finish import STOPPED_BY, AttemptResult, finish_attempt
+from fastlaunch.runs.rounds import PlannedLooks
 from fastlaunch.runs.sight import look
 from fastlaunch.runs.stop_request import StopRequest
 
@@ -48,6 +49,8 @@ class AttemptMonitor:
     announcer: Announcer
     #: Called with a line for the user.
     report: Callable[[str], None]
+    #: What ends rows that are settled; None if all runs are to be done.
+    looks: PlannedLooks | None = None
     #: Why this monitor ended the machines, if it did.
     _why: str | None = None
     _warnings: set[str] = field(default_factory=set)
@@ -164,10 +167,30 @@ class AttemptMonitor:
             self._synced_at = now
             if self._synced.left_out and not before.left_out:
                 self.report(self._synced.left_out.message)
+            self._skip_settled()
             if self._unseen_since is None:
                 self._warnings.clear()
         except UserError as error:
             self._warn_once(error.message)
+
+    def _skip_settled(self) -> None:
+        """Have the machines leave out the runs of rows that are settled.
+
+        A run that is under way is done all the same, and not looked at. SageMaker's containers cannot be
+        told: such a job goes on until all rows are settled, and is stopped then.
+        """
+        unneeded = self.looks.unneeded() if self.looks and not self._is_stopping else {}
+        if self.looks is None or not unneeded:
+            return
+        can_skip = self.backend.skip(self._handle, tuple(unneeded))
+        if not can_skip and not self.looks.are_all_settled:
+            return
+        for run_id, why in unneeded.items():
+            self.ledger.set_state(run_id, RunState.CANCELLED, why)
+        if not can_skip:
+            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}fastlaunch: all rows are settled")
+            self._is_stopping = True
+            self.backend.stop(self._handle)
 
     def _end_what_hangs(self, aws_status: AttemptStatus) -> None:
         """End machines that never boot, have lost one of them, are over their time, or linger."""

@@ -17,6 +17,7 @@ class LaunchSettings:
     #: The least number of this attempt, from 1: on a new machine it finds no records of those before it.
     attempt: int = 1
     round: int | None = None  #: which of the submission's rounds this run is in, from 1
+    max_rounds: int | None = None  #: that the submission planned, to end as soon as all is settled
     stop_grace_s: float = DEFAULT_STOP_GRACE_S  #: how long a rank may take to end after a signal
     fabric: str = "any"  #: between nodes; `efa`: nothing else will do
     #: Bus bandwidth between nodes over EFA, below which an all-reduce is suspect
@@ -26,14 +27,17 @@ class LaunchSettings:
 
 
 def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
-    """Read FASTLAUNCH_ATTEMPT, _ROUND, _STOP_GRACE_S, _FABRIC (`efa` or `any`), _ALL_REDUCE_FLOOR_GB_PER_S,
-    _INSTANCE and _PRINT_METRICS (1).
+    """Read FASTLAUNCH_ATTEMPT, _ROUND, _MAX_ROUNDS, _STOP_GRACE_S, _FABRIC (`efa` or `any`),
+    _ALL_REDUCE_FLOOR_GB_PER_S, _INSTANCE and _PRINT_METRICS (1).
 
     An empty variable counts as unset. Raises RecipeError for a value that means nothing.
     """
     # More digits would make a file name that no disk takes.
     attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
-    number = _value(environment, "FASTLAUNCH_ROUND", "0", "0|[1-9][0-9]{0,5}", "a whole number from 1")
+    number, at_most = (
+        _value(environment, name, "0", "0|[1-9][0-9]{0,5}", "a whole number from 1")
+        for name in ("FASTLAUNCH_ROUND", "FASTLAUNCH_MAX_ROUNDS")
+    )
     seconds, default = r"(?!0+(\.0+)?$)[0-9]{1,5}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
     grace = _value(environment, "FASTLAUNCH_STOP_GRACE_S", default, seconds, "a number of seconds above 0")
     floor = _value(
@@ -42,6 +46,7 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     return LaunchSettings(
         attempt=int(attempt),
         round=int(number) or None,
+        max_rounds=int(at_most) or None,
         stop_grace_s=float(grace),
         fabric=_value(environment, "FASTLAUNCH_FABRIC", "any", "any|efa", "any or efa"),
         all_reduce_floor_gb_per_s=float(floor),

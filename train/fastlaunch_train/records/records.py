@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
-#: are optional: data_identity, num_data_workers, session and round in headers, loss_scale and skipped in
-#: steps, utilization in blocks. Until 2026-11 every line had a checksum, `crc`, which the reader leaves out.
+#: are optional: data_identity, num_data_workers, session, round and max_rounds in headers, loss_scale and
+#: skipped in steps, utilization in blocks. Until 2026-11 every line had a checksum, `crc`, which the reader
+#: leaves out.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
@@ -83,6 +84,7 @@ OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
     "num_data_workers": int,  # processes that loaded data for the rank; 0: it did so itself
     "session": str | None,  # the submission that the run belongs to
     "round": int | None,  # which of its rounds, from 1
+    "max_rounds": int | None,  # that it planned, to end as soon as all is settled; None without a plan
 }
 _AT_LEAST_ONE = ("attempt", "world_size", "num_nodes", "batch_size_per_gpu", "steps", "first_step")
 

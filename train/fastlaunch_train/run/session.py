@@ -116,6 +116,7 @@ class Session:
             "num_data_workers": num_data_workers(),
             "session": os.environ.get("FASTLAUNCH_SESSION") or None,
             "round": self.launch.round,
+            "max_rounds": self.launch.max_rounds,
             "machine": machine(process.device),
             "versions": versions(self.cudnn),
             "attention_backend": self.attention_backend,

@@ -26,7 +26,7 @@ from fastlaunch.core.errors import (
 from fastlaunch.core.ownership import OUTPUT_TAG, RUN_TAG, token_of
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch_train.node.protocol import ABORT, STOP
+from fastlaunch_train.node.protocol import ABORT, STOP, skip_name
 
 #: A machine that runs boots within two or three minutes.
 BOOT_LIMIT = timedelta(minutes=12)
@@ -107,6 +107,12 @@ class Ec2Backend(CloudBackend):
         self.kill(handle)
         with suppress(UserError):
             self.sync(handle)
+
+    def skip(self, handle: Mapping[str, Any], run_ids: Sequence[str]) -> bool:
+        bucket, prefix = s3_sync.split_uri(handle["output"])
+        for run_id in run_ids:
+            self.aws.put_object(handle["region"], bucket, f"{prefix}/{skip_name(run_id)}", b"")
+        return True
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
         ids = _ids(handle)

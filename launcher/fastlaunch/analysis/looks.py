@@ -1,0 +1,159 @@
+"""When runs are looked at, what each look may spend of the 5%, and what the looks have settled.
+
+A plan of at most M rounds is looked at after rounds 3, 4, ..., M. A row's verdict is final when a look first
+reaches it. Nothing is stored: the looks are replayed from the rounds of the runs.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fastlaunch.analysis.differences import Differences, RunTime
+from fastlaunch.analysis.statistics import (
+    BETTER,
+    LEVEL,
+    TIE,
+    TIE_HIGH,
+    TIE_LOW,
+    UNRESOLVED,
+    WORSE,
+    Difference,
+    holm_levels,
+)
+
+#: The first look of a plan.
+FIRST_ROUND = 3
+#: The level of each of 1, 2, ... planned looks, such that all of them together are wrong in 5% of tables at
+#: most; tests/benchmarks/verdicts.py --looks prints how often they are.
+_PLANNED = (0.05, 0.027, 0.02, 0.017, 0.014, 0.014, 0.0125, 0.0115, 0.0108, 0.01)
+#: The most rounds of a plan.
+MAX_PLANNED_ROUNDS = FIRST_ROUND - 1 + len(_PLANNED)
+#: What the j-th session that was added may spend of the level: 5%, then 1.2%, 0.6%, 0.3%, ...
+_ADDED = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
+
+#: Returns the difference of a row from the baseline; None where there is none to be had.
+Between = Callable[[Differences, int], Difference | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What the looks at a row have come to."""
+
+    difference: Difference  # by all runs, or by those that settled it if all would not
+    level: float  # Holm's
+    share: float  # of the 5%, which the level is made of
+    kind: str  # better, worse, tie or unresolved
+    next_level: float  # of the look at another session
+    round: int | None  # of its plan, after which it was settled, or that was looked at last; None without one
+    max_rounds: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    runs: tuple[RunTime, ...]
+    round: int | None  # of the plan
+    max_rounds: int | None
+
+
+def look_through(runs: Sequence[RunTime], rows: Collection[int], between: Between) -> dict[int, Looked]:
+    """Return what all looks at the runs have come to, by row; rows that cannot be tested are left out."""
+    looked: dict[int, Looked] = {}
+    for look in _looks(runs):
+        looked = look_again(looked, look.runs, rows, between, round=look.round, max_rounds=look.max_rounds)
+    return looked
+
+
+def look_again(
+    before: dict[int, Looked],
+    runs: Sequence[RunTime],
+    rows: Collection[int],
+    between: Between,
+    *,
+    round: int | None = None,
+    max_rounds: int | None = None,
+) -> dict[int, Looked]:
+    """Return what one more look, at all of `runs`, makes of what those before it came to."""
+    differences = Differences(runs)
+    present = {run.row for run in runs}
+    tested = {at: found for at in rows if at in present and (found := between(differences, at))}
+    settled = {at: seen for at, seen in before.items() if seen.kind != UNRESOLVED}
+    # Holm's count keeps ties, which spend nothing more, and loses what differs.
+    counted = [at for at in tested if at not in settled or settled[at].kind not in (BETTER, WORSE)]
+    shares = {at: _share(runs, at) for at in tested}
+    p_values = [1.0 if at in settled else tested[at].p_differs() for at in counted]
+    levels = dict(zip(counted, look_levels([shares[at] for at in counted], p_values), strict=True))
+    after = dict(before)
+    for at, difference in tested.items():
+        seen = settled.get(at)
+        if seen is None:
+            after[at] = Looked(
+                difference=difference,
+                level=levels[at],
+                share=shares[at],
+                kind=difference.verdict(levels[at]),
+                next_level=levels[at] / shares[at] * share_of_session(_num_sessions(runs, at)),
+                round=round,
+                max_rounds=max_rounds,
+            )
+        elif _agrees(seen.kind, difference, level := seen.level * shares[at] / seen.share):
+            after[at] = replace(seen, difference=difference, level=level, share=shares[at])
+    return after
+
+
+def _agrees(kind: str, difference: Difference, level: float) -> bool:
+    """Return whether the difference still says so, though another verdict may be sharper."""
+    low, high = difference.limits(2 * level if kind == TIE else level)
+    if kind == TIE:
+        return math.log(TIE_LOW) <= low and high <= math.log(TIE_HIGH)
+    return low > 0 if kind == BETTER else high < 0
+
+
+def look_levels(shares: Sequence[float], p_values: Sequence[float]) -> list[float]:
+    """Return Holm's level of each p-value, of rows that may spend these shares of the 5%."""
+    levels = holm_levels([p / share for p, share in zip(p_values, shares, strict=True)])
+    return [level * share for level, share in zip(levels, shares, strict=True)]
+
+
+def share_of_session(num_before: int) -> float:
+    """Return what the verdicts by a session may spend of the 5%, by the number of sessions before it."""
+    return _ADDED[min(num_before, len(_ADDED) - 1)]
+
+
+def share_of_plan(max_rounds: int) -> float:
+    """Return what each look at a plan of so many rounds may spend of what its session may."""
+    return _PLANNED[min(max(1, max_rounds - FIRST_ROUND + 1), len(_PLANNED)) - 1] / LEVEL
+
+
+def share_of_both(runs: Iterable[RunTime], *rows: int) -> float:
+    """Return what a verdict between rows may spend of the 5%, by all looks at either."""
+    kept = list(runs)
+    return min(_share(kept, row) for row in rows)
+
+
+def _share(runs: Iterable[RunTime], row: int) -> float:
+    """Return what the newest look at a row may spend: less for each session that was added to its first."""
+    sessions = {run.session: run.max_rounds for run in runs if run.row == row}
+    share = share_of_session(max(0, len(sessions) - 1))
+    max_rounds = list(sessions.values())[-1] if sessions else None
+    return share * (share_of_plan(max_rounds) if max_rounds else 1.0)
+
+
+def _num_sessions(runs: Iterable[RunTime], row: int) -> int:
+    return len({run.session for run in runs if run.row == row})
+
+
+def _looks(runs: Sequence[RunTime]) -> Iterator[_Look]:
+    """Yield the looks at the runs: after each session, and after rounds 3, 4, ... of one with a plan."""
+    plans = {run.session: run.max_rounds for run in runs if run.session is not None}
+    if not plans:
+        yield _Look(runs=tuple(runs), round=None, max_rounds=None)
+    seen: list[str | None] = [None]
+    for session, max_rounds in plans.items():
+        earlier = [run for run in runs if run.session in seen]
+        own = [run for run in runs if run.session == session]
+        seen.append(session)
+        last = max((run.round or 0 for run in own), default=0)
+        rounds = range(min(FIRST_ROUND, last), last + 1) if max_rounds else (None,)
+        for number in rounds:
+            shown = [run for run in own if number is None or (run.round or 0) <= number]
+            yield _Look(runs=(*earlier, *shown), round=number, max_rounds=max_rounds)

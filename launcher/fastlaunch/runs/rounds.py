@@ -1,0 +1,95 @@
+"""Ends a submission's rows as soon as their verdicts are settled: `submit --until-resolved`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fastlaunch.backends.s3_sync import record_paths
+from fastlaunch.core.plan import NOT_NEEDED, RunState
+from fastlaunch.jobs.spec import JobSpec, names_apart
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.runs.collect import summarize_run
+
+#: Before so many rounds are done nobody looks.
+FIRST_LOOK = 3
+BASELINE, UNRESOLVED, NO_INTERVAL = "baseline", "unresolved", "no interval"
+#: Verdicts that more rounds may change.
+_OPEN = (UNRESOLVED, NO_INTERVAL)
+
+#: Returns the verdict on each run's row, by the id of the run.
+Verdicts = Callable[[Sequence[Run]], Mapping[str, str]]
+
+
+@dataclass(kw_only=True)
+class PlannedLooks:
+    """Looks at a submission after each of its rounds from the third on."""
+
+    verdicts: Verdicts
+    ledger: Ledger
+    run_ids: Sequence[str]
+    home: Path
+    #: Called with a line for the user.
+    report: Callable[[str], None]
+    #: Whether every run has ended or is not needed.
+    are_all_settled: bool = False
+    _num_rounds: int = 0
+    _why: dict[str, str] = field(default_factory=dict)
+    _ended: dict[str, Run] = field(default_factory=dict)
+
+    def unneeded(self) -> dict[str, str]:
+        """Return the runs that have not ended and need not begin any more, each with why."""
+        known = self.ledger.existing(self.run_ids)
+        runs = [self._as_recorded(self.ledger.get(id)) for id in self.run_ids if id in known]
+        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
+        most = max((spec.round or 0 for spec in specs.values()), default=0)
+        num_rounds = min(undone, default=most + 1) - 1
+        if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
+            self._num_rounds = num_rounds
+            self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
+        open_runs = [run.id for run in runs if not run.state.is_final]
+        self.are_all_settled = self._why.keys() >= set(open_runs)
+        return {id: self._why[id] for id in open_runs if id in self._why}
+
+    def _look(self, done: Sequence[Run], specs: Mapping[str, JobSpec]) -> None:
+        """Look at the runs of complete rounds, and note which of the later ones are not needed."""
+        kinds: dict[JobSpec, set[str]] = {}
+        for id, kind in self.verdicts([run for run in done if run.summary]).items():
+            kinds.setdefault(specs[id].without_seed, set()).add(kind)
+        # What ran on several kinds of machines makes several rows, and is open as long as one of them is.
+        rows = {
+            row: next((kind for kind in (*_OPEN, BASELINE) if kind in of), min(of))
+            for row, of in kinds.items()
+        }
+        open_workloads = {row.workload for row, kind in rows.items() if kind in _OPEN}
+        most = max(spec.max_rounds or 0 for spec in specs.values())
+        after = f"after round {self._num_rounds} of at most {most}"
+        for id, spec in specs.items():
+            kind = rows.get(spec.without_seed, UNRESOLVED)
+            if kind == BASELINE and spec.workload not in open_workloads:
+                self._why.setdefault(id, f"{NOT_NEEDED}{after} all others are settled")
+            elif kind not in (BASELINE, *_OPEN):
+                self._why.setdefault(id, f"{NOT_NEEDED}{kind} {after}")
+        named = zip(rows.values(), names_apart(list(rows)), strict=True)
+        parts = [f"{name} {kind}" for kind, name in named if kind != BASELINE]
+        self.report(f"{after}: {', '.join(parts) or 'nothing to compare'}")
+
+    def _as_recorded(self, run: Run) -> Run:
+        """Return a run on AWS with the state and summary that its records have by now."""
+        if run.state.is_final or run.backend == "local":
+            return run
+        if run.id not in self._ended:
+            records, _ = read_records(record_paths(self.home, run.id))
+            state = outcome_of(records).state
+            if state not in (RunState.COMPLETED, RunState.FAILED):
+                return run
+            summary, _ = summarize_run(run.spec, records)
+            self._ended[run.id] = replace(run, state=state, summary=summary)
+        return self._ended[run.id]
+
+
+def _not_ended(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs that have not ended. One that left no end has, where a later one has."""
+    last = max((at for at, run in enumerate(runs) if run.summary), default=-1)
+    return (run for at, run in enumerate(runs) if at > last and not run.state.is_final)
