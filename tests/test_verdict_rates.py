@@ -6,7 +6,7 @@ to 55% of equal rows different.
 
 import pytest
 
-from benchmarks.verdicts import SCENARIOS, simulate
+from benchmarks.verdicts import SCENARIOS, looked_at, simulate
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 DRAWS = 200
@@ -36,3 +36,15 @@ def test_few_verdicts_between_equal_rows_are_wrong(name: str) -> None:
 def test_a_difference_of_three_times_the_scatter_is_found() -> None:
     cell = simulate(BY_NAME["runs 1.0%, rounds 2%"], 2, 6, draws=DRAWS)
     assert cell.found is not None and cell.found >= 85.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["runs 1.0%, rounds 2%", "rows uneven: baseline x3"])
+def test_few_plans_that_end_when_all_is_settled_are_wrong(name: str) -> None:
+    assert looked_at(BY_NAME[name], 4, 8, faster=0, draws=DRAWS).wrong <= 13.0
+
+
+@pytest.mark.slow
+def test_a_plan_finds_a_difference_with_fewer_runs() -> None:
+    planned = looked_at(BY_NAME["runs 1.0%, rounds 2%"], 2, 8, faster=1, draws=DRAWS)
+    assert planned.found >= 93.0 and planned.num_runs < 12

@@ -27,6 +27,7 @@ from fastlaunch.runs.cancel import cancel
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.reconcile import reconcile
+from fastlaunch.runs.rounds import Verdicts
 from fastlaunch.runs.stop_request import StopRequest
 
 A = site(zone="us-east-1a", subnet="subnet-a")
@@ -100,6 +101,7 @@ class World:
         max_minutes: int = 120,
         detach: bool = False,
         account_timer: bool = True,
+        verdicts: Verdicts | None = None,
     ) -> list[Run]:
         given = jobs or ((job() if self.placement.backend == "ec2" else training_job()),)
 
@@ -113,6 +115,7 @@ class World:
             max_minutes=max_minutes,
             detach=detach,
             account_timer=account_timer,
+            verdicts=verdicts,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")
 

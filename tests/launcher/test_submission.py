@@ -46,7 +46,12 @@ class InstantBackend:
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         ((run_id, job),) = jobs.items()
-        request = {"directory": str(self.home / run_id), "recipe": job.recipe.label, "argv": ["train"]}
+        request = {
+            "directory": str(self.home / run_id),
+            "recipe": job.recipe.label,
+            "seed": job.seed,
+            "argv": ["train"],
+        }
         return Plan(backend=self.name, operation="exec", request=request)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
@@ -58,7 +63,8 @@ class InstantBackend:
             assert as_others_see_it.get(directory.name).state is RunState.RUNNING
         if self.refuses:
             raise UserError("cannot start")
-        options = {"steps": 80, "workload": "vit-tiny", "recipe": plan.request["recipe"], **self.how}
+        named = {name: plan.request[name] for name in ("recipe", "seed")}
+        options = {"steps": 80, "workload": "vit-tiny", **named, **self.how}
         write_run(directory, **options)
         self.alive[str(directory)] = self.looks
         return {"directory": str(directory)}

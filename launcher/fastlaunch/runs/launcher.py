@@ -336,6 +336,8 @@ class Launcher:
                     self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
                 elif runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
                     failed.add(job.without_seed)
+            if looks:
+                looks.unneeded()
 
     def _local_runner(self) -> LocalRunner:
         return LocalRunner(
@@ -388,6 +390,8 @@ class Launcher:
                 if detach and self._leave(attempt, timer):
                     return
                 result = self._monitor(attempt, run_ids, looks).follow()
+                if looks:
+                    looks.unneeded()
                 remaining = result.left
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:

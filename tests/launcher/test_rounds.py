@@ -1,0 +1,138 @@
+"""Plans that end as soon as all is settled: which runs are made, here, on EC2 and on SageMaker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_world import World, job, opened_world, training_job
+from fake_training import FakeTrainingAws
+from sagemaker_builders import training_site
+from test_submission import JOB, OTHER, InstantBackend, launcher
+
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.errors import Throttled
+from fastlaunch.core.plan import RunState
+from fastlaunch.jobs.build import interleaved
+from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.launcher import Submission
+from fastlaunch_train.recipes.recipes import resolve_recipe
+
+COMPILE = replace(JOB, recipe=resolve_recipe("compile"))
+MOST = 6
+
+
+def planned(*specs: JobSpec) -> tuple[JobSpec, ...]:
+    return interleaved(specs, SubmitOptions(until_resolved=True, max_rounds=MOST))
+
+
+def settled_after(rounds: Mapping[str, int]) -> Any:
+    """Verdicts by which each recipe but bf16, the baseline, is settled after so many rounds."""
+
+    def verdicts(runs: Sequence[Run]) -> dict[str, str]:
+        num_rounds = max((run.spec or {})["round"] for run in runs)
+        return {
+            run.id: "baseline"
+            if run.recipe == "bf16"
+            else "better"
+            if num_rounds >= rounds.get(run.recipe, MOST + 1)
+            else "unresolved"
+            for run in runs
+            if run.state is RunState.COMPLETED
+        }
+
+    return verdicts
+
+
+def made(runs: Sequence[Run]) -> dict[str, int]:
+    """How many runs of each recipe completed."""
+    done = [run.recipe for run in runs if run.state is RunState.COMPLETED]
+    return {recipe: done.count(recipe) for recipe in dict.fromkeys(run.recipe for run in runs)}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ({"fp32": 3, "compile": 3}, {"bf16": 3, "fp32": 3, "compile": 3}),
+        ({"fp32": 1, "compile": 5}, {"bf16": 5, "fp32": 3, "compile": 5}),
+        ({"fp32": 4}, {"bf16": MOST, "fp32": 4, "compile": MOST}),
+    ],
+    ids=["all at the first look", "one early", "one never"],
+)
+def test_a_row_ends_when_it_is_settled_and_the_baseline_with_the_last(
+    tmp_path: Path, rounds: dict[str, int], expected: dict[str, int]
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        jobs = planned(JOB, OTHER, COMPILE)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after(rounds))
+        runs = launcher(backend).submit(submission, command="fastlaunch submit")
+    assert made(runs) == expected
+    rest = [run for run in runs if run.state is not RunState.COMPLETED]
+    assert all(run.is_unneeded for run in rest)
+
+
+def test_a_recipe_that_fails_holds_no_look_up(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        execute = backend.execute
+
+        def fail_compiled(plan: Any) -> Mapping[str, Any]:
+            failed = {"status": "failed", "message": "no"}
+            backend.how = failed if plan.request["recipe"] == "compile" else {}
+            return execute(plan)
+
+        backend.execute = fail_compiled  # type: ignore[method-assign]
+        jobs = planned(JOB, OTHER, COMPILE)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after({"fp32": 3}))
+        runs = launcher(backend).submit(submission, command="fastlaunch submit")
+    assert made(runs) == {"bf16": 3, "fp32": 3, "compile": 0}
+
+
+def test_ec2_leaves_out_what_is_not_needed(world: World) -> None:
+    jobs = planned(job(), job("te-fp8"))
+    world.aws.node = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+    runs = world.submit(jobs=jobs, verdicts=settled_after({"te-fp8": 3}))
+    # A look takes as long as what was uploaded does to come here: a run may be made meanwhile.
+    assert made(runs) == {"bf16": 3, "te-fp8": 3}
+    assert all(run.is_unneeded for run in runs[6:])
+    num_made = sum(key.endswith("log.txt.000000000000") for _, key in world.aws.objects) - 1
+    assert 6 <= num_made <= 8 < len(runs)
+    assert world.attempt(runs[0]).state is RunState.COMPLETED
+    assert world.reported("after round 3 of at most 6: te-fp8 better")
+
+
+def test_a_bucket_that_takes_nothing_for_a_moment_loses_no_verdict(world: World) -> None:
+    jobs = planned(job(), job("te-fp8"))
+
+    def train(node: Any) -> None:
+        node.train(how=lambda run_id: recorded(world, run_id))
+        world.aws.refuse("put_object", Throttled("slow down"))
+
+    world.aws.node = train
+    runs = world.submit(jobs=jobs, verdicts=settled_after({"te-fp8": 3}))
+    assert made(runs) == {"bf16": 3, "te-fp8": 3}
+    assert world.reported("slow down; trying again")
+
+
+def test_a_training_job_is_stopped_when_all_is_settled(tmp_path: Path) -> None:
+    site = training_site()
+    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, placement=site) as world:
+        jobs = planned(training_job(), training_job("te-fp8"), training_job("te-bf16"))
+        world.aws.job = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+        runs = world.submit(jobs=jobs, verdicts=settled_after({"te-fp8": 3, "te-bf16": 4}))
+        assert world.aws.running() == []
+        attempt = world.attempt(runs[0])
+    # Its containers cannot be told to leave out a row.
+    assert made(runs) == {"bf16": 4, "te-fp8": 4, "te-bf16": 4}
+    assert all(run.is_unneeded for run in runs[12:])
+    assert attempt.reason == "stopped by fastlaunch: all rows are settled"
+
+
+def recorded(world: World, run_id: str) -> dict[str, Any]:
+    """What the records of a run say that its job asked for."""
+    spec = world.ledger.get(run_id).spec or {}
+    return {"recipe": spec["recipe"]["label"], "seed": spec["seed"]}
