@@ -103,6 +103,10 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
         (["--local", "--steps", "-3"], "--steps"),
         (["--local", "--batch-size", "big"], "--batch-size"),
         (["--local", "--repeats", "0", "--dry-run"], "--repeats is 0"),
+        (["--local", "--until-resolved"], "name several: --recipe bf16,compile"),
+        (["--local", "--max-rounds", "4"], "--until-resolved"),
+        (["--local", "--until-resolved", "--max-rounds", "13"], "give 3 to 12"),
+        (["--local", "--until-resolved", "--repeats", "6"], "--max-rounds 6"),
         (["--local", "--backend", "ec2"], "give one of the two"),
         (["--local", "--container"], "--backend sagemaker"),
         (["--backend", "locl"], "local"),
@@ -157,6 +161,18 @@ def test_rehearsal_names_what_it_does_not_cover(capsys: pytest.CaptureFixture[st
     assert "rehearsed with vit-tiny" in err and "rehearsed as bf16" in err
     (run,) = runs()
     assert (run.workload, run.recipe, run.instance) == ("vit-tiny", "bf16", None)
+
+
+def test_rounds_end_when_all_is_settled(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of recipes that are alike take as long here: they tie at the first look."""
+    argv = ("submit", "--local", "--recipe", "bf16,fp32", "--steps", "70", "--until-resolved")
+    assert fastlaunch(*argv) == 0
+    assert "after round 3 of at most 8: fp32 tie" in capsys.readouterr().err
+    done = [run for run in runs() if run.state is RunState.COMPLETED]
+    assert len(done) == 6 and all(run.is_unneeded for run in runs() if run not in done)
+    assert fastlaunch("compare", "--why", "fp32") == 0
+    out, err = capsys.readouterr()
+    assert "settled after round 3 of at most 8" in out and "warning" not in err
 
 
 def test_what_the_launcher_believes_the_entrypoint_may_refuse(

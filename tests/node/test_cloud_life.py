@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,11 +28,14 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.build import interleaved
+from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
+from fastlaunch.runs.rounds import Verdicts
 from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
@@ -82,7 +85,7 @@ class World:
         with Ledger(self.ledger.path) as ledger:
             return ledger.select()[0].id
 
-    def submit(self, *jobs: JobSpec) -> list[Run]:
+    def submit(self, *jobs: JobSpec, verdicts: Verdicts | None = None) -> list[Run]:
         def sleep(seconds: float) -> None:
             time.sleep(seconds / SCALE)
 
@@ -99,6 +102,7 @@ class World:
             placements=(self.site,),
             jobs_at=lambda at: jobs,
             max_minutes=self.max_minutes,
+            verdicts=verdicts,
         )
         return launcher.submit(submission, command="fastlaunch submit")
 
@@ -161,6 +165,26 @@ def test_two_recipes_come_home(world: World) -> None:
     node_log = world.home / "runs" / first.id / "node-a1.log"
     assert second.id in node_log.read_text()
     assert not world.scene.moto.instances("pending", "running")
+
+
+def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
+    others = replace(JOB, recipe=resolve_recipe("fp32"))
+    jobs = interleaved(
+        [replace(JOB, steps=100), replace(others, steps=100)],
+        SubmitOptions(until_resolved=True, max_rounds=12),
+    )
+
+    def verdicts(runs: Sequence[Run]) -> dict[str, str]:
+        return {run.id: "baseline" if run.recipe == "bf16" else "better" for run in runs}
+
+    runs = world.submit(*jobs, verdicts=verdicts)
+    done = [run for run in runs if run.state is RunState.COMPLETED]
+    assert [run.recipe for run in done] == ["bf16", "fp32", "fp32", "bf16", "bf16", "fp32"], consoles(world)
+    assert all(run.is_unneeded for run in runs[6:])
+    (attempt,) = world.ledger.attempts_of(runs[0].id)
+    assert attempt.state is RunState.COMPLETED
+    node_log = world.home / "runs" / runs[0].id / "node-a1.log"
+    assert f"run {runs[-1].id}: skipped" in node_log.read_text()
 
 
 def test_a_spot_interruption_is_gone_on_from(world: World) -> None:

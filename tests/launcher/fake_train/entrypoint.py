@@ -109,6 +109,11 @@ def header(args: argparse.Namespace, rank: int) -> dict[str, object]:
         "first_step": 1,
         "seed": args.seed,
         "data": args.data.partition(":")[0],
+        "session": os.environ.get("FASTLAUNCH_SESSION"),
+        **{
+            name: int(os.environ[variable]) if variable in os.environ else None
+            for name, variable in (("round", "FASTLAUNCH_ROUND"), ("max_rounds", "FASTLAUNCH_MAX_ROUNDS"))
+        },
         "machine": {"host_id": "here", "device_type": "cpu", "device_name": "fake CPU", "num_devices": 0},
         "versions": {"python": "3", "torch": None},
         "attention_backend": None,
