@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_all_or_chosen_runs(capsys: pytest.CaptureFixture[str]) -> None:
     name = compared["compile"]["run_ids"][0]
     row = rows(capsys, name)["compile"]
     assert (row["num_runs"], row["verdict"]) == (1, "baseline")
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_verdicts_have_colours_on_a_terminal_only(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    piped, _ = answer(capsys, *words)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown, _ = answer(capsys, *words)
+    assert shown == piped.replace("better\n", "\x1b[32mbetter\x1b[0m\n") != piped
+    assert "\x1b" not in answer(capsys, "--output", "json")[0] + answer(capsys, "--output", "csv")[0]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert answer(capsys, *words)[0] == piped
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from fastlaunch.cli.options import (
     next_command,
     output_option,
     output_width,
+    print_coloured,
     profile_option,
 )
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
@@ -266,7 +267,7 @@ def _print(
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
-    from fastlaunch.report.overview import as_overview
+    from fastlaunch.report.overview import VERDICT_COLOURS, as_overview
     from fastlaunch.report.table import as_table
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
@@ -297,7 +298,7 @@ def _print(
         parts.append(target_table(comparison, target, width=width))
     if not in_full:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
-    click.echo("\n\n".join(parts))
+    print_coloured("\n\n".join(parts), VERDICT_COLOURS)
 
 
 def _print_warnings(warnings: Sequence[str]) -> None:

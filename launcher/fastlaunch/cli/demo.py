@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.options import next_command, output_width
+from fastlaunch.cli.options import next_command, output_width, print_coloured
 from fastlaunch.core.errors import BadFile
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ def demo(folder: Path | None, in_full: bool) -> None:
         click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
         return
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.report.overview import VERDICT_COLOURS
 
     catalogue, today = load_catalogue(), datetime.date.today()
     then, now = published(catalogue, THEN), published(catalogue, today)
     measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
-    click.echo(_in_full(then, now, measured) if in_full else _in_short(then, now, measured))
+    text = _in_full(then, now, measured) if in_full else _in_short(then, now, measured)
+    print_coloured(text, VERDICT_COLOURS)
     next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
 
 

@@ -2,14 +2,16 @@
 
 import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.core.units import parse_bytes, parse_count, parse_date, parse_duration_s
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -154,6 +156,23 @@ def with_options(*options: Decorator) -> Decorator:
         return command
 
     return decorate
+
+
+def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print tables on stdout, a cell of each line in colour on a terminal that takes it.
+
+    colours: text of a cell -> arguments of `click.style`. Dark and light terminals must both show them.
+    """
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        click.echo(text)
+        return
+    cell = re.compile(rf"(?<=  )({'|'.join(map(re.escape, colours))})(?=  |$)")
+    lines = [
+        cell.sub(lambda found: click.style(found[0], **colours[found[0]]), line, count=1)
+        for line in plain(text).split("\n")
+    ]
+    # The colours are ours: nothing else in it steers the terminal.
+    click.echo("\n".join(lines), file=raw_output(sys.stdout))
 
 
 def next_command(text: str) -> None:

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
@@ -14,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.cli.options import next_command
+from fastlaunch.cli.options import next_command, print_coloured
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.measure.summary import Interval, RunSummary
@@ -41,12 +38,12 @@ _GAP = 2
 #: What the last column is not made narrower than, and what others are not cut to less than.
 _LEAST_WORDS = 30
 _LEAST_CUT = 8
-#: States of runs, in colours that dark and light terminals show.
-_COLOURS = {
-    **{RunState.COMPLETED: "green", RunState.RUNNING: "magenta"},
-    **{RunState.FAILED: "red", RunState.LOST: "red"},
+_STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
+    RunState.COMPLETED: {"fg": "green"},
+    RunState.RUNNING: {"fg": "magenta"},
+    RunState.FAILED: {"fg": "red"},
+    RunState.LOST: {"fg": "red"},
 }
-_STATE = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 #: A number, with a unit or without; ~ says that it is inferred.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
@@ -80,15 +77,7 @@ def print_rows(
 
 def print_table(text: str) -> None:
     """Print a table on stdout, the states of runs in colour on a terminal that takes it."""
-    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        click.echo(text)
-        return
-    lines = [
-        _STATE.sub(lambda found: click.style(found[0], fg=_COLOURS[RunState(found[0])]), line, count=1)
-        for line in plain(text).split("\n")
-    ]
-    # The colours are ours: nothing else in it steers the terminal.
-    click.echo("\n".join(lines), file=raw_output(sys.stdout))
+    print_coloured(text, _STATE_COLOURS)
 
 
 def print_text(text: str) -> None:

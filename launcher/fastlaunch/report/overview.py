@@ -1,7 +1,8 @@
 """A comparison on a screen: rows by value with a bar, interval and verdict, and the notes that decide."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
@@ -18,6 +19,13 @@ _SECTIONS = {
     "no interval, so in no order with the others:": (NO_INTERVAL,),
     "not ranked, since they compute or train something else:": (NOT_RANKED,),
     "another batch: throughput, not training progress:": (OTHER_BATCH,),
+}
+#: Arguments of `click.style`: what is not settled yet looks as what is still running.
+VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
+    BETTER: {"fg": "green"},
+    WORSE: {"fg": "red"},
+    UNRESOLVED: {"fg": "magenta"},
+    TIE: {"dim": True},
 }
 _BAR, _LEAST_BAR, _GAP = 16, 4, 2
 _PARTS = " ▏▎▍▌▋▊▉█"
