@@ -116,6 +116,9 @@ def test_numbers_stand_right_and_words_wrap_where_a_terminal_has_no_room() -> No
         "two       20",
     ]
     assert table([], HEADERS) == "name  number  words"
+    # Words that want more room than there is beside the rest, for which no column is left out.
+    below = table(ROWS, HEADERS, terminal=43, droppable=["number"], room=30).splitlines()
+    assert below[0].split() == ["name", "number"] and below[2] == "  a rather long sentence of several words"
 
 
 def test_cells_are_written_as_they_are_typed() -> None:
@@ -138,5 +141,10 @@ def test_a_table_leaves_columns_out_then_cuts_and_stays_within_the_terminal(
     whole = 20 + 2 + 10 + 2 + length + 2 + 4
     assert ("when" in heading) == (whole <= terminal)
     assert ("…" in line) == (whole - 12 > terminal)
+    # Where cutting is not enough, all but the first of those that may be cut go, from the last on.
+    headings, *_ = table(
+        rows, {"id": "run", "recipe": "recipe", "when": "when"}, terminal=30, shrinkable=["recipe", "when"]
+    ).splitlines()
+    assert headings.split() == ["run", "recipe"]
     # Nothing is lost where nobody looks.
     assert "y" * length in table(rows, headers, terminal=0, shrinkable=["recipe"], droppable=["when"])

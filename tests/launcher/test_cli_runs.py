@@ -97,6 +97,20 @@ def test_import_and_list(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert line.startswith(OWN) and sentence.startswith("3 runs")
 
 
+@pytest.mark.parametrize("command", [["runs", "list"], ["status"]])
+def test_imported_runs_with_long_ids_fit_80_columns(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, steps=40, recipe="te-fp8-block", run_id="vit-huge-te-fp8-block-on-a-machine-of-ours")
+    typed(capsys, "import", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    name, *others = lines[1].split()
+    assert others == ["te-fp8-block", "completed", "100", "ms"]
+    assert len(name) == 40 and max(map(len, lines)) <= 80
+
+
 def test_a_damaged_file_is_a_warning_in_a_folder_and_an_error_alone(
     tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +181,9 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
     ran = [Phase(name="kernels", seconds=0.1, step=0, detail="1 kernel a tensor: fused")]
     write_run(tmp_path, run_id=OWN, phases=ran, evals=evals, checks=checks, num_tokens=512, num_padding=64)
     typed(capsys, "import", str(tmp_path))
-    lines = [" ".join(line.split()) for line in typed(capsys, "show", OWN)[0].splitlines()]
+    out, _ = typed(capsys, "show", OWN)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    _, _, sentence = " ".join(lines).rpartition("Run ")
     for line in (
         "step 100 accuracy 0.5 and loss not finite on validation data, current weights"
         " (500 samples in 2.5 s)",
@@ -177,7 +193,7 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
         "padding_fraction 0.125",
     ):
         assert line in lines
-    assert "12.5% of the tokens are padding" in lines[-1] and "NOT pass the check of isolation" in lines[-1]
+    assert "12.5% of the tokens are padding" in sentence and "NOT pass the check of isolation" in sentence
     summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
     assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (3, 7.5, 0.125)
 

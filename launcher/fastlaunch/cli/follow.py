@@ -16,7 +16,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import AppContext, open_launcher, open_reconciled
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
-from fastlaunch.cli.render import RUN_HEADERS, print_table, run_json, run_row, table
+from fastlaunch.cli.render import print_run_rows, run_json, run_row
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
@@ -86,7 +86,7 @@ def _show_status(
         click.echo(json.dumps(document, indent=None if watch else 2))
         return code, is_under_way
     if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:
-        print_table(table(rows, RUN_HEADERS, shrinkable=("recipe",)) + "\n")
+        print_run_rows(rows)
     counts = Counter(run.state for run in shown)
     summary = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
     click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {summary}." if shown else "No runs yet.")

@@ -38,6 +38,8 @@ _GAP = 2
 #: What the last column is not made narrower than, and what others are not cut to less than.
 _LEAST_WORDS = 30
 _LEAST_CUT = 8
+#: In a narrower column a note on a run would be a pile of short lines.
+_ROOM_FOR_NOTES = 50
 _STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.COMPLETED: {"fg": "green"},
     RunState.RUNNING: {"fg": "magenta"},
@@ -104,12 +106,15 @@ def table(
     terminal: int | None = None,
     shrinkable: Sequence[str] = (),
     droppable: Sequence[str] = (),
+    room: int | None = None,
 ) -> str:
     """Return a plain table with a row per line; columns of numbers are right-aligned.
 
     If it is wider than the terminal, the `droppable` columns are left out one by one, then the `shrinkable`
-    ones cut (…); the last column's words wrap, and stand under their row where there is no room beside it.
-    terminal: its width, 0 without one; looked up if None.
+    ones cut (…), then all but the first of these left out, from the last on; the last column's words wrap,
+    and stand under their row where there is no room beside it.
+    terminal: its width, 0 without one; looked up if None. room: how many characters there must be for these
+    words beside the others, which then do not give way to them.
     """
     from tabulate import tabulate
 
@@ -120,10 +125,11 @@ def table(
     values = [row[last] for row in rows]
     wraps = len(headers) > 1 and not _is_numeric(values) and any(" " in _text(value) for value in values)
     # The last column's words beside the rest, else below it.
-    needs = [min(widths[last], _LEAST_WORDS), -_GAP] if wraps else [widths[last]]
+    needs = [min(widths[last], room or _LEAST_WORDS), -_GAP] if wraps else [widths[last]]
     kept = widths
     for need in needs if width else ():
-        kept = _narrowed({**widths, last: need}, headers, width, shrinkable, droppable)
+        give_way = (shrinkable, droppable) if room is None or need == needs[-1] else ((), ())
+        kept = _narrowed({**widths, last: need}, headers, width, *give_way)
         if _excess(kept, width) <= 0:
             break
     is_below = kept.get(last) == -_GAP
@@ -165,12 +171,25 @@ def _narrowed(
     for key in droppable:
         if _excess(kept, width) > 0:
             kept.pop(key, None)
-    while _excess(kept, width) > 0:
-        keys = [key for key in shrinkable if kept.get(key, 0) > max(len(headers[key]), _LEAST_CUT)]
+    cut = _shrunk(kept, headers, width, shrinkable)
+    for key in reversed(shrinkable[1:]):
+        if _excess(cut, width) > 0:
+            kept.pop(key, None)
+            cut = _shrunk(kept, headers, width, shrinkable)
+    return cut
+
+
+def _shrunk(
+    widths: Mapping[str, int], headers: Mapping[str, str], width: int, shrinkable: Sequence[str]
+) -> dict[str, int]:
+    """Return the widths with the widest of the `shrinkable` columns cut, as far as need be and one may."""
+    cut = dict(widths)
+    while _excess(cut, width) > 0:
+        keys = [key for key in shrinkable if key in cut and cut[key] > max(len(headers[key]), _LEAST_CUT)]
         if not keys:
             break
-        kept[max(keys, key=lambda key: kept[key])] -= 1
-    return kept
+        cut[max(keys, key=lambda key: cut[key])] -= 1
+    return cut
 
 
 def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:
@@ -210,6 +229,15 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
         "samples_per_s": rounded(_rate(summary)) if summary and step_time else None,
         "note": note or run.reason or _problem(summary),
     }
+
+
+def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as `run_row` makes them, and an empty line."""
+    # What was imported has long ids; samples/s follow from the step time.
+    text = table(
+        rows, RUN_HEADERS, shrinkable=("recipe",), droppable=("samples_per_s",), room=_ROOM_FOR_NOTES
+    )
+    print_table(f"{text}\n")
 
 
 def run_json(run: "Run") -> dict[str, Any]:
@@ -325,7 +353,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str) -> None:
         for row in rows:
             if row["note"] and sentence == f"No step time: {row['note']}.":
                 row["note"] = None
-        print_table(table(rows, RUN_HEADERS, shrinkable=("recipe",)) + "\n")
+        print_run_rows(rows)
         print_text(sentence)
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)

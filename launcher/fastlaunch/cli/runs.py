@@ -19,7 +19,7 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
-from fastlaunch.cli.render import print_rows
+from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.units import in_ms
@@ -80,8 +80,8 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
             cells,
             output=output,
             headers=headers,
-            shrinkable=("recipe", "workload", "instance"),
-            # The id begins with the day.
+            # The id begins with the workload where it is long, and else with the day.
+            shrinkable=("recipe", "instance", "workload"),
             droppable=("when", "loss", "backend"),
         )
     click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
@@ -107,9 +107,7 @@ def show(name: str, output: str) -> None:
         return
     for line in as_lines({**for_people(run, data), "files": _files(run)}):
         click.echo(line)
-    click.echo(
-        f"Run {run.id} is {run.state}" + (f": {sentence}" if (sentence := measured(run)) else "") + "."
-    )
+    print_text(f"Run {run.id} is {run.state}" + (f": {of}" if (of := measured(run)) else "") + ".")
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
 
 
