@@ -167,6 +167,16 @@ def test_collecting_what_ran_here_is_a_line(own: Path, capsys: pytest.CaptureFix
     assert lines == ["44 runs are here already: only runs on AWS are collected"]
 
 
+def test_a_value_goes_on_below_where_it_begins(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out, _ = typed(capsys, "show", OWN)
+    assert f"\n{'    description':30}bf16 autocast, torch.compile\n{'':30}of each block\n" in out
+    # A command is not broken.
+    assert "\ncommand     fastlaunch submit --local --recipe compile\n" in out
+
+
 def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scored = {"num_samples": 500, "seconds": 2.5, "metric": "accuracy"}
     evals = [

@@ -46,6 +46,8 @@ _STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.FAILED: {"fg": "red"},
     RunState.LOST: {"fg": "red"},
 }
+#: The space before a text, and the name of a value.
+_NAME = re.compile(r"^ *(?:\S+ {2,})?")
 #: A number, with a unit or without; ~ says that it is inferred.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
@@ -83,17 +85,23 @@ def print_table(text: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print sentences on stdout, their lines broken between words where the terminal ends."""
+    """Print sentences, or `name  value` lines, on stdout, broken between words where the terminal ends.
+
+    A value goes on below where it begins.
+    """
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
-    click.echo("\n".join(_filled(line, width) for line in text.splitlines()) if width else text)
+    if width:
+        text = "\n".join(_filled(line, width, then=len(_NAME.findall(line)[0])) for line in text.splitlines())
+    click.echo(text)
 
 
-def _filled(text: str, width: int, indent: str = "") -> str:
+def _filled(text: str, width: int, *, first: int = 0, then: int) -> str:
+    """Return the text in lines of `width`, the first indented by `first` and the others by `then`."""
     return textwrap.fill(
         text,
         width,
-        initial_indent=indent,
-        subsequent_indent=indent,
+        initial_indent=" " * first,
+        subsequent_indent=" " * then,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -140,10 +148,10 @@ def table(
     is_right = [_is_numeric([row[key] for row in rows]) for key in kept]
     details = [""] * len(lines)
     if is_below:
-        details = ["", *(_filled(line[-1], width, " " * _GAP) for line in cells)]
+        details = ["", *(_filled(line[-1], width, first=_GAP, then=_GAP) for line in cells)]
         lines, is_right = [line[:-1] for line in lines], is_right[:-1]
     elif width and wraps and (excess := _excess(kept, width)) > 0:
-        lines = [[*line[:-1], _filled(line[-1], kept[last] - excess)] for line in lines]
+        lines = [[*line[:-1], _filled(line[-1], kept[last] - excess, then=0)] for line in lines]
     # The headings go in as a row: tabulate would make each column two characters wider than its heading.
     alignment = ["right" if right else "left" for right in is_right]
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)

@@ -106,7 +106,8 @@ def show(name: str, output: str) -> None:
         click.echo(json.dumps(data, indent=2))
         return
     for line in as_lines({**for_people(run, data), "files": _files(run)}):
-        click.echo(line)
+        # A command is left whole, to be copied.
+        (click.echo if " --" in line else print_text)(line)
     print_text(f"Run {run.id} is {run.state}" + (f": {of}" if (of := measured(run)) else "") + ".")
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
 
