@@ -1,6 +1,7 @@
 """YAML files read into dataclasses: every fault is a BadFile with its line."""
 
 import datetime
+import functools
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -12,6 +13,8 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.units import parse_date
 
 T = TypeVar("T")
+#: A file has many records of a class, whose types take as long to work out as one record to read.
+_types_of = functools.cache(get_type_hints)
 #: What a value of a type looks like, for messages.
 _EXPECTED = {
     str: "text",
@@ -79,7 +82,7 @@ class YamlFile:
 
         given: fields that the file does not hold. without: keys that are read elsewhere.
         """
-        types_by_name = get_type_hints(cls)
+        types_by_name = _types_of(cls)  # type: ignore[arg-type]
         known = {each.name: each for each in fields(cls) if each.name not in given}  # type: ignore[arg-type]
         entry = self.mapping(*at)
         self.refuse_unknown(*at, known=[*known, *without])

@@ -399,13 +399,14 @@ def _parts(widths: Sequence[int], kept: Sequence[int], width: int) -> Iterator[l
 def _aligned(
     headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], *, left: Sequence[str]
 ) -> str:
-    from tabulate import tabulate
-
-    # The headings go in as a row, as tabulate makes a column two characters wider than its heading.
     lines = [headings, ["-" * width for width in widths], *cells]
-    alignment = ["left" if name in left else "right" for name in headings]
-    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    alignment = ["<" if name in left else ">" for name in headings]
+    return "\n".join(
+        (" " * _GAP)
+        .join(f"{text:{to}{by}}" for text, to, by in zip(line, alignment, widths, strict=True))
+        .rstrip()
+        for line in lines
+    )
 
 
 def _convergence_columns(rows: Sequence[Row]) -> dict[str, Cell]:
