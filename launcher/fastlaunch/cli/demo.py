@@ -95,16 +95,17 @@ def _in_full(then: "Comparison", now: "Comparison", measured: "Comparison") -> s
     from fastlaunch.report.table import as_table
     from fastlaunch.report.text import answer
 
+    width = output_width()
     return "\n\n".join(
         [
             f"A published experiment, at the prices of {then.prices_as_of}",
-            as_table(then),
+            as_table(then, width=width),
             f"The same measurements, at the prices of {now.prices_as_of}",
-            as_table(now),
-            what_changed(then, now),
+            as_table(now, width=width),
+            _filled(what_changed(then, now), width),
             f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}",
-            as_table(measured),
-            answer(measured),
+            as_table(measured, width=width),
+            _filled(answer(measured), width),
         ]
     )
 

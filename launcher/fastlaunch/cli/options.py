@@ -196,7 +196,7 @@ def check_can_ask(*, yes: bool) -> None:
 
 
 def output_width() -> int:
-    """Return how wide tables of measurements are: as the terminal, but within 80 to 120 columns."""
+    """Return how wide tables of measurements are: as the terminal from 80 columns on, 120 without one."""
     from fastlaunch.report.table import WIDTH
 
-    return min(WIDTH, max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns))
+    return max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns)

@@ -46,9 +46,7 @@ def _section(result: ToFinish, width: int) -> str:
     if trains:
         parts.append(_table(trains, rows, width))
     if others:
-        parts.append(
-            f"throughput, not training progress (the same number of {unit}, in other batches or lengths):"
-        )
+        parts.append(f"throughput, not training progress (as many {unit}, in other batches or lengths):")
         parts.append(_table(others, rows, width))
     parts.append(bulleted([*sentences(result), *_left_out(result)], width))
     return "\n\n".join(part for part in parts if part)
