@@ -83,7 +83,7 @@ def test_the_answer_as_data_and_the_cheaper_row_that_it_leaves_out() -> None:
 def test_what_there_is_to_know_of_a_row() -> None:
     comparison = compared(FOUR)
     text = why(comparison, "compile")
-    assert text.splitlines()[0].startswith("vit-huge, compile: better, 3 runs, 1.250x (")
+    assert text.splitlines()[0].startswith("vit-huge, compile: better, 3 runs, 1.250x images/s (")
     assert all(f"* {reason}" in text for reason in by_recipe(comparison)["compile"].verdict.reasons)
     assert why(comparison, "compile-2") == text
     with pytest.raises(UnknownName):

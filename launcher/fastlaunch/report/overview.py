@@ -11,7 +11,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.table import NOTHING, WIDTH, bulleted, heading, notes_of, price_notes
-from fastlaunch.report.text import dollars, name_of, number
+from fastlaunch.report.text import dollars, name_of, number, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -20,6 +20,7 @@ _SECTIONS = {
     "not ranked, since they compute or train something else:": (NOT_RANKED,),
     "another batch: throughput, not training progress:": (OTHER_BATCH,),
 }
+_IN_WORDS = {TIE: "the same within 2%", UNRESOLVED: "not settled"}
 #: Arguments of `click.style`: what is not settled yet looks as what is still running.
 VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
     BETTER: {"fg": "green"},
@@ -52,9 +53,12 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
     texts = []
     for row in chosen:
         ratio = row.verdict.ratio or row.verdict.speed_ratio
-        head = f"{row.setup.workload}, {names[id(row)]}: {row.verdict.kind}, {counted(row.num_runs, 'run')}"
+        kind = _IN_WORDS.get(row.verdict.kind, row.verdict.kind)
+        head = f"{row.setup.workload}, {names[id(row)]}: {kind}, {counted(row.num_runs, 'run')}"
         if ratio and ratio.low != ratio.high:
-            head += f", {_ratio(ratio)} of the baseline"
+            what = what_counts(row, priced=row.verdict.ratio is not None)
+            head += f", {ratio.value:.3f}x {what} ({ratio.low:.3f} to {ratio.high:.3f})"
+        head = textwrap.fill(head, width, break_on_hyphens=False)
         texts.append(f"{head}\n{bulleted(row.verdict.reasons or ('nothing more',), width)}")
     return "\n\n".join(texts)
 
@@ -142,11 +146,6 @@ def _cells(row: Row, rows: Sequence[Row], priced: bool) -> list[str]:
         f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio and has_interval else NOTHING,
         row.verdict.kind,
     ]
-
-
-def _ratio(ratio: Interval) -> str:
-    between = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
-    return f"{ratio.value:.3f}x{between}"
 
 
 def _ratio_of(row: Row, priced: bool) -> Interval | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.analysis.best import best_of
+from fastlaunch.analysis.best import Best, best_of
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
@@ -48,14 +48,19 @@ def answer(comparison: Comparison) -> str:
 
 def _clause(rows: Sequence[Row]) -> str:
     """Return the answer for one workload, with the cheapest row that it leaves out and why."""
-    return _of_ranked(rows) + _left_out(rows)
-
-
-def _left_out(rows: Sequence[Row]) -> str:
-    """Return a clause on the best figure of a row that is not ranked, if it is above the best one's."""
     best = best_of(rows)
-    if best is None:
+    return _of_ranked(rows) + (_may_be_best(best, rows) + _left_out(best, rows) if best else "")
+
+
+def _may_be_best(best: Best, rows: Sequence[Row]) -> str:
+    """Return a clause on the rows that may be best, if they are several that beat the baseline."""
+    if best.is_settled or any(row.verdict.kind != BETTER for row in best.may_be_best):
         return ""
+    return f"; best is one of: {', '.join(name_of(row, rows) for row in best.may_be_best)}"
+
+
+def _left_out(best: Best, rows: Sequence[Row]) -> str:
+    """Return a clause on the best figure of a row that is not ranked, if it is above the best one's."""
     priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
     of_best = _ratio(best.row, priced)
     # Of a single ranked row the sentence itself goes on to those without an interval, and of other batches.
@@ -89,7 +94,7 @@ def _of_ranked(rows: Sequence[Row]) -> str:
     if base not in ranked:
         return f"{named(base, rows)} gives no speed that others can be compared with"
     others = sorted((row for row in ranked if row is not base), key=lambda row: -(_value(row, priced)))
-    what = _what(base, priced)
+    what = what_counts(base, priced)
     if not others:
         alone = f"{named(base, rows)}{_gives(base, priced)}"
         return alone + (_throughput(rows, base) if len(rows) > 1 else "")
@@ -107,7 +112,7 @@ def _of_ranked(rows: Sequence[Row]) -> str:
             f" than {named(first, rows, beside=base)}, the next best"
         )
     if first.verdict.kind == TIE:
-        return f"{named(first, rows)} and {named(base, rows)} are within 2% of each other in {what}"
+        return f"{named(first, rows)} and {named(base, rows)} give the same {what} within 2%"
     if first.verdict.kind == UNRESOLVED:
         why = first.verdict.reasons[0] if first.verdict.reasons else ""
         return (
@@ -137,13 +142,14 @@ def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
     return name_of(row, rows)
 
 
-def _what(row: Row, priced: bool) -> str:
+def what_counts(row: Row, priced: bool) -> str:
+    """Return `images per dollar`; where not all rows have a price `images/s`."""
     return f"{row.setup.sample_unit} per dollar" if priced else f"{row.setup.sample_unit}/s"
 
 
 def _gives(row: Row, priced: bool) -> str:
     quantity = row.cost.samples_per_usd if priced else row.speed.samples_per_s
-    return f" gives {number(quantity.value)} {_what(row, priced)}" if quantity else " is the fastest"
+    return f" gives {number(quantity.value)} {what_counts(row, priced)}" if quantity else " is the fastest"
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:
