@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_summaries import CATALOGUE, by_recipe, compared, runs
+from fake_summaries import by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
-from fastlaunch.cli.demo import compared_measurements, of_one_gpu, shipped_summaries
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.report.overview import all_notes, as_overview, why
@@ -32,16 +31,6 @@ def test_rows_are_in_the_order_of_their_value_and_by_what_is_known_of_them() -> 
     assert "1.250" in lines[4] and "better" in lines[4]
     # A single run bought the most, so its bar is the longest.
     assert [line.count("█") for line in (lines[8], lines[4], lines[5], lines[6])] == [16, 10, 8, 4]
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_shipped_measurements_fit_a_screen(width: int) -> None:
-    comparison = compared_measurements(of_one_gpu(shipped_summaries()), CATALOGUE)
-    lines = as_overview(comparison, width=width).splitlines()
-    # With the answer above and what else there is below, at most 40.
-    assert len(lines) + 3 + 1 + 2 <= 40
-    assert max(map(len, lines)) <= width
-    assert sum("more with --all" in line for line in lines) == 2
 
 
 def test_long_names_give_way_at_80_columns() -> None:

@@ -1,0 +1,75 @@
+"""What the first commands show on screens of 80, 120 and 200 columns: golden texts, and their limits.
+
+To write the texts anew after a change that is meant: python tests/launcher/test_screens.py
+"""
+
+import datetime
+import io
+import os
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from fastlaunch.cli.demo import of_one_gpu, shipped_summaries
+from fastlaunch.cli.main import run
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
+
+GOLDEN = Path(__file__).parents[1] / "screens"
+WIDTHS = (80, 120, 200)
+COMMANDS = {
+    "compare": "compare --price-as p5en.48xlarge:1/8 --prices-as-of 2026-11-21",
+    "demo": "demo",
+    "dry-run": "submit --instance p5.48xlarge --dry-run",
+    "submit-help": "submit --help",
+}
+#: Prose: on a wider screen it is the same.
+UP_TO_120 = ("dry-run", "submit-help")
+MAX_LINES = 40
+
+
+def golden(name: str, width: int) -> Path:
+    return GOLDEN / f"{name}-{min(width, 120) if name in UP_TO_120 else width}.txt"
+
+
+def screen(name: str, width: int) -> str:
+    """Return stdout and stderr of the command at `width` columns; its ledger has the shipped H200 set."""
+    os.environ["COLUMNS"] = str(width)
+    if name == "compare":
+        with open_ledger(load_settings()) as ledger:
+            runs = of_one_gpu(shipped_summaries())
+            ledger.add_imported(
+                [(summary, Path("records")) for summary in runs.values()],
+                submission_id=ledger.add_submission("fastlaunch runs import"),
+                run_ids=list(runs),
+            )
+    shown = io.StringIO()
+    with redirect_stdout(shown), redirect_stderr(shown):
+        assert run(COMMANDS[name].split()) == 0
+    return shown.getvalue().replace(str(datetime.date.today()), "YYYY-MM-DD")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_screen_is_the_golden_one(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "")
+    shown = screen(name, width)
+    assert shown == golden(name, width).read_text(encoding="utf-8")
+    lines = shown.splitlines()
+    # A command is left whole, to be copied.
+    assert max(len(line) for line in lines if not line.startswith("next: ")) <= width
+    assert len(lines) <= MAX_LINES or name == "submit-help"
+
+
+def test_no_golden_screen_is_left_over() -> None:
+    assert {*GOLDEN.iterdir()} == {golden(name, width) for name in COMMANDS for width in WIDTHS}
+
+
+if __name__ == "__main__":
+    for at in WIDTHS:
+        for each in COMMANDS:
+            with tempfile.TemporaryDirectory() as home:
+                os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
+                golden(each, at).write_text(screen(each, at), encoding="utf-8")
