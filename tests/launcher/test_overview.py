@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_summaries import by_recipe, compared, runs
+from fake_summaries import CATALOGUE, by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
+from fastlaunch.cli.demo import compared_measurements, shipped_summaries
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.report.overview import all_notes, as_overview, why
@@ -31,6 +32,14 @@ def test_rows_are_in_the_order_of_their_value_and_by_what_is_known_of_them() -> 
     assert "1.250" in lines[4] and "better" in lines[4]
     # A single run bought the most, so its bar is the longest.
     assert [line.count("█") for line in (lines[8], lines[4], lines[5], lines[6])] == [16, 10, 8, 4]
+
+
+def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranked() -> None:
+    gelu = {run_id: each for run_id, each in shipped_summaries().items() if each.setup.workload == "gelu"}
+    lines = as_overview(compared_measurements(gelu, CATALOGUE), width=200).splitlines()
+    names = [line.partition(": ")[0] for line in lines if line.startswith("* ")]
+    assert "* the baseline's runs vary more than the others'" in names
+    assert "* compile precision=fp32, library precision=fp32 and 2 more" in names
 
 
 def test_long_names_give_way_at_80_columns() -> None:

@@ -30,8 +30,8 @@ VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
 }
 _BAR, _LEAST_BAR, _GAP = 16, 4, 2
 _PARTS = " ▏▎▍▌▋▊▉█"
-#: Rows of a section but the first, where there are many in all; notes; and lines of a note.
-_MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 5, 2
+#: Rows of a section but the first, where there are many in all; notes; and names and lines of a note.
+_MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_NAMES, _MOST_LINES = 16, 4, 5, 2, 2
 
 
 def as_overview(comparison: Comparison, *, width: int = WIDTH) -> str:
@@ -101,19 +101,32 @@ def _section(rows: Sequence[Row], width: int) -> str:
         if titles.get(at):
             lines.append(textwrap.shorten(titles[at], width, placeholder="..."))
         lines.append(_line(texts, widths, _bar(shares.get(id(row), 0.0) / best, room)))
-    parts = [heading(rows), "\n".join(line.rstrip() for line in lines)]
+    parts = [heading(rows, width), "\n".join(line.rstrip() for line in lines)]
     if notes := _decisive_notes(chosen, rows)[:_MOST_NOTES]:
         parts.append("\n".join(_short(note, width) for note in notes))
     return "\n\n".join(parts)
 
 
 def _decisive_notes(chosen: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """Return the notes on prices, and those that change a decision, of the rows in their order."""
-    by_reason: dict[str, list[str]] = {}
+    """Return the notes on prices, and those that change a decision, of the rows in their order.
+
+    A reason of all that are ranked against the baseline names none.
+    """
+    by_reason: dict[str, list[Row]] = {}
     for row in chosen:
         for reason in row.verdict.decisive:
-            by_reason.setdefault(reason, []).append(name_of(row, rows))
-    return price_notes(rows) + [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+            by_reason.setdefault(reason, []).append(row)
+    compared = [row for row in chosen if row.verdict.kind in _SECTIONS[""] and not row.is_baseline]
+    notes = price_notes(rows)
+    for reason, concerned in by_reason.items():
+        if len(compared) > 1 and concerned == compared:
+            notes.append(reason)
+            continue
+        names = [name_of(row, rows) for row in concerned]
+        num_more = len(names) - _MOST_NAMES if len(names) > _MOST_NAMES + 1 else 0
+        more = f" and {num_more} more" if num_more else ""
+        notes.append(f"{', '.join(names[: len(names) - num_more])}{more}: {reason}")
+    return notes
 
 
 def _line(texts: Sequence[str], widths: Sequence[int], bar: str) -> str:

@@ -54,7 +54,7 @@ def as_table(
 def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) -> str:
     """Return one workload: rows that train like the baseline, other rows, held-out losses, notes."""
     shared = _shared(rows)
-    parts = [_heading(rows, shared)]
+    parts = [_heading(rows, shared, width)]
     columns = _known(_columns(rows, only), rows, shared)
     if only:
         columns = {name: cell for name, cell in columns.items() if name in (*_IDENTIFYING, *only)}
@@ -104,12 +104,12 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
     return {name: str(next(iter(texts))) for name, texts in values.items() if len(texts) == 1}
 
 
-def heading(rows: Sequence[Row]) -> str:
-    """Return what all rows of a workload share, in a line."""
-    return _heading(rows, _shared(rows))
+def heading(rows: Sequence[Row], width: int) -> str:
+    """Return what all rows of a workload share."""
+    return _heading(rows, _shared(rows), width)
 
 
-def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
+def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
     words = [rows[0].setup.workload]
     if "instance" in shared and shared["instance"] != "unknown":
         words.append(f"on {shared['instance']}")
@@ -125,7 +125,8 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str]) -> str:
         details.append(f"data {shared['data']}")
     if "runs" in shared and shared["runs"] != "0":
         details.append(f"{shared['runs']} run{'' if shared['runs'] == '1' else 's'} a row")
-    return f"{' '.join(words)}: {', '.join(details)}" if details else " ".join(words)
+    text = f"{' '.join(words)}: {', '.join(details)}" if details else " ".join(words)
+    return textwrap.fill(text, width, break_on_hyphens=False)
 
 
 def _on_cpu(rows: Sequence[Row]) -> bool:
