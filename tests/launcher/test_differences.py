@@ -144,7 +144,7 @@ def test_other_machines_differ_by_themselves() -> None:
     difference = Differences(one_each).between(1, 0)
     assert difference is not None and difference.is_across_hosts
     low, high = difference.limits(0.05)
-    # One host each: 2.571 x 1.5% x sqrt(2), and hardly anything for the scatter within.
+    # One host each: 2.571 x 1.7% x sqrt(2), and hardly anything for the scatter within.
     assert (high - low) / 2 == pytest.approx(2.5706 * MACHINE * math.sqrt(2), rel=0.01)
     three_each = [run for row, host in product((0, 1), "abc") for run in on(row, f"{host}{row}", 0.0, 0.0)]
     low, high = Differences(three_each).between(1, 0).limits(0.05)  # type: ignore[union-attr]

@@ -29,7 +29,7 @@ from fastlaunch.analysis.statistics import (
 #: The least deviation between runs: a few may lie close by chance. 0.08% is the least of the shipped records.
 FLOOR = 0.001
 #: What machines of one type deviate by, and the degrees of freedom that this counts for beside what was seen.
-MACHINE, MACHINE_DOF = 0.015, 5
+MACHINE, MACHINE_DOF = 0.017, 5
 #: A noisier row deviates by so many times what the others do, each as likely.
 _TIMES_NOISIER = (2, 4, 8, 16)
 #: How likely a row is noisier, before its runs are looked at. One of two runs hardly shows it.

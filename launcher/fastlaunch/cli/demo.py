@@ -56,7 +56,7 @@ def demo(folder: Path | None, in_full: bool) -> None:
     measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
     text = _in_full(then, now, measured) if in_full else _in_short(then, now, measured)
     print_coloured(text, VERDICT_COLOURS)
-    next_command("fastlaunch submit --local --recipe bf16 --repeats 3")
+    next_command("fastlaunch submit --local --recipe fp32,bf16 --until-resolved")
 
 
 def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
