@@ -38,7 +38,7 @@ def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranke
     gelu = {run_id: each for run_id, each in shipped_summaries().items() if each.setup.workload == "gelu"}
     lines = as_overview(compared_measurements(gelu, CATALOGUE), width=200).splitlines()
     names = [line.partition(": ")[0] for line in lines if line.startswith("* ")]
-    assert "* the baseline's runs vary more than the others'" in names
+    assert any(name.startswith("* the baseline's runs vary") for name in names)
     assert "* compile precision=fp32, library precision=fp32 and 2 more" in names
 
 

@@ -85,6 +85,13 @@ class Differences:
         """Return how likely it is that the row's runs vary more than those of the rows linked to it."""
         return (self._scatter[row].noise[row] or 0.0) if row in self._scatter else 0.0
 
+    def deviations(self, row: int) -> tuple[float, float]:
+        """Return by how much the row's runs vary, and by how much those of the rows linked to it do.
+
+        Only of a row whose `noise` is above 0.
+        """
+        return self._scatter[row].deviations[row]
+
     def between(self, row: int, base: int) -> Difference | None:
         """Return how much faster `row` is than `base`; None if the scatter of one of them is unknown."""
         return self._in_rounds(row, base) if self.is_linked(row, base) else self._across_hosts(row, base)
@@ -184,11 +191,15 @@ class _Scatter:
         self.everything = _LeastSquares(blocks, self.rows)
         # None for a row whose runs add no degree of freedom, as a single one.
         self.noise: dict[int, float | None] = {}
+        # Of the row's runs, and of the others' that the noise was judged by.
+        self.deviations: dict[int, tuple[float, float]] = {}
         self._shared = shared = set(self.rows)
         while True:
             self._fit = fit = _LeastSquares(blocks, shared)
-            noise = {row: _noise(fit, _LeastSquares(blocks, shared - {row})) for row in shared}
+            others = {row: _LeastSquares(blocks, shared - {row}) for row in shared}
+            noise = {row: _noise(fit, others[row]) for row in shared}
             self.noise |= noise
+            self.deviations |= {row: _deviations(fit, others[row]) for row in shared if noise[row]}
             noisiest = max(shared, key=lambda row: noise[row] or 0.0)
             if len(shared) <= 2 or (noise[noisiest] or 0.0) <= LEAVES:
                 break
@@ -273,8 +284,8 @@ def _noise(every: _LeastSquares, others: _LeastSquares) -> float | None:
         return None
     if not of_others:
         return 0.0
-    least = FLOOR**2
-    ratio = max(least, (every.squares - others.squares) / dof) / max(least, others.squares / of_others)
+    own_deviation, deviation = _deviations(every, others)
+    ratio = (own_deviation / deviation) ** 2
     expected = 1 + dof * ratio / of_others
     likelihoods = [
         k**-dof * (expected / (1 + dof * ratio / (k * k * of_others))) ** ((dof + of_others) / 2)
@@ -283,6 +294,12 @@ def _noise(every: _LeastSquares, others: _LeastSquares) -> float | None:
     before = _NOISIER_OF_TWO if dof == 1 else _NOISIER
     now = before * fmean(likelihoods)
     return now / (1 - before + now)
+
+
+def _deviations(every: _LeastSquares, others: _LeastSquares) -> tuple[float, float]:
+    """Return by how much a row's runs vary, and the others', by the fits with and without it."""
+    own = (every.squares - others.squares) / (every.dof - others.dof)
+    return max(FLOOR, math.sqrt(max(0.0, own))), max(FLOOR, math.sqrt(others.squares / others.dof))
 
 
 def _paired(speeds: Sequence[float]) -> Estimate | None:

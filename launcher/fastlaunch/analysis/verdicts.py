@@ -56,7 +56,9 @@ class _Pair:
     by_price: float
     # Of what the verdict is on: dollars where both have a price, else speed.
     difference: Difference | None
-    noise: tuple[float, float] = (0.0, 0.0)  # of the row and of the baseline
+    # By how much its runs, or the baseline's, vary and the others' do, where they vary more.
+    noise: tuple[float, float] | None = None
+    noise_of_base: tuple[float, float] | None = None
     looked: Looked | None = None  # None where there is no verdict to be had
 
     @property
@@ -121,8 +123,13 @@ def _pair(
         speed=difference.value if difference else differences.log_ratio(at, of_base),
         by_price=by_price,
         difference=difference.plus(by_price) if difference else None,
-        noise=(differences.noise(at), differences.noise(of_base)),
+        noise=_noise(differences, at),
+        noise_of_base=_noise(differences, of_base),
     )
+
+
+def _noise(differences: Differences, row: int) -> tuple[float, float] | None:
+    return differences.deviations(row) if differences.noise(row) > LEAVES else None
 
 
 def _usd_per_hour(item: PricedGroup, price: Price) -> float:
@@ -223,10 +230,13 @@ def _of_method(pair: _Pair) -> Iterator[str]:
     difference = pair.difference
     if difference is None:
         return
-    if pair.noise[1] > LEAVES:
-        yield "the baseline's runs vary more than the others': another baseline would be sharper"
-    if pair.noise[0] > LEAVES:
-        yield "its runs vary more than the others': judged by its own rounds"
+    if pair.noise_of_base:
+        yield (
+            f"the baseline's runs vary by {_percents(pair.noise_of_base)}: all rows are judged by their own "
+            "rounds; another baseline would be sharper"
+        )
+    if pair.noise:
+        yield f"its runs vary by {_percents(pair.noise)}: judged by its own rounds"
     if difference.is_across_hosts:
         yield "ran on another machine than the baseline, which alone may make 2%"
     if difference.drift:
@@ -234,6 +244,12 @@ def _of_method(pair: _Pair) -> Iterator[str]:
             f"its steps or the baseline's were still changing: the interval is wider by "
             f"{100 * difference.drift:.1f}%, and longer runs tell"
         )
+
+
+def _percents(deviations: tuple[float, float]) -> str:
+    """`11% where the others' vary by 0.2%`"""
+    own, others = (f"{100 * deviation:.2g}%" for deviation in deviations)
+    return f"{own} where the others' vary by {others}"
 
 
 def _why_no_interval(group: Group) -> str:

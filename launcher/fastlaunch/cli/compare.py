@@ -230,7 +230,10 @@ def _compared(
     from fastlaunch.analysis.compare import compare as compare_runs
 
     if not runs:
-        raise UserError("there are no runs to compare", "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved")
+        raise UserError(
+            "there are no runs to compare",
+            "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
+        )
     comparison = compare_runs(
         [measured for run in runs if (measured := measured_run(run, request.region))],
         catalogue=catalogue,
