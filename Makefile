@@ -42,9 +42,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	@echo '==> vit-tiny on this CPU: fp32, bf16 and compile, six interleaved runs of each'
+	@echo '==> vit-tiny on this CPU: fp32, bf16 and compile in rounds, until all is settled, at most 8'
 	@FASTLAUNCH_HOME=$(BUILD)/demo $(BIN)/fastlaunch submit --local --workload vit-tiny \
-	  --recipe fp32 --recipe bf16 --recipe compile --repeats 6 --steps 200
+	  --recipe fp32 --recipe bf16 --recipe compile --until-resolved --steps 200
 	@echo '==> the same runs side by side'
 	@FASTLAUNCH_HOME=$(BUILD)/demo $(BIN)/fastlaunch compare
 

@@ -69,10 +69,15 @@ def test_a_row_ends_when_it_is_settled_and_the_baseline_with_the_last(
         backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
         jobs = planned(JOB, OTHER, COMPILE)
         submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after(rounds))
-        runs = launcher(backend).submit(submission, command="fastlaunch submit")
+        carried_out = launcher(backend)
+        reports: list[str] = []
+        runs = replace(carried_out, report=reports.append).submit(submission, command="fastlaunch submit")
+    num_looks = sum(line.startswith("after round") for line in reports)
     assert made(runs) == expected
     rest = [run for run in runs if run.state is not RunState.COMPLETED]
     assert all(run.is_unneeded for run in rest)
+    # A look after each round from the third on, up to the last that was run.
+    assert num_looks == max(expected.values()) - 2
 
 
 def test_a_recipe_that_fails_holds_no_look_up(tmp_path: Path) -> None:

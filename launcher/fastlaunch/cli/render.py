@@ -276,7 +276,7 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
         alike.setdefault(key, {}).setdefault(recipe, []).append(summary)
     if not alike:
         return f"No step time: {_why_not(runs)}."
-    missing = len(runs) - len(measured)
+    missing = sum(not run.is_unneeded for run in runs) - len(measured)
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
     return ".\n".join(map(_fastest, alike.values())) + f"{note}."
 

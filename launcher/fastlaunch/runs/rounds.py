@@ -43,8 +43,8 @@ class PlannedLooks:
         runs = [self._as_recorded(self.ledger.get(id)) for id in self.run_ids if id in known]
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
-        most = max((spec.round or 0 for spec in specs.values()), default=0)
-        num_rounds = min(undone, default=most + 1) - 1
+        needed = [spec.round or 0 for id, spec in specs.items() if id not in self._why]
+        num_rounds = min(undone, default=1 + max(needed, default=0)) - 1
         if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
             self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
