@@ -5,7 +5,7 @@ import json
 import torch
 
 from fastlaunch_train.process.device import DeviceMonitor, DeviceState, memory_gib
-from fastlaunch_train.run.session import host_id, machine, versions
+from fastlaunch_train.process.machine import host_id, machine, versions
 
 CPU = torch.device("cpu")
 

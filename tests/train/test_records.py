@@ -26,6 +26,7 @@ from fastlaunch_train.records.records import (
     WEIGHTS,
     Block,
     Check,
+    Device,
     End,
     Eval,
     Line,
@@ -129,7 +130,15 @@ def read_bytes(path: Path, data: bytes) -> RankRecord:
 def all_lines(record: RankRecord) -> list[Line]:
     """What is in `record`, by kind in KINDS' order."""
     ends = [record.end] if record.end else []
-    return [*record.phases, *record.steps, *record.blocks, *record.evals, *record.checks, *ends]
+    return [
+        *record.phases,
+        *record.steps,
+        *record.blocks,
+        *record.evals,
+        *record.checks,
+        *record.devices,
+        *ends,
+    ]
 
 
 # What is written is read again.
@@ -188,6 +197,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
 VALUES |= {
     str | None: st.none() | VALUES[str],
     float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    int | None: st.none() | VALUES[int],
     bool | None: st.none() | st.booleans(),
 }
 
@@ -199,10 +209,11 @@ def any_line(kind: type[Line], **chosen: st.SearchStrategy[Any]) -> st.SearchStr
 ONE = st.just(1)
 any_lines = st.tuples(
     any_line(Phase, step=st.just(0)),
-    any_line(Step, step=ONE),
+    any_line(Step, step=ONE, num_samples=VALUES[int], num_tokens=VALUES[int]),
     any_line(Block, first_step=ONE, last_step=ONE, wall_s=st.floats(min_value=1e-9, max_value=1e9)),
     any_line(Eval, step=ONE, split=st.sampled_from(SPLITS), weights=st.sampled_from(WEIGHTS)),
     any_line(Check),
+    any_line(Device),
     any_line(End, status=st.sampled_from(STATUSES)),
 )
 

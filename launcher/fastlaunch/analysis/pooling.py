@@ -11,6 +11,8 @@ from fastlaunch.measure.summary import RunSummary, Setup
 
 #: What a run's log time is of. Times of different kinds have no ratio.
 STEP, SAMPLE, TOTAL, RELATIVE = "step", "sample", "total", "relative"
+#: A step whose samples are not known: a script's.
+BARE_STEP = "bare step"
 #: `metric` of a published speed relative to another row's.
 RELATIVE_THROUGHPUT = "relative_throughput"
 
@@ -106,6 +108,7 @@ def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:
         setup.device_name,
         run.offer,
         setup.kind,
+        tuple(sorted(setup.variant.items())),
         measure,
     )
 
@@ -120,7 +123,8 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
     """Return what was timed, and its logarithm; (None, None) for a run that gives no speed."""
     figures = summary.figures
     if summary.timing.step_time_s is not None:
-        return STEP, math.log(summary.timing.step_time_s.value)
+        has_samples = summary.timing.samples_per_step or summary.setup.global_batch
+        return STEP if has_samples else BARE_STEP, math.log(summary.timing.step_time_s.value)
     if figures.total_time_s is not None and figures.num_samples:
         return SAMPLE, math.log(figures.total_time_s / figures.num_samples)
     if figures.total_time_s is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fastlaunch.measure.summary import AllReduce, Checkpoints
-from fastlaunch_train.records.records import Check, Eval, RankRecord
+from fastlaunch_train.records.records import SCRIPT_PHASE, Check, Eval, RankRecord
 
 #: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
 PHASE = "all-reduce"
@@ -81,7 +81,7 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
     """Return the share of tokens that are padding; None without tokens, and for older records."""
     if any(record.header["schema"] < 2 for record in records):
         return None
-    num_tokens = sum(step.num_tokens for record in records for step in record.steps)
+    num_tokens = sum(step.num_tokens or 0 for record in records for step in record.steps)
     num_padding = sum(step.num_padding for record in records for step in record.steps)
     return num_padding / num_tokens if num_tokens else None
 
@@ -101,6 +101,13 @@ def kernels_of(records: Sequence[RankRecord]) -> str | None:
     """Return what one forward pass ran, as the first rank that looked says; None if none did."""
     details = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")
     return next((detail for detail in details if detail), None)
+
+
+def script_wall_s(ranks: Sequence[RankRecord]) -> float | None:
+    """Return the seconds of a script without steps, on the node that took longest; None for other runs."""
+    walls = [phase.seconds for record in ranks for phase in record.phases if phase.name == SCRIPT_PHASE]
+    completed = all(record.end and record.end.status == "completed" for record in ranks)
+    return max(walls) if walls and completed and max(walls) > 0 else None
 
 
 def _chain(attempts: Attempts) -> list[tuple[Sequence[RankRecord], float]]:

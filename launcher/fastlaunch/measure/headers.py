@@ -88,6 +88,12 @@ def mixed_schemas(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
     return notes
 
 
+def variant_of(header: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return a script's variant, text by name; None for what is no script."""
+    script = header.get("script")
+    return None if script is None else {str(name): str(text) for name, text in script["variant"].items()}
+
+
 def recipe_schema(header: Mapping[str, Any]) -> int:
     """Return the version of the recipe's fields; the first did not say."""
     schema = header["recipe"].get("schema", 1)

@@ -51,12 +51,14 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     num_retained = num_steps - cut
     steps = [rank.steps[cut:num_steps] for rank in ranks]
     device_s = np.array([[step.step_time_s for step in row] for row in steps]).max(axis=0)
+    samples = [step.num_samples for row in steps for step in row]
     waits_s = np.array([[step.data_wait_s for step in row] for row in steps]).sum(axis=1)
     return Timing(
         num_retained_steps=num_retained,
         step_time_s=Interval(value=float(retained[slowest].mean())),
-        samples_per_step=sum(step.num_samples for row in steps for step in row) / num_retained,
-        tokens_per_step=sum(s.num_tokens - s.num_padding for r in steps for s in r) / num_retained or None,
+        samples_per_step=None if None in samples else sum(filter(None, samples)) / num_retained,
+        tokens_per_step=sum((s.num_tokens or 0) - s.num_padding for r in steps for s in r) / num_retained
+        or None,
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from fastlaunch.measure.events import (
@@ -11,6 +12,7 @@ from fastlaunch.measure.events import (
     evals_of,
     kernels_of,
     padding_fraction,
+    script_wall_s,
     skipped_fraction,
 )
 from fastlaunch.measure.headers import (
@@ -23,9 +25,10 @@ from fastlaunch.measure.headers import (
     recipe_schema,
     sequence_length_of,
     service_of,
+    variant_of,
 )
 from fastlaunch.measure.steptime import NoTiming, time_attempt
-from fastlaunch.measure.summary import Environment, Quality, RunSummary, Setup, Startup, Timing
+from fastlaunch.measure.summary import Environment, Figures, Quality, RunSummary, Setup, Startup, Timing
 from fastlaunch_train.records.records import FROM_CACHE, RankRecord
 
 #: From best to worst; of several ranks, the one that says most about the cause counts.
@@ -76,13 +79,21 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     skipped = skipped_fraction(attempts)
     if skipped is not None and skipped > SKIPPED_WORTH_TELLING:
         warnings.append(f"the loss scaler skipped {skipped:.0%} of the steps, which trained nothing")
+    total_time_s = None if timing else script_wall_s(last)
     if timing is None:
-        problems.append(no_timing)
-    elif not timing.samples_per_step or timing.samples_per_step <= 0:
+        if total_time_s is None:
+            problems.append(no_timing)
+    elif timing.samples_per_step is None:
+        assert variant_of(timed[0].header) is not None, "the reader lets scripts alone leave samples out"
+    elif not timing.samples_per_step > 0:
         problems.append("the steps record no samples")
 
     header, network = timed[0].header, all_reduce_of(timed)
     ends = [record.end for record in timed if record.end]
+    peaks = [end.peak_memory_gib for end in ends]
+    if timing is None:
+        # Of steps it is what their process allocated.
+        peaks += [line.memory_gib for record in timed for line in record.devices]
     evals = evals_of(attempts)
     return RunSummary(
         setup=Setup(
@@ -93,18 +104,19 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             recipe=label_of(header),
             precision=header["recipe"]["precision"],
             data=header["data"],
-            batch_size_per_gpu=header["batch_size_per_gpu"],
+            batch_size_per_gpu=header["batch_size_per_gpu"] or 0,
             sequence_length=sequence_length_of(header),
             num_nodes=header["num_nodes"],
             num_gpus=header["world_size"],
             instance=header["instance"],
             device_name=header["machine"]["device_name"],
             fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
+            variant=variant_of(header) or {},
         ),
         seed=header["seed"],
         status=status,
         num_steps=len({step.step for record in records for step in record.steps}),
-        timing=timing or Timing(),
+        timing=_with_devices(timing or Timing(), timed),
         startup=Startup(
             build_s=_phase_s(timed, "build"),
             compile_s=_phase_s(timed, "compile"),
@@ -118,7 +130,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             checks=checks_of(records),
             skipped_fraction=skipped,
         ),
-        peak_memory_gib=max((e.peak_memory_gib for e in ends if e.peak_memory_gib is not None), default=None),
+        peak_memory_gib=max((gib for gib in peaks if gib is not None), default=None),
         padding_fraction=padding_fraction(timed),
         all_reduce=network,
         kernels=kernels_of(timed),
@@ -134,9 +146,22 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             commit=header["commit"],
             power_limit_w=power_limit_of(header),
         ),
+        figures=Figures(total_time_s=total_time_s),
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),
     )
+
+
+def _with_devices(timing: Timing, ranks: Sequence[RankRecord]) -> Timing:
+    """Return `timing` with the mean utilization of the least busy GPU, if only device lines have it."""
+    by_gpu: dict[tuple[int, int], list[float]] = {}
+    for record in ranks:
+        for line in record.devices:
+            if line.utilization is not None:
+                by_gpu.setdefault((record.header["rank"], line.gpu), []).append(line.utilization)
+    if timing.utilization is not None or not by_gpu:
+        return timing
+    return replace(timing, utilization=min(sum(of) / len(of) for of in by_gpu.values()))
 
 
 def _status(record: RankRecord) -> str:

@@ -30,7 +30,7 @@ class Setup:
     recipe: str  # its label, with the overrides that change what the workload does by itself
     precision: str | None = None
     data: str  # as the header says; `published` for a published row
-    batch_size_per_gpu: int
+    batch_size_per_gpu: int  # 0: a script's that does not say
     sequence_length: int | None = None  # tokens of a sample
     num_nodes: int
     num_gpus: int  # ranks over all nodes
@@ -38,10 +38,11 @@ class Setup:
     device_name: str | None = None
     #: What must agree for two runs to be repeats of each other: GPU, versions, attention backend, data.
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    variant: Mapping[str, str] = field(default_factory=dict)  # of a script: text by the names it was given
 
     @property
     def global_batch(self) -> int:
-        """Samples per optimizer step over all GPUs, as requested."""
+        """Samples per optimizer step over all GPUs, as requested; 0 for a script that does not say."""
         return self.batch_size_per_gpu * self.num_gpus
 
 
@@ -129,11 +130,11 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What only a published row has."""
+    """What only a published row has, but for the total time."""
 
     source: str | None = None
     derived: bool = False  # worked out from published percentages
-    total_time_s: float | None = None
+    total_time_s: float | None = None  # of a script without steps, too: its wall time
     num_samples: int | None = None
     metric: str | None = None
     metric_value: float | None = None

@@ -102,7 +102,7 @@ class RecordTail:
             self._header = data
         elif kind == "step":
             self._steps = data
-            self._num_samples += data["num_samples"]
+            self._num_samples += data["num_samples"] or 0
         elif kind == "phase":
             detail = f": {data['detail']}" if data["detail"] else ""
             self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"

@@ -3,6 +3,8 @@
 A block is about a second of steps between two synchronisations of all ranks. Within it nothing waits for the
 device: events are recorded and losses copied into a device buffer, and both are read when the block closes.
 A block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
+
+torch is imported for GPUs and tensors only: a user's script may do without.
 """
 
 import contextlib
@@ -12,10 +14,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from fastlaunch_train.records.records import Phase, RecordWriter
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -26,6 +30,10 @@ BLOCK_S = 1.0
 MAX_BLOCK_STEPS = 1000
 
 
+#: Stands in the list for a loss that waits on the device; known by its identity.
+_ON_DEVICE = float("nan")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClosedBlock:
     """The steps of a block."""
@@ -33,7 +41,7 @@ class ClosedBlock:
     #: Of each step.
     step_times_s: list[float]
     data_waits_s: list[float]
-    losses: list[float]
+    losses: list[float | None]  #: None: not known
     #: Of all of them, until the slowest rank has come.
     wall_s: float
 
@@ -43,36 +51,44 @@ class ClosedBlock:
 
 
 class BlockTimer:
-    """Times the steps of one block after another on `device`.
+    """Times the steps of one block after another on `device`, None for a CPU.
 
     Call `restart` once, then `step_done` after each step's work is queued, and `close` at a block's end.
     """
 
-    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, device: "torch.device | None", clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         self._clock = clock
-        self._cuda = device.type == "cuda"
-        self._losses = torch.zeros(MAX_BLOCK_STEPS, device=device, dtype=torch.float32)
+        self._cuda = device is not None and device.type == "cuda"
+        self._on_device: torch.Tensor | None = None  # losses of the block, where they are
+        self._losses: list[float | None] = []
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
         self._data_waits: list[float] = []
         self._block_started = 0.0
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the block so far."""
+        return len(self._losses)
+
     def restart(self, meet: Callable[[], None]) -> None:
         """Begin a block now: at the start, and after work that is not a step, such as a checkpoint."""
         self._synchronise()
         meet()
-        self._block_started = self._clock()
-        self._begin()
+        self._begin(self._clock())
 
-    def step_done(self, loss: torch.Tensor, data_wait_s: float) -> None:
-        """Note that a step's work is queued. `loss`: scalar, detached."""
-        self._losses[len(self._data_waits)].copy_(loss)
+    def step_done(self, loss: "torch.Tensor | float | None", data_wait_s: float) -> None:
+        """Note that a step's work is queued. `loss`: scalar, detached if a tensor; None if not known."""
+        if loss is None or isinstance(loss, float | int):
+            self._losses.append(loss)
+        elif loss.device.type == "cpu":
+            self._losses.append(loss.item())
+        else:
+            self._keep(loss)
         self._data_waits.append(data_wait_s)
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append(event)
+            self._record_event()
         else:
             self._times.append(self._clock())
 
@@ -81,32 +97,71 @@ class BlockTimer:
         self._synchronise()
         meet()
         now = self._clock()
+        return self._close(self._step_times_s(), wall_s=now - self._block_started, now=now)
+
+    def close_at_last_step(self) -> tuple[ClosedBlock | None, float]:
+        """Wait for the device; return the block, None without a step, and the seconds since its last step.
+
+        For work after a step that nobody announced. The next block begins now.
+        """
+        self._synchronise()
+        now = self._clock()
+        step_times_s = self._step_times_s()
+        wall_s = sum(step_times_s)
+        passed_s = max(0.0, now - self._block_started - wall_s)
+        if not self.num_steps:
+            self._begin(now)
+            return None, passed_s
+        return self._close(step_times_s, wall_s=wall_s, now=now), passed_s
+
+    def _step_times_s(self) -> list[float]:
         marks = (
             [0.001 * self._events[0].elapsed_time(event) for event in self._events]
             if self._cuda
             else self._times
         )
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+    def _close(self, step_times_s: list[float], *, wall_s: float, now: float) -> ClosedBlock:
+        losses = self._losses
+        if self._on_device is not None:
+            kept = self._on_device[: self.num_steps].tolist()
+            losses = [value if loss is _ON_DEVICE else loss for loss, value in zip(losses, kept, strict=True)]
         closed = ClosedBlock(
-            step_times_s=[after - before for before, after in itertools.pairwise(marks)],
-            data_waits_s=self._data_waits,
-            losses=self._losses[: len(self._data_waits)].tolist(),
-            wall_s=now - self._block_started,
+            step_times_s=step_times_s, data_waits_s=self._data_waits, losses=losses, wall_s=wall_s
         )
-        self._block_started = now
-        self._begin()
+        self._begin(now)
         return closed
 
-    def _begin(self) -> None:
-        self._data_waits = []
+    def _begin(self, now: float) -> None:
+        self._block_started = now
+        self._data_waits, self._losses = [], []
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events = [event]
+            self._events = []
+            self._record_event()
         else:
-            self._times = [self._block_started]
+            self._times = [now]
+
+    def _keep(self, loss: "torch.Tensor") -> None:
+        """Copy a loss without waiting for it."""
+        if self._on_device is None:
+            import torch
+
+            self._on_device = torch.zeros(MAX_BLOCK_STEPS, device=loss.device, dtype=torch.float32)
+        self._on_device[len(self._losses)].copy_(loss)
+        self._losses.append(_ON_DEVICE)
+
+    def _record_event(self) -> None:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)
 
     def _synchronise(self) -> None:
         if self._cuda:
+            import torch
+
             torch.cuda.synchronize(self._device)
 
 
@@ -132,7 +187,7 @@ def next_block_steps(
 class PhaseClock:
     """Times what is not a step and adds it to the record as a phase."""
 
-    def __init__(self, writer: RecordWriter, device: torch.device) -> None:
+    def __init__(self, writer: RecordWriter, device: "torch.device") -> None:
         self._writer = writer
         self._device = device
 
@@ -150,6 +205,8 @@ class PhaseClock:
 
     def _done(self, name: str, started: float, step: int, detail: str | None) -> float:
         if self._device.type == "cuda":
+            import torch
+
             torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - started
         self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))

@@ -208,7 +208,7 @@ class TrainingLoop:
         first_step = self.last_done - block.num_steps + 1
         if first_step == training.first_step and training.model_check is not None:
             self._check_model(training.model_check)
-        nan = any(not math.isfinite(loss) for loss in block.losses)
+        nan = any(loss is not None and not math.isfinite(loss) for loss in block.losses)
         self._step_time_s, any_nan, stop = agree(
             process, [block.wall_s / block.num_steps, float(nan), float(training.interrupts.requested)]
         )

@@ -1,10 +1,11 @@
-"""A device while it trains: clock, power, temperature and memory."""
+"""A device while it trains: clock, power, temperature and memory. torch is imported only for a GPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 #: NVML's utilization covers the last 1/6 to 1 s, depending on the GPU (nvmlUtilization_t).
 SAMPLED_S = 1.0
@@ -23,13 +24,14 @@ class DeviceState:
 class DeviceMonitor:
     """Read a device's state through NVML, if its Python binding is installed."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: "torch.device | None") -> None:
         self._nvml: Any = None
         self._handle: Any = None
-        if device.type != "cuda":
+        if device is None or device.type != "cuda":
             return
         try:
             import pynvml
+            import torch
 
             pynvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
@@ -62,9 +64,11 @@ class DeviceMonitor:
         return percent / 100
 
 
-def memory_gib(device: torch.device) -> tuple[float | None, float | None]:
-    """Return (held by the allocator now, peak use) of the device; the first is None on a CPU."""
-    if device.type == "cuda":
+def memory_gib(device: "torch.device | None") -> tuple[float | None, float | None]:
+    """Return (held by the allocator now, peak use) of the device, None for a CPU; the first is None there."""
+    if device is not None and device.type == "cuda":
+        import torch
+
         return (
             round(torch.cuda.memory_reserved(device) / 2**30, 3),
             round(torch.cuda.max_memory_allocated(device) / 2**30, 3),

@@ -1,6 +1,7 @@
 """How a run ended: the status in its record and the exit code of the process."""
 
 import errno
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ EXIT_DISK_FULL = 28
 EXIT_CONFIGURATION = 78
 #: A GPU of this machine is faulty; another machine can do it.
 EXIT_HARDWARE = 79
+#: A script made no step for too long; what timeout(1) says.
+EXIT_HANG = 124
 
 _OUT_OF_MEMORY = (
     *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
@@ -81,9 +84,9 @@ def classify(error: BaseException) -> Failure:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that the device or the host is out of memory."""
-    import torch  # here, because torchrun reads the exit codes before it imports torch
-
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+    # Not imported: torchrun reads the exit codes before it imports torch, and a script may do without.
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.cuda.OutOfMemoryError)):
         return True
     # The CPU allocator, and libraries with their own, raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

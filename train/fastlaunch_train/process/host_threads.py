@@ -3,14 +3,16 @@
 import multiprocessing
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 #: As in the FP8 experiment of November 2023.
 MAX_WORKERS = 12
 
 
-def limit_cpu_threads(device: torch.device, environ: Mapping[str, str] = os.environ) -> None:
+def limit_cpu_threads(device: "torch.device", environ: Mapping[str, str] = os.environ) -> None:
     """Run this process's CPU operators on one core if `device` is a GPU, unless OMP_NUM_THREADS is set.
 
     The CPU has little to do between two steps, the next batch, and on all cores some operators wake a thread
@@ -18,6 +20,8 @@ def limit_cpu_threads(device: torch.device, environ: Mapping[str, str] = os.envi
     and 0.5 ms on one (2026-11-22). torchrun itself sets one core for several ranks.
     """
     if device.type == "cuda" and "OMP_NUM_THREADS" not in environ:
+        import torch
+
         torch.set_num_threads(1)
 
 

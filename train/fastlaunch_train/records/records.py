@@ -8,7 +8,11 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
     eval    loss and metric on held-out data after a step
     check   whether the recipe computes what the model does
+    device  a GPU seen from outside, of a script that records no steps
     end     status and message
+
+The header of a user's own script (room `script`) has the section `script`. What the script does not say is
+null there and in its steps: batch_size_per_gpu, steps, seed, num_samples, num_tokens.
 
 A block of lines reaches the file in one write, so a killed process leaves everything up to the last block.
 Nothing is dropped or averaged here. Steps count from 1. No torch: the launcher reads these files.
@@ -22,22 +26,24 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
-#: are optional: data_identity, num_data_workers, session, round and max_rounds in headers, loss_scale and
-#: skipped in steps, utilization in blocks. Until 2026-11 every line had a checksum, `crc`, which the reader
-#: leaves out.
+#: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
+#: and skipped in steps, utilization in blocks; device lines, too. Until 2026-11 every line had a checksum,
+#: `crc`, which the reader leaves out.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
 FROM_CACHE = "from the compiler's cache"
 #: How the warning of a failed check begins; the check has a line of its own, too.
 FAILED_CHECK = "the recipe fails the check of"
+#: The phase that stands for the whole of a script without steps.
+SCRIPT_PHASE = "script"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
@@ -85,7 +91,10 @@ OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
     "session": str | None,  # the submission that the run belongs to
     "round": int | None,  # which of its rounds, from 1
     "max_rounds": int | None,  # that it planned, to end as soon as all is settled; None without a plan
+    "script": {"command": list, "variant": dict},  # argv, and text by the variant's names; of scripts alone
 }
+#: What a script's header may leave null.
+_UNKNOWN_OF_SCRIPTS = ("batch_size_per_gpu", "steps", "seed")
 _AT_LEAST_ONE = ("attempt", "world_size", "num_nodes", "batch_size_per_gpu", "steps", "first_step")
 
 
@@ -106,9 +115,9 @@ class Step:
     step: int
     step_time_s: float
     data_wait_s: float
-    loss: float | None  #: None: not finite
-    num_samples: int
-    num_tokens: int  #: padding included
+    loss: float | None  #: None: not finite, or a script's that does not say
+    num_samples: int | None  #: None: a script's that does not say
+    num_tokens: int | None  #: padding included; None as above
     num_padding: int = 0
     loss_scale: float | None = None  #: that its loss was multiplied by; None without loss scaling
     skipped: bool | None = None  #: whether the loss scaler skipped it, for gradients that were not finite
@@ -121,8 +130,8 @@ class Eval:
     step: int
     split: str  #: one of SPLITS
     loss: float | None  #: None: not finite
-    num_samples: int
-    seconds: float
+    num_samples: int  #: 0: a script's that does not say
+    seconds: float  #: 0: a script's within a step, whose time has it
     weights: str = "current"  #: `best`: the weights that scored best on validation
     metric: str | None = None  #: its name, such as accuracy; higher is better
     metric_value: float | None = None
@@ -156,6 +165,17 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU as the process that started a script sees it."""
+
+    at_s: float  #: since the script began
+    gpu: int  #: its number on the machine
+    utilization: float | None = None  #: share of the driver's last sample in which a kernel ran
+    memory_gib: float | None = None  #: in use, by whatever process
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class End:
     """How the rank ended."""
 
@@ -165,7 +185,7 @@ class End:
     peak_memory_gib: float | None
 
 
-Line = Phase | Step | Block | Eval | Check | End
+Line = Phase | Step | Block | Eval | Check | Device | End
 
 KINDS: Mapping[str, type[Line]] = {
     "phase": Phase,
@@ -173,6 +193,7 @@ KINDS: Mapping[str, type[Line]] = {
     "block": Block,
     "eval": Eval,
     "check": Check,
+    "device": Device,
     "end": End,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
@@ -209,6 +230,7 @@ class RankRecord:
     truncated: bool = False  #: whether the last line was cut off
     evals: tuple[Eval, ...] = ()
     checks: tuple[Check, ...] = ()
+    devices: tuple[Device, ...] = ()
 
 
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
@@ -292,11 +314,8 @@ class RecordWriter:
 
     def _append(self, lines: list[dict[str, Any]]) -> int:
         """Append all of `lines`, or none of them, and return the file's size."""
-        texts = [
-            json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":")) for line in lines
-        ]
         # `replace`: a file name may hold half a surrogate pair, which is no text.
-        data = "".join(f"{text}\n" for text in texts).encode(errors="replace")
+        data = "".join(f"{_text(line)}\n" for line in lines).encode(errors="replace")
         remaining = memoryview(data)
         try:
             if os.fstat(self._file).st_size > self._size:  # an earlier write was cut short
@@ -310,11 +329,35 @@ class RecordWriter:
         return self._size + len(data)
 
 
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
 def _plain(line: Line) -> dict[str, Any]:
     values = vars(line)
     if isinstance(line, Step):
         values = {name: value for name, value in values.items() if value is not None or name not in _LEFT_OUT}
     return {"kind": KIND_OF[type(line)], **values}
+
+
+def complete_record(path: Path, lines: Sequence[Line], end: End) -> None:
+    """Add `lines` and `end` to the record of a process that is gone, instead of a half line or an end there.
+
+    Raises OSError as `open` does, and ValueError for what the reader would refuse.
+    """
+    for line in (*lines, end):
+        if problem := line_problem(type(line), vars(line)):
+            raise ValueError(f"{KIND_OF[type(line)]} line: {problem}")
+    kept = path.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    start_of_last = kept.rfind(b"\n", 0, -1) + 1
+    if b'"kind":"end"' in kept[start_of_last:]:
+        kept = kept[:start_of_last]
+    added = "".join(f"{_text(_plain(line))}\n" for line in (*lines, end)).encode(errors="replace")
+    with path.open("r+b") as file:
+        file.seek(len(kept))
+        file.write(added)
+        file.truncate()
 
 
 def read_record(path: Path) -> RankRecord:
@@ -374,6 +417,7 @@ def read_record(path: Path) -> RankRecord:
         truncated=truncated,
         evals=tuple(lines[Eval]),
         checks=tuple(lines[Check]),
+        devices=tuple(lines[Device]),
     )
 
 
@@ -381,7 +425,8 @@ class LineOrder:
     """Follow the lines after a header, and say what is wrong with a line at its place."""
 
     def __init__(self, header: Mapping[str, Any]) -> None:
-        self._num_steps = header["steps"]
+        self._num_steps: int | None = header["steps"]
+        self._is_script = "script" in header
         self._last_step = self._last_block_step = header["first_step"] - 1
         self._ended = False
 
@@ -392,8 +437,10 @@ class LineOrder:
         if isinstance(line, Step):
             if line.step != self._last_step + 1:
                 return f"step {line.step} after step {self._last_step}"
-            if line.step > self._num_steps:
+            if self._num_steps is not None and line.step > self._num_steps:
                 return f"step {line.step} of {self._num_steps}"
+            if not self._is_script and (line.num_samples is None or line.num_tokens is None):
+                return f"step {line.step} lacks its samples or tokens"
             self._last_step = line.step
         elif isinstance(line, Block):
             if line.first_step != self._last_block_step + 1:
@@ -406,7 +453,7 @@ class LineOrder:
                 name = line.name if isinstance(line, Phase) else "eval"
                 return f"{name} after step {line.step}, with steps to {self._last_step}"
         elif isinstance(line, End):
-            if line.status == "completed" and self._last_step < self._num_steps:
+            if line.status == "completed" and self._last_step < (self._num_steps or 0):
                 return f"completed with step {self._last_step} of {self._num_steps}"
             self._ended = True
         return None
@@ -421,10 +468,14 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
     newer = {key: types for key, types in OPTIONAL_HEADER_TYPES.items() if key in line}
     if line.get("data_identity", "") is None:
         del newer["data_identity"]
-    if problem := _section_problem(line, {**HEADER_TYPES, **newer}):
+    types = {**HEADER_TYPES, **newer}
+    if "script" in line:
+        unknown = [key for key in _UNKNOWN_OF_SCRIPTS if line.get(key, 0) is None]
+        types = {key: of for key, of in types.items() if key not in unknown}
+    if problem := _section_problem(line, types):
         return f"header: {problem}"
     for key in _AT_LEAST_ONE:
-        if line[key] < 1:
+        if line[key] is not None and line[key] < 1:
             return f"header: {key} is {line[key]}, it is at least 1"
     if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
         return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"
@@ -443,6 +494,8 @@ def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
             return f"{key} is {value!r}"
     if cls is Block and line["wall_s"] == 0:  # rates divide by it
         return f"wall_s is {line['wall_s']}"
+    if cls is Step and min(line["num_samples"] or 0, line["num_tokens"] or 0) < 0:
+        return "samples or tokens below 0"
     if cls is Eval and (line["split"] not in SPLITS or line.get("weights", "current") not in WEIGHTS):
         return f"of {line['split']} with {line.get('weights')} weights"
     if cls is End and line["status"] not in STATUSES:

@@ -1,35 +1,21 @@
 """`Session`: what is known so far of a run, of which its record's header and end are made."""
 
-import hashlib
-import importlib.metadata
 import logging
 import os
-import platform
-import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-
-import fastlaunch_train
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.host_threads import num_data_workers
 from fastlaunch_train.process.launch import LaunchSettings
+from fastlaunch_train.process.machine import machine, versions
 from fastlaunch_train.process.tracebacks import TracebackFile
 from fastlaunch_train.records.data_identity import DataIdentity, user_workload_identity
 from fastlaunch_train.records.records import End, RecordWriter
 from fastlaunch_train.run.options import Options
 from fastlaunch_train.workloads.contract import Workload
-
-#: Packages whose version can change a step time or a loss.
-_PACKAGES = (
-    *("timm", "torchvision", "transformer_engine", "torchao", "triton", "transformers", "deepspeed"),
-    *("accelerate", "lightning", "onnxruntime-training", "onnxruntime-training-cpu", "torch-ort"),
-)
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -146,105 +132,3 @@ class Session:
         """End the record of a rank that was asked to stop and cannot; called from another thread."""
         self.end("interrupted", message)
         self.traceback.close()
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """Return the header's `machine`, with None for what cannot be learnt."""
-    facts: dict[str, Any] = {
-        "host_id": host_id(),
-        "device_type": device.type,
-        "device_name": _cpu_name(),
-        "num_devices": 1,
-        "memory_gib": _host_memory_gib(),
-        "num_cpus": os.cpu_count(),
-        "driver": None,
-        # As run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
-        "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
-        # That rents it out, if not EC2: `sagemaker` has prices of its own.
-        "service": os.environ.get("FASTLAUNCH_SERVICE") or None,
-        "power_limit_w": None,
-        "max_clock_mhz": None,
-        "compute_capability": None,
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        facts["device_name"] = properties.name
-        facts["num_devices"] = torch.cuda.device_count()
-        facts["memory_gib"] = round(properties.total_memory / 2**30, 2)
-        facts["compute_capability"] = f"{properties.major}.{properties.minor}"
-        facts |= _nvidia_smi()
-    return facts
-
-
-def host_id() -> str:
-    """Return twelve hex digits that name this machine until it reboots, the same in all its containers."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = socket.gethostname()
-    return hashlib.sha256(boot.encode()).hexdigest()[:12]
-
-
-def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
-    """Return the header's `versions`; `cudnn`: the release that is loaded, if known."""
-    releases: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "fastlaunch_train": fastlaunch_train.__version__,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": ".".join(map(str, cudnn)) if cudnn else None,
-        "nccl": _nccl_version(),
-    }
-    for package in _PACKAGES:
-        try:
-            releases[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            releases[package] = None
-    return releases
-
-
-def _nccl_version() -> str | None:
-    if not torch.cuda.is_available():
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def _nvidia_smi() -> dict[str, Any]:
-    query = "driver_version,power.limit,clocks.max.sm"
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    cells = [cell.strip() for cell in answer[0].split(",")] if answer else []
-    if len(cells) != 3:
-        return {}
-    return {"driver": cells[0], "power_limit_w": _number(cells[1]), "max_clock_mhz": _number(cells[2])}
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _host_memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 2)
-    except (ValueError, OSError):
-        return None
