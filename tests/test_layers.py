@@ -33,7 +33,7 @@ LAUNCHER_ROOMS: Mapping[str, tuple[str, ...] | None] = {
 #: Rooms of the training package, in order: each may import those before it.
 TRAIN_ROOMS = (
     *("records", "recipes", "process", "workloads.contract", "distributed", "models", "data", "workloads"),
-    *("steppers", "checks", "loop", "run"),
+    *("steppers", "checks", "loop", "run", "script"),
 )
 
 #: What data and models need of workloads: names, and what a workload is. They stand below both.

@@ -12,7 +12,7 @@ from fake_summaries import TODAY, by_recipe, changed, compared, runs
 
 from fastlaunch.analysis.compare import MeasuredRun, Row
 from fastlaunch.analysis.differences import Differences
-from fastlaunch.analysis.pooling import run_times
+from fastlaunch.analysis.pooling import are_comparable, pool, run_times
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
@@ -420,3 +420,16 @@ def test_shares_of_peak_by_precision() -> None:
     by_instance = row("bf16", device_name=None, instance="p4d.24xlarge").speed
     assert value(by_instance.percent_of_peak) == pytest.approx(tflops / 3.12)
     assert row("bf16", flops_per_sample=None).speed.tflops_per_gpu is None
+
+
+def test_steps_of_unknown_samples_are_compared_as_steps_and_variants_do_not_pool() -> None:
+    def variant(amp: str, *times_s: float) -> list[MeasuredRun]:
+        unknown = {"batch_size_per_gpu": 0, "samples_per_step": None}
+        return runs("script", *times_s, variant={"amp": amp}, **unknown)
+
+    groups, unfit = pool([*variant("fp32", 0.2, 0.2), *variant("bf16", 0.1, 0.1), *runs("script", 0.1)])
+    slow, fast, known = groups
+    assert (unfit, [len(group.runs) for group in groups]) == ([], [2, 2, 1])
+    assert are_comparable(slow, fast) and not are_comparable(slow, known)
+    ratio = run_times(slow, 0)[0].log_time - run_times(fast, 1)[0].log_time
+    assert ratio == pytest.approx(math.log(2))

@@ -35,6 +35,7 @@ from fastlaunch_train.records.records import (
     RecordError,
     RecordWriter,
     Step,
+    complete_record,
     read_record,
     record_path,
 )
@@ -223,6 +224,42 @@ def test_any_values_are_read_as_they_were_written(scratch: Path, lines: tuple[Li
     scratch.unlink(missing_ok=True)
     record = read_record(write(scratch, lines, steps=1))
     assert sorted(map(repr, all_lines(record))) == sorted(map(repr, lines))
+
+
+SCRIPT = {"script": {"command": ["python", "train.py"], "variant": {"amp": "bf16"}}}
+
+
+def test_a_script_may_leave_out_what_it_does_not_say(tmp_path: Path) -> None:
+    unknown = {"batch_size_per_gpu": None, "steps": None, "seed": None}
+    lines = (
+        step_line(1, num_samples=None, num_tokens=None),
+        Device(at_s=5.0, gpu=1, utilization=0.5, memory_gib=2.0),
+        End(status="completed", message=None, num_steps=1, peak_memory_gib=None),
+    )
+    record = read_record(write(tmp_path / "a.jsonl", lines, **unknown, **SCRIPT))
+    assert all_lines(record) == list(lines)
+    for name in unknown:
+        with pytest.raises(ValueError, match=name):
+            write(tmp_path / f"{name}.jsonl", (), **{name: None})
+    with pytest.raises(ValueError, match="step 1"):
+        write(tmp_path / "b.jsonl", lines)
+    with pytest.raises(ValueError, match="below 0"):
+        write(tmp_path / "c.jsonl", (step_line(1, num_samples=-1),), **SCRIPT)
+
+
+@pytest.mark.parametrize("cut", [0, 5, None])
+def test_the_record_of_a_process_that_is_gone_is_completed(tmp_path: Path, cut: int | None) -> None:
+    path = write(tmp_path / "a.jsonl", LINES[:-1])
+    if cut is None:
+        path = write(tmp_path / "b.jsonl")  # with an end of its own
+    else:
+        path.write_bytes(path.read_bytes() + b'{"kind":"step"'[:cut])
+    end = End(status="failed", message="exit code 3", num_steps=6, peak_memory_gib=None)
+    wall = Phase(name="script", seconds=9.0, step=0)
+    complete_record(path, [wall], end)
+    record = read_record(path)
+    assert (record.end, record.phases[-1], record.truncated) == (end, wall, False)
+    assert len(record.steps) == 6
 
 
 # Damage: never another exception than RecordError, never a number that was not written.

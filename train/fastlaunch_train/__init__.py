@@ -1,11 +1,21 @@
 """The training half of fastlaunch: it runs on the machine that trains, and knows nothing of AWS.
 
-Exports what a workload of your own needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`.
+Exports what a workload of your own needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`; and what
+a script of your own calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`, and the
+callbacks `transformers_callback` and `lightning_callback`.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fastlaunch_train.script.callbacks import lightning_callback as lightning_callback
+    from fastlaunch_train.script.callbacks import transformers_callback as transformers_callback
+    from fastlaunch_train.script.steps import checkpoint_due as checkpoint_due
+    from fastlaunch_train.script.steps import evaluate as evaluate
+    from fastlaunch_train.script.steps import step as step
+    from fastlaunch_train.script.steps import steps as steps
+    from fastlaunch_train.script.steps import stop_requested as stop_requested
     from fastlaunch_train.workloads.contract import Batch as Batch
     from fastlaunch_train.workloads.contract import BatchCount as BatchCount
     from fastlaunch_train.workloads.contract import DataRequest as DataRequest
@@ -13,13 +23,32 @@ if TYPE_CHECKING:
     from fastlaunch_train.workloads.contract import Workload as Workload
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "BatchCount", "DataRequest", "Score", "Workload"]
+__all__ = [
+    "Batch",
+    "BatchCount",
+    "DataRequest",
+    "Score",
+    "Workload",
+    "checkpoint_due",
+    "evaluate",
+    "lightning_callback",
+    "step",
+    "steps",
+    "stop_requested",
+    "transformers_callback",
+]
+#: The contract imports torch, which the launcher and some scripts do without.
+_MODULES = {
+    "workloads.contract": ("Batch", "BatchCount", "DataRequest", "Score", "Workload"),
+    "script.callbacks": ("lightning_callback", "transformers_callback"),
+    "script.steps": ("checkpoint_due", "evaluate", "step", "steps", "stop_requested"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # The contract imports torch, which the launcher does without.
-    if name in __all__:
-        from fastlaunch_train.workloads import contract
-
-        return getattr(contract, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value  # the next look costs nothing
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -105,6 +105,8 @@ def kernels_of(records: Sequence[RankRecord]) -> str | None:
 
 def script_wall_s(ranks: Sequence[RankRecord]) -> float | None:
     """Return the seconds of a script without steps, on the node that took longest; None for other runs."""
+    if any(record.steps for record in ranks):
+        return None
     walls = [phase.seconds for record in ranks for phase in record.phases if phase.name == SCRIPT_PHASE]
     completed = all(record.end and record.end.status == "completed" for record in ranks)
     return max(walls) if walls and completed and max(walls) > 0 else None

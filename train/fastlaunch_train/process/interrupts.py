@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S
 
 #: How often the second thread checks whether a checkpoint is being written.
 _CHECK_S = 0.25
+_DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupts:
@@ -31,17 +33,27 @@ class Interrupts:
         self._grace_s = grace_s
         self._signal: int | None = None
         self._done = threading.Event()
+        self._sender: socket.socket | None = None
         self._saving = False
         self.on_stuck: Callable[[str], object] | None = None
+        self._replaced: dict[int, Any] = {}
 
-    def install(self) -> None:
-        """Catch SIGTERM and SIGINT from now on; call it in the main thread."""
+    def install(self, *, keep_handlers: bool = False) -> None:
+        """Catch SIGTERM and SIGINT from now on; call it in the main thread.
+
+        keep_handlers: leave a signal to whoever handles it already, such as a user's script.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if not keep_handlers or signal.getsignal(number) in _DEFAULT_HANDLERS:
+                self._replaced.setdefault(number, signal.signal(number, self._handle))
+        if self._sender is not None or not self._replaced:
+            return
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._sender = sender  # kept open: the wakeup descriptor is only a number
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        # A child that is told to end, such as a pool's, would write into the same socket.
+        os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._watch, args=(receiver,), name="interrupts", daemon=True).start()
 
     @property
@@ -65,6 +77,13 @@ class Interrupts:
     def done(self) -> None:
         """Say that the loop has ended, so that nothing needs to be forced."""
         self._done.set()
+
+    def _forget(self) -> None:
+        """Leave signals as they were before `install`."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._replaced.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._signal = self._signal or number

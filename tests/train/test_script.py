@@ -1,0 +1,270 @@
+"""What a user's script calls, in scripts without torch: steps, samples, losses, evaluations, ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import environment, record, run, script, start
+
+from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.records.records import read_record
+
+LOADER = """
+    import os, signal, sys, time
+    import fastlaunch_train as fl
+
+    class Loader(list):
+        batch_size = 4
+
+    loader = Loader(range(30))
+"""
+
+
+def test_outside_of_fastlaunch_nothing_is_written_and_torch_is_not_imported(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    assert fl.steps(loader) is loader
+    fl.step(loss=float("nan"))
+    fl.evaluate(loss=1.0, accuracy=0.5)
+    assert not fl.checkpoint_due() and not fl.stop_requested()
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
+    """
+    path = script(tmp_path, body)
+    subprocess.run([sys.executable, str(path)], cwd=tmp_path, env=environment(), check=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loop_over_steps_is_recorded(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    print(len(fl.steps(loader)))
+    for batch in fl.steps(loader):
+        time.sleep(0.002)
+    assert "torch" not in sys.modules
+    """
+    code, output = run(tmp_path, body, FASTLAUNCH_VARIANT='{"amp": "bf16", "lr": "1e-3"}')
+    assert (code, output) == (0, "30\n")
+    found = record(tmp_path)
+    header = found.header
+    assert header["workload"]["name"] == "train.py"
+    assert header["recipe"] == {"name": "script", "label": "amp=bf16 lr=1e-3", "precision": "unknown"}
+    assert header["script"]["variant"] == {"amp": "bf16", "lr": "1e-3"}
+    assert header["script"]["command"][1:] == [str(tmp_path / "train.py"), "--lr", "1e-3"]
+    assert (header["batch_size_per_gpu"], header["steps"], header["seed"]) == (4, None, None)
+    assert [step.num_samples for step in found.steps] == [4] * 30
+    assert all(step.step_time_s >= 0.002 > step.data_wait_s and step.loss is None for step in found.steps)
+    assert [block.last_step for block in found.blocks][:2] == [1, 10]
+    assert found.end and (found.end.status, found.end.num_steps) == ("completed", 30)
+    summary = summarize([found])
+    assert summary.problems == ()
+    assert (summary.setup.recipe, summary.setup.variant) == (
+        "amp=bf16 lr=1e-3",
+        {"amp": "bf16", "lr": "1e-3"},
+    )
+    assert summary.timing.samples_per_step == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "samples", "num_steps"),
+    [
+        ("fl.steps(range(30))", None, 30),
+        ("fl.steps(range(30), 3)", 3, 30),
+        ("fl.steps(loader, accumulate=3)", 12, 10),
+        ("fl.steps(loader, num_samples=5, accumulate=4)", 20, 7),
+        ("fl.steps(iter(range(30)), num_samples=1)", 1, 30),
+    ],
+)
+def test_samples_are_the_arguments_or_the_loaders_or_not_known(
+    tmp_path: Path, call: str, samples: int | None, num_steps: int
+) -> None:
+    assert run(tmp_path, f"{LOADER}\n    for batch in {call}: pass")[0] == 0
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [samples] * num_steps
+    assert found.header["batch_size_per_gpu"] == samples
+
+
+def test_a_run_of_unknown_samples_is_fit_and_has_a_step_time(tmp_path: Path) -> None:
+    run(tmp_path, f"{LOADER}\n    for batch in fl.steps(range(30)): time.sleep(0.001)")
+    summary = summarize([record(tmp_path)])
+    assert summary.problems == ()
+    assert summary.timing.samples_per_step is None and summary.timing.step_time_s is not None
+    assert type(summary).from_json(summary.to_json()) == summary
+
+
+def test_the_first_step_starts_the_clock_and_a_loss_may_be_told(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    time.sleep(0.3)
+    for number in range(21):
+        fl.step(num_samples=2, loss=number / 10)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [step.loss for step in found.steps] == [number / 10 for number in range(1, 21)]
+    assert sum(block.wall_s for block in found.blocks) < 0.3
+    assert found.header["batch_size_per_gpu"] == 2
+
+
+def test_a_step_in_the_loop_ends_it_once_and_an_evaluation_after_it_is_not_in_its_time(
+    tmp_path: Path,
+) -> None:
+    body = f"""{LOADER}
+    for number, batch in enumerate(fl.steps(loader, accumulate=2)):
+        if number % 2:
+            fl.step(loss=1.0)
+        if number % 20 == 19:
+            time.sleep(0.2)
+            fl.evaluate(loss=0.5, accuracy=0.75, num_samples=100)
+    fl.evaluate(f1=0.5, split="test")
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [(step.loss, step.num_samples) for step in found.steps] == [(1.0, 8)] * 15
+    first, second = found.evals
+    assert (first.step, first.loss, first.metric, first.metric_value) == (10, 0.5, "accuracy", 0.75)
+    assert first.num_samples == 100
+    assert first.seconds > 0.2 > sum(block.wall_s for block in found.blocks)
+    assert (second.step, second.split, second.metric, second.loss) == (15, "test", "f1", None)
+
+
+def test_an_evaluation_within_a_step_takes_no_time_of_its_own(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    fl.evaluate(loss=3.0)
+    for number, batch in enumerate(fl.steps(loader)):
+        if number == 4:
+            time.sleep(0.05)
+            fl.evaluate(loss=2.0)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [(line.step, line.seconds) for line in found.evals] == [(0, 0.0), (4, 0.0)]
+    assert found.steps[4].step_time_s > 0.05
+
+
+def test_the_wait_for_data_is_the_loaders(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    def slow():
+        for number in range(12):
+            time.sleep(0.02)
+            yield number
+    for batch in fl.steps(slow()):
+        time.sleep(0.01)
+    """
+    assert run(tmp_path, body)[0] == 0
+    assert all(0.02 <= step.data_wait_s < step.step_time_s - 0.009 for step in record(tmp_path).steps)
+
+
+def test_a_loss_that_is_not_finite_ends_the_script(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    for number in range(1000):
+        fl.step(loss=float("nan") if number == 5 else 1.0)
+        time.sleep(0.001)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 33
+    end = record(tmp_path).end
+    assert end is not None and end.status == "nan_loss"
+    assert end.message is not None and end.message in output
+    assert [step.loss for step in record(tmp_path).steps][:6] == [1.0, 1.0, 1.0, 1.0, None, 1.0]
+
+
+STOPPED = {
+    "unprepared": """
+    while True:
+        fl.step(); time.sleep(0.01)
+    """,
+    "asks": """
+    while not fl.stop_requested():
+        fl.step(); time.sleep(0.01)
+    print("saved")
+    """,
+    "saves": """
+    for batch in fl.steps(iter(int, 1)):
+        time.sleep(0.01)
+        if fl.checkpoint_due():
+            time.sleep(0.05)
+            print("saved")
+    """,
+}
+
+
+@pytest.mark.parametrize("number", [15, 2])
+@pytest.mark.parametrize("kind", STOPPED)
+def test_a_signal_ends_a_script_between_two_steps(tmp_path: Path, kind: str, number: int) -> None:
+    process = start(tmp_path, f"{LOADER}\n    fl.step(); print('ready')\n{STOPPED[kind]}")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, output
+    assert ("saved" in output) == (kind != "unprepared")
+    found = record(tmp_path)
+    name = {15: "SIGTERM", 2: "SIGINT"}[number]
+    assert found.end and (found.end.status, found.end.message) == ("interrupted", f"stopped by {name}")
+    assert [phase.name for phase in found.phases][:-1] == (["checkpoint"] if kind == "saves" else [])
+
+
+def test_a_forked_child_leaves_the_record_and_the_signals_alone(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    for batch in fl.steps(loader):
+        if batch == 5:
+            child = os.fork()
+            if child == 0:
+                fl.step(loss=7.0)
+                time.sleep(60)
+            time.sleep(0.1)
+            os.kill(child, signal.SIGTERM)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(fl.stop_requested())
+    """
+    assert run(tmp_path, body) == (0, "-15\nFalse\n")
+    found = record(tmp_path)
+    assert len(found.steps) == 30 and all(step.loss is None for step in found.steps)
+
+
+def test_a_job_of_ones_own_records_into_the_output_and_again_as_another_attempt(tmp_path: Path) -> None:
+    path = script(tmp_path, f"{LOADER}\n    for batch in fl.steps(loader): pass\n    sys.exit(3)")
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, str(path)],
+            env=environment(FASTLAUNCH_OUTPUT=str(tmp_path / "out")),
+            check=False,
+        )
+    first, second = sorted((tmp_path / "out").iterdir())
+    assert read_record(first).header["run_id"] == "out"
+    assert (read_record(first).header["attempt"], read_record(second).header["attempt"]) == (1, 2)
+
+
+@pytest.mark.parametrize("call", ["fl.steps(loader, accumulate=0)", "fl.evaluate(accuracy=1, f1=1)"])
+def test_a_senseless_call_is_an_error_everywhere(tmp_path: Path, call: str) -> None:
+    path = script(tmp_path, f"{LOADER}\n    {call}")
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(("ValueError: ", "TypeError: "))
+
+
+def test_a_record_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = script(tmp_path, f"{LOADER}\n    for batch in fl.steps(loader): pass\n    print('done')")
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env=environment(FASTLAUNCH_OUTPUT=str(tmp_path / "file")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "not recorded" in done.stderr
+
+
+def test_a_disk_that_is_full_ends_the_recording_and_not_the_script(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    import resource
+    for number in range(100):
+        fl.step()
+        if number == 20:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
+        time.sleep(0.02)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0 and "recorded no further" in output
+    found = record(tmp_path)
+    assert found.steps and found.steps[-1].step == found.blocks[-1].last_step < 99

@@ -1,0 +1,208 @@
+"""The command that runs a script and completes its records, whatever the script does."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from scripts import record, run, start
+
+from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.records.records import Device
+from fastlaunch_train.script.command import script_name, under_torchrun
+from fastlaunch_train.script.devices import parse_sample
+
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+*name*) echo "NVIDIA H200, 143771, 580.65.06, 700.00"; exit;;
+esac
+while :; do echo "0, 87, 20480, 512.5"; echo "1, [N/A], 10240, 500.0"; sleep 0.1; done
+"""
+
+
+def test_a_script_that_records_nothing_gets_a_record_of_its_time(tmp_path: Path) -> None:
+    body = """
+    import os, time
+    open(os.path.join(os.environ["FASTLAUNCH_OUTPUT"], "model.bin"), "w").close()
+    time.sleep(0.3)
+    print(os.getcwd())
+    """
+    assert run(tmp_path, body, FASTLAUNCH_RUN_ID="r1") == (0, f"{tmp_path}\n")
+    assert [path.name for path in (tmp_path / "run" / "output").iterdir()] == ["model.bin"]
+    found = record(tmp_path)
+    assert (found.header["run_id"], found.header["workload"]["name"]) == ("r1", "train.py")
+    assert [phase.name for phase in found.phases] == ["script"]
+    assert found.end is not None and found.end.status == "completed"
+    summary = summarize([found])
+    assert summary.problems == ()
+    assert summary.figures.total_time_s is not None and summary.figures.total_time_s >= 0.3
+    assert summary.timing.step_time_s is None
+
+
+def test_gpus_are_sampled_from_outside(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI)
+    tool.chmod(0o755)
+    run(tmp_path, "import time; time.sleep(0.5)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    found = record(tmp_path)
+    machine = found.header["machine"]
+    assert (machine["device_type"], machine["device_name"], machine["power_limit_w"]) == (
+        "cuda",
+        "NVIDIA H200",
+        700.0,
+    )
+    assert {(line.gpu, line.utilization, line.memory_gib) for line in found.devices} == {
+        (0, 0.87, 20.0),
+        (1, None, 10.0),
+    }
+    summary = summarize([found])
+    assert (summary.timing.utilization, summary.peak_memory_gib) == (pytest.approx(0.87), 20.0)
+
+
+def test_a_line_of_nvidia_smi_is_a_sample_or_nothing() -> None:
+    sample = parse_sample("3, 5, 1024, [N/A]\n", 1.23)
+    assert sample == Device(at_s=1.2, gpu=3, utilization=0.05, memory_gib=1.0, power_w=None)
+    assert parse_sample("No devices were found\n", 0.0) is None
+
+
+STEPS = "import fastlaunch_train as fl, os, sys, time\nfor x in fl.steps(range(30)): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("raise ValueError('no such data')", 1, "exit code 1"),
+        (f"{STEPS}sys.exit(5)", 5, "exit code 5"),
+        (f"{STEPS}raise ValueError('no such data')", 1, "ValueError: no such data"),
+        (f"{STEPS}raise MemoryError", 1, "MemoryError: MemoryError"),
+        (f"{STEPS}os._exit(7)", 7, "exit code 7"),
+        (f"{STEPS}os.kill(os.getpid(), 11)", 139, "killed by SIGSEGV"),
+        ("import fastlaunch_train as fl, os\nfl.step()\nos._exit(9)", 9, "exit code 9"),
+    ],
+)
+def test_a_script_that_dies_has_its_exit_code_and_its_traceback(
+    tmp_path: Path, body: str, code: int, message: str
+) -> None:
+    ended, output = run(tmp_path, body)
+    assert ended == code
+    assert ("Traceback" in output) == ("raise" in body)
+    end = record(tmp_path).end
+    assert end is not None and end.message == message
+    assert end.status == ("out_of_memory" if "MemoryError" in body else "failed")
+    assert end.num_steps == len(record(tmp_path).steps)
+    assert summarize([record(tmp_path)]).problems != ()
+
+
+def test_a_script_that_stops_to_make_steps_is_ended(tmp_path: Path) -> None:
+    code, output = run(
+        tmp_path, f"{STEPS}time.sleep(60)", "--hang-timeout", "0.5", FASTLAUNCH_STOP_GRACE_S="0.2"
+    )
+    assert code == 124
+    end = record(tmp_path).end
+    assert end is not None and (end.status, end.message) == ("failed", "no step for 0.5 s")
+    assert "--hang-timeout" in output
+
+
+def test_a_script_without_steps_does_not_hang(tmp_path: Path) -> None:
+    assert run(tmp_path, "import time; time.sleep(1)", "--hang-timeout", "0.2") == (0, "")
+
+
+def test_a_process_that_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
+    body = """
+    import os, subprocess, sys
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(left.pid)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0
+    deadline = time.monotonic() + 10
+    while _is_alive(int(output.split()[0])):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_the_script_prints_and_writes_is_left_as_it_is(tmp_path: Path) -> None:
+    body = """
+    import os, sys
+    with open(os.path.join(os.environ["FASTLAUNCH_OUTPUT"], "large"), "wb") as file:
+        file.truncate(8 * 2**30)
+    sys.stdout.buffer.write(bytes(range(256)) * 4)
+    """
+    code, printed = run(tmp_path, body)
+    assert (code, printed) == (0, "".join(map(chr, range(256))).replace("\r", "\n") * 4)
+    assert (tmp_path / "run" / "output" / "large").stat().st_size == 8 * 2**30
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "output",
+        "rank-00000-attempt-1.jsonl",
+    ]
+
+
+def test_a_script_that_knows_no_fastlaunch_is_stopped_by_the_signal(tmp_path: Path) -> None:
+    process = start(tmp_path, "print('ready')\nimport time\ntime.sleep(60)")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    end = record(tmp_path).end
+    assert end is not None and (end.status, end.message) == ("interrupted", "stopped by SIGTERM")
+
+
+@pytest.mark.slow
+def test_a_script_that_ignores_a_signal_is_killed(tmp_path: Path) -> None:
+    body = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready")
+    time.sleep(60)
+    """
+    # On top of the grace the ranks and torchrun have five seconds each.
+    process = start(tmp_path, body, FASTLAUNCH_STOP_GRACE_S="0.1")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --lr 1", "train.py"),
+        ("/usr/bin/python3.11 -u src/train.py", "train.py"),
+        ("python -m timm.train data", "timm.train"),
+        ("accelerate launch train.py", "accelerate"),
+        ("./train.sh", "train.sh"),
+    ],
+)
+def test_a_command_is_called_by_its_script(command: str, name: str) -> None:
+    assert script_name(command.split()) == name
+
+
+def test_torchrun_starts_python_scripts_alone() -> None:
+    launcher = ["-m", "fastlaunch_train.process.torchrun", "--nproc-per-node=2"]
+    assert under_torchrun(["python", "-u", "train.py", "-x"], "2") == [
+        "python",
+        "-u",
+        *launcher,
+        "train.py",
+        "-x",
+    ]
+    assert under_torchrun(["python", "-m", "a.b"], "2") == ["python", *launcher, "-m", "a.b"]
+    for command in (["bash", "x.sh"], ["python"], ["python", "-c", "1"], ["python", "-m"]):
+        with pytest.raises(RecipeError):
+            under_torchrun(command, "gpu")
+
+
+@pytest.mark.parametrize("arguments", [("--nproc", "0"), ("--nproc", "all"), ("--hang-timeout", "-1")])
+def test_a_bad_request_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert run(tmp_path, "print('runs')", *arguments)[0] == 2
+    assert not (tmp_path / "run").exists()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        # Not a zombie, for which nobody may wait here.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

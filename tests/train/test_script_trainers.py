@@ -1,0 +1,249 @@
+"""Scripts of the libraries that people train with, each with the one line that records its steps."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from scripts import record, run, start
+
+from fastlaunch.measure.summarize import summarize
+
+pytestmark = pytest.mark.slow
+
+NANOGPT = """
+    import math, os, time
+    import torch
+    from torch import nn
+    import fastlaunch_train as fl
+
+    batch_size, block_size, accumulation, max_iters = 4, 8, 2, 40
+    data = torch.randint(64, (1000,), generator=torch.Generator().manual_seed(0))
+
+    def get_batch():
+        at = torch.randint(len(data) - block_size, (batch_size,))
+        x = torch.stack([data[i : i + block_size] for i in at])
+        return x, torch.stack([data[i + 1 : i + 1 + block_size] for i in at])
+
+    model = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    iter_num = 0
+    while True:
+        if iter_num % 20 == 0:
+            with torch.no_grad():
+                x, y = get_batch()
+                val_loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+                time.sleep(0.1)
+            fl.evaluate(loss=val_loss)
+        for micro_step in range(accumulation):
+            x, y = get_batch()
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) / accumulation
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        fl.step(num_samples=accumulation * batch_size, loss=loss * accumulation)
+        iter_num += 1
+        if iter_num > max_iters:
+            break
+    print(loss.item() * accumulation)
+"""
+
+
+def test_a_loop_in_the_style_of_nanogpt(tmp_path: Path) -> None:
+    code, output = run(tmp_path, NANOGPT)
+    assert code == 0, output
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [8] * 40
+    assert found.steps[-1].loss == pytest.approx(float(output))
+    assert [line.step for line in found.evals] == [0, 19, 39]
+    assert all(line.seconds > 0.1 for line in found.evals[1:])
+    assert sum(step.step_time_s for step in found.steps) < 1
+    assert found.header["versions"]["torch"]
+    assert summarize([found]).problems == ()
+
+
+DDP = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    import fastlaunch_train as fl
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = torch.utils.data.DistributedSampler(range(160), shuffle=False)
+    loader = torch.utils.data.DataLoader(range(160), batch_size=2, sampler=sampler)
+    for batch in fl.steps(loader):
+        model(batch.float()[:, None].expand(-1, 8)).mean().backward()
+        optimizer.step()
+        {body}
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_under_torchrun_have_a_record_each_and_meet_at_the_same_steps(tmp_path: Path) -> None:
+    code, output = run(tmp_path, DDP.format(body="time.sleep(0.01 * rank)"), "--nproc", "2")
+    assert code == 0, output
+    first, second = record(tmp_path, 0), record(tmp_path, 1)
+    assert [block.last_step for block in first.blocks] == [block.last_step for block in second.blocks]
+    assert (first.header["rank"], second.header["rank"], second.header["world_size"]) == (0, 1, 2)
+    summary = summarize([first, second])
+    assert summary.problems == ()
+    assert (summary.setup.num_gpus, summary.timing.samples_per_step) == (2, 4)
+
+
+def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
+    body = """
+        print("ready", flush=True)
+        time.sleep(0.05)
+        if fl.stop_requested():
+            break
+    """
+    process = start(tmp_path, DDP.format(body=body), "--nproc", "2")
+    assert process.stdout is not None
+    assert any(line == "ready\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    first, second = (record(tmp_path, rank).end for rank in (0, 1))
+    assert first is not None and second is not None
+    assert (first.status, first.num_steps) == (second.status, second.num_steps)
+    assert first.status == "interrupted"
+
+
+MODEL = """
+    import torch
+    from torch import nn
+    import fastlaunch_train as fl
+    from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+
+    prepare_torchvision()  # as these tests' own environment needs it
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 1)
+        def forward(self, x, labels=None):
+            return {"loss": (self.linear(x) - labels).pow(2).mean()}
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self): return 96
+        def __getitem__(self, at):
+            return {"x": torch.full((8,), at / 96), "labels": torch.ones(1)}
+"""
+
+
+def test_the_callback_for_transformers(tmp_path: Path) -> None:
+    body = f"""{MODEL}
+    from transformers import Trainer, TrainingArguments
+    arguments = TrainingArguments(
+        "checkpoints", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=24,
+        eval_strategy="steps", eval_steps=12, save_steps=12,
+        use_cpu=True, report_to="none", disable_tqdm=True,
+    )
+    Trainer(
+        Model(), arguments, train_dataset=Data(), eval_dataset=Data(),
+        callbacks=[fl.transformers_callback()],
+    ).train()
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0, output
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [4] * 24
+    assert [line.step for line in found.evals] == [12, 24]
+    assert all(line.loss is not None and line.seconds > 0 for line in found.evals)
+    assert [phase.step for phase in found.phases if phase.name == "checkpoint"] == [12, 24]
+    assert summarize([found]).problems == ()
+
+
+def test_the_callback_for_lightning(tmp_path: Path) -> None:
+    body = f"""{MODEL}
+    import lightning.pytorch as L
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+        def training_step(self, batch, _):
+            loss = self.model(**batch)["loss"]
+            if self.global_step == 0: print("loss", loss.item())
+            return loss
+        def validation_step(self, batch, _):
+            self.log("val_loss", self.model(**batch)["loss"])
+            self.log("val_acc", 0.5)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    loader = torch.utils.data.DataLoader(Data(), batch_size=2)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, val_check_interval=24, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[fl.lightning_callback()],
+    )
+    trainer.fit(Module(), loader, loader)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0, output
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [4] * 24
+    first = [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
+    assert found.steps[0].loss == pytest.approx(sum(first) / 2, rel=1e-5)
+    assert [(line.step, line.metric_value) for line in found.evals] == [(12, 0.5), (24, 0.5)]
+    assert summarize([found]).problems == ()
+
+
+def test_a_signal_ends_the_trainer_of_lightning_so_that_the_script_can_save(tmp_path: Path) -> None:
+    body = f"""{MODEL}
+    import time
+    import lightning.pytorch as L
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+        def training_step(self, batch, _):
+            if self.global_step == 12: print("ready")
+            time.sleep(0.02)
+            return self.model(**batch)["loss"]
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1000, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[fl.lightning_callback()],
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(Data(), batch_size=2))
+    print("saved")
+    """
+    process = start(tmp_path, body)
+    assert process.stdout is not None
+    assert any(line == "ready\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output.splitlines()[-1]) == (130, "saved"), output
+
+
+def test_the_pattern_for_accelerate(tmp_path: Path) -> None:
+    # The loader that `prepare` returns does not say its batch size.
+    body = f"""{MODEL}
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=2)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
+    accumulate = accelerator.gradient_accumulation_steps
+    for epoch in range(2):
+        for batch in fl.steps(prepared, num_samples=loader.batch_size, accumulate=accumulate):
+            with accelerator.accumulate(model):
+                loss = model(**batch)["loss"]
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                fl.step(loss=loss)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0, output
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [8] * 24
+    assert all(step.loss is not None for step in found.steps)

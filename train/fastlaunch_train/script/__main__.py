@@ -1,0 +1,279 @@
+"""`python -m fastlaunch_train.script --output DIR [...] -- COMMAND...`: run a user's command and record it.
+
+The command runs as it is, in this directory, and its output goes where ours would. Signals are passed on.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from fastlaunch_train.process.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, EXIT_HANG
+from fastlaunch_train.process.torchrun import MARGIN_S
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.script.command import script_name, under_torchrun
+from fastlaunch_train.script.devices import DeviceSampler, gpu_facts
+from fastlaunch_train.script.ending import Ending, complete_records
+from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
+
+#: How often we look at the script.
+_LOOK_EVERY_S = 0.2
+#: What shells say of a program that is not there, or may not be run.
+EXIT_NOT_FOUND, EXIT_NOT_RUNNABLE = 127, 126
+#: Linux's prctl(2): the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The wrapper's own arguments."""
+
+    output: Path
+    nproc: str | None  # a number, or `gpu`
+    hang_timeout_s: float | None
+    command: list[str]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a script as `argv` says; return its exit code.
+
+    128 and its number for a signal of its own, 130 after a signal to us, 124 if it made no step for too long,
+    2 for a bad request, 28 if the records cannot be written.
+    """
+    options = parse_options(argv)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        output = options.output.resolve()
+        (output / "output").mkdir(exist_ok=True)
+        environment = _environment(os.environ, options, output)
+        settings = read_settings(
+            environment, script=environment["FASTLAUNCH_SCRIPT"], command=options.command
+        )
+        assert settings is not None
+        command = under_torchrun(options.command, options.nproc) if options.nproc else options.command
+    except RecipeError as error:
+        _say(f"error: {error.message}\n  {error.hint}")
+        return EXIT_BAD_REQUEST
+    except OSError as error:
+        _say(f"error: {error}")
+        return EXIT_DISK_FULL
+    # One record of this node, by its number, if no rank leaves any.
+    nodes = [environment.get(name, "") for name in ("PET_NODE_RANK", "PET_NNODES")]
+    node, num_nodes = (
+        int(text) if text.isdigit() else default for text, default in zip(nodes, (0, 1), strict=True)
+    )
+    settings = replace(settings, rank=node, world_size=num_nodes, num_nodes=num_nodes)
+    return Script(options, settings).run(command, environment)
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Parse the wrapper's arguments, up to `--`. Exits with 2 if they mean nothing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastlaunch_train.script", usage="%(prog)s --output DIR [options] -- COMMAND..."
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--nproc", type=_nproc, help="ranks on this machine, by torchrun: a number, or gpu")
+    parser.add_argument(
+        "--hang-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a script that records steps and stops to",
+    )
+    own, command = _split(argv)
+    options = parser.parse_args(own)
+    if not command:
+        parser.error("no command after --")
+    return Options(
+        output=options.output, nproc=options.nproc, hang_timeout_s=options.hang_timeout, command=command
+    )
+
+
+class Script:
+    """A script that runs: how it is watched, and ended if need be."""
+
+    def __init__(
+        self,
+        options: Options,
+        settings: ScriptSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._clock = clock
+        self._signal: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run the command to its end, complete its records, and return the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        started = self._clock()
+        try:
+            # A group of its own, so that nothing that it starts outlives it. No thread runs yet.
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
+            )
+        except OSError as error:
+            _say(f"error: {command[0]}: {error.strerror}")
+            code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_RUNNABLE
+            ending = Ending(status="failed", message=f"{command[0]}: {error.strerror}", wall_s=0.0)
+            return code if self._complete(ending) else EXIT_DISK_FULL
+        if self._signal is not None:  # it came before there was a process
+            self._process.send_signal(self._signal)
+        sampler = DeviceSampler(lambda: self._clock() - started)
+        is_hang = self._wait(self._process)
+        wall_s = self._clock() - started
+        self._end_group(self._process.pid)
+        devices = sampler.stop()
+        code, message = self._outcome(self._process.returncode, is_hang=is_hang)
+        status = {0: "completed", EXIT_CODES["interrupted"]: "interrupted"}.get(code, "failed")
+        ending = Ending(status=status, message=message, wall_s=wall_s, is_hang=is_hang, devices=devices)
+        return code if self._complete(ending) or code else EXIT_DISK_FULL
+
+    def _outcome(self, returncode: int, *, is_hang: bool) -> tuple[int, str | None]:
+        """Return our exit code and the record's message."""
+        if is_hang:
+            return EXIT_HANG, f"no step for {self._options.hang_timeout_s:g} s"
+        if self._signal is not None:
+            return EXIT_CODES["interrupted"], f"stopped by {signal.Signals(self._signal).name}"
+        if returncode < 0:
+            name = signal.Signals(-returncode).name
+            why = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
+            return 128 - returncode, f"killed by {name}{why}"
+        return returncode, f"exit code {returncode}" if returncode else None
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Return once the script has ended: whether because it made no step for too long."""
+        kill_at: float | None = None
+        grace_s = self._settings.stop_grace_s + 2 * MARGIN_S
+        is_hang, progress, progress_at = False, 0, self._clock()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_EVERY_S)
+                return is_hang
+            now = self._clock()
+            if self._options.hang_timeout_s is not None and not is_hang and self._signal is None:
+                size = self._recorded_bytes()
+                if size is None or size != progress:
+                    progress, progress_at = size or 0, now
+                elif now - progress_at > self._options.hang_timeout_s:
+                    is_hang = True
+                    _say(
+                        f"error: no step for {self._options.hang_timeout_s:g} s (--hang-timeout): it is ended"
+                    )
+                    process.terminate()
+            if kill_at is None and (is_hang or self._signal is not None):
+                kill_at = now + grace_s
+            if kill_at is not None and now > kill_at:
+                _say("it has not ended: killed")
+                _signal_group(signal.SIGKILL, process.pid)
+
+    def _recorded_bytes(self) -> int | None:
+        """Return how much the ranks have recorded; None before the first has begun."""
+        paths = self._options.output.glob(f"rank-*-attempt-{self._settings.attempt}.jsonl")
+        sizes = [path.stat().st_size for path in paths]
+        return sum(sizes) if sizes else None
+
+    def _end_group(self, group: int) -> None:
+        """End what the script has left behind; after a signal it may take its time to save."""
+        limit_s = self._settings.stop_grace_s if self._signal is not None else MARGIN_S
+        until = self._clock() + limit_s
+        if not _signal_group(signal.SIGTERM, group):
+            return
+        _say("the script left processes behind: they are ended")
+        while _signal_group(0, group) and self._clock() < until:
+            time.sleep(_LOOK_EVERY_S)
+        _signal_group(signal.SIGKILL, group)
+
+    def _complete(self, ending: Ending) -> bool:
+        """Complete the records; return False, and say so, if the disk refuses."""
+        settings = self._settings
+        attempt = settings.attempt or 1
+        own = header(settings, None, attempt=attempt)
+        own["machine"] |= gpu_facts()
+        try:
+            complete_records(
+                self._options.output, attempt=attempt, rank=settings.rank, header=own, ending=ending
+            )
+        except OSError as error:
+            _say(f"error: the record could not be completed: {error}")
+            return False
+        return True
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._signal = self._signal or number
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process.pid, number)
+
+
+def _environment(environment: Mapping[str, str], options: Options, output: Path) -> dict[str, str]:
+    """Return what the script finds in its environment."""
+    return {
+        **environment,
+        "FASTLAUNCH_RECORDS": str(output),
+        "FASTLAUNCH_OUTPUT": str(output / "output"),
+        "FASTLAUNCH_SCRIPT": environment.get("FASTLAUNCH_SCRIPT") or script_name(options.command),
+        "FASTLAUNCH_COMMAND": json.dumps(options.command),
+        # So that all ranks agree.
+        "FASTLAUNCH_ATTEMPT": environment.get("FASTLAUNCH_ATTEMPT") or "1",
+    }
+
+
+def _signal_group(number: int, group: int) -> bool:
+    """Send a signal to a group of processes; return whether there is one."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _die_with_parent() -> None:
+    """In the child: be killed when the wrapper is, where the system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before the first `--`, and after it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _nproc(text: str) -> str:
+    if text != "gpu" and not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 1 nor gpu")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def _say(text: str) -> None:
+    # A signal can interrupt a print, which may not be entered twice.
+    os.write(2, f"fastlaunch: {text}\n".encode(errors="replace"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""GPUs of this machine as nvidia-smi sees them, for scripts that say nothing themselves. No torch."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fastlaunch_train.records.records import Device
+
+#: Seconds between two samples.
+SAMPLE_EVERY_S = 5
+#: The most samples that are kept of a run; then every second one goes.
+MAX_SAMPLES = 20_000
+
+
+class DeviceSampler:
+    """Samples every GPU until `stop`; without an NVIDIA driver there are no samples."""
+
+    def __init__(self, seconds: Callable[[], float], argv: tuple[str, ...] = ("nvidia-smi",)) -> None:
+        """seconds: since the script began."""
+        self._seconds = seconds
+        self._samples: list[Device] = []
+        self._process: subprocess.Popen[str] | None = None
+        query = "--query-gpu=index,utilization.gpu,memory.used,power.draw"
+        try:
+            self._process = subprocess.Popen(
+                [*argv, query, "--format=csv,noheader,nounits", f"--loop={SAMPLE_EVERY_S}", *_visible()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # a Ctrl-C is not for it
+            )
+        except OSError:
+            return
+        self._reader = threading.Thread(target=self._read, name="devices", daemon=True)
+        self._reader.start()
+
+    def stop(self) -> list[Device]:
+        """Return the samples, in their order."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+        return self._samples
+
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            sample = parse_sample(line, self._seconds())
+            if sample is not None:
+                self._samples.append(sample)
+            if len(self._samples) >= MAX_SAMPLES:
+                gpus = len({each.gpu for each in self._samples})
+                self._samples = [each for at, each in enumerate(self._samples) if at // gpus % 2 == 0]
+
+
+def parse_sample(line: str, at_s: float) -> Device | None:
+    """Return a line of nvidia-smi as a sample, None for another; what the GPU does not tell is None."""
+    cells = [_number(cell) for cell in line.split(",")]
+    if len(cells) != 4 or cells[0] is None:
+        return None
+    percent, memory_mib, power_w = cells[1:]
+    return Device(
+        at_s=round(at_s, 1),
+        gpu=int(cells[0]),
+        utilization=None if percent is None else percent / 100,
+        memory_gib=None if memory_mib is None else round(memory_mib / 1024, 3),
+        power_w=power_w,
+    )
+
+
+def gpu_facts() -> dict[str, Any]:
+    """Return what a header's `machine` says of the GPUs; empty without one."""
+    query = "--query-gpu=name,memory.total,driver_version,power.limit"
+    try:
+        lines = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits", *_visible()],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    cells = [cell.strip() for cell in lines[0].split(",")] if lines else []
+    if len(cells) != 4:
+        return {}
+    memory_mib = _number(cells[1])
+    return {
+        "device_type": "cuda",
+        "device_name": cells[0],
+        "num_devices": len(lines),
+        "memory_gib": None if memory_mib is None else round(memory_mib / 1024, 2),
+        "driver": cells[2],
+        "power_limit_w": _number(cells[3]),
+    }
+
+
+def _visible() -> list[str]:
+    """Return nvidia-smi's option for the GPUs that the script may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [f"--id={visible}"] if visible else []
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # [N/A], [Not Supported]

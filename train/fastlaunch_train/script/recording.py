@@ -1,0 +1,389 @@
+"""The record of one rank of a user's script, from its first call to the end of its process.
+
+As in the built-in loop: a block is about a second of steps, ranks and device meet at its end only, and there
+losses are read and signals answered. What the script does between two steps without saying so is part of the
+second of them.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch_train.loop.blocks import BlockRecorder
+from fastlaunch_train.loop.timing import ClosedBlock, next_block_steps
+from fastlaunch_train.process.device import memory_gib
+from fastlaunch_train.process.failures import EXIT_CODES, classify
+from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.records.records import End, Eval, Phase, RecordWriter, record_path
+from fastlaunch_train.script.ranks import Agreed, Meeting
+from fastlaunch_train.script.settings import ScriptSettings, header
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("fastlaunch_train")
+
+#: How often `checkpoint_due` says so without a signal. A spot instance is lost with what was not saved.
+CHECKPOINT_EVERY_S = 600.0
+
+
+class Recording:
+    """Writes a rank's record. Raises OSError if there can be none, such as a second one of the same rank."""
+
+    def __init__(
+        self,
+        settings: ScriptSettings,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        meeting: Meeting | None = None,
+    ) -> None:
+        self._settings = settings = _place(settings)
+        settings.records.mkdir(parents=True, exist_ok=True)
+        self._attempt = settings.attempt or _next_attempt(settings)
+        self._writer = RecordWriter(record_path(settings.records, rank=settings.rank, attempt=self._attempt))
+        self._clock = clock
+        self._meeting = meeting or Meeting()
+        self._blocks: BlockRecorder | None = None  # None: the clock has not started
+        self._device: torch.device | None = None
+        self._block_started, self._first_of_block, self._block_end = 0.0, 1, 1
+        self._samples: list[int | None] = []  # of each step of the block
+        self._wait_s = 0.0
+        self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
+        #: Batches of a loop over `steps` since the last step ended.
+        self.open_batches = 0
+        self.samples_per_batch: int | None = None
+        self.accumulate = 1
+        self._batch_size: int | None = None  # samples of the first step
+        self._agreed = Agreed(block_end=1)
+        self._stop = self._asks_stop = self._asks_checkpoint = False
+        self._checkpoint_due = self._saved_for_stop = False
+        self._saved_at = clock()
+        self._saving: ExitStack | None = None
+        self._ended: tuple[str, str] | None = None  # the status and message of an end of our own making
+        self._closed = False
+        self.interrupts = Interrupts(grace_s=settings.stop_grace_s)
+        self.interrupts.on_stuck = lambda message: self._write_end("interrupted", message)
+        with suppress(ValueError):  # not the main thread: signals stay as they are
+            self.interrupts.install(keep_handlers=True)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the clock runs."""
+        return self._blocks is not None
+
+    def start(self) -> None:
+        """Start the clock, unless it runs."""
+        if self._blocks is None:
+            self._device = _cuda_device()
+            self._blocks = BlockRecorder(self._writer, self._device, self._meet, clock=self._clock)
+            self._restart()
+
+    def batch_fetched(self, wait_s: float) -> None:
+        """Note that the loop waited so long for a batch."""
+        self._wait_s += wait_s
+        self.open_batches += 1
+
+    def step(self, num_samples: int | None, loss: Any = None) -> None:
+        """Note that a step is queued; at a block's end record it, and end the script if it has to.
+
+        loss: a number or a tensor with one, which is not waited for. Raises SystemExit with the exit code of
+        a loss that is not finite, or of a stop that the script does not ask for by `stop_requested`.
+        """
+        if self._closed:
+            return
+        self._end_saving()
+        if self._blocks is None:
+            self.start()
+            return
+        self._blocks.step_done(_detached(loss), self._wait_s)
+        self._samples.append(num_samples)
+        if self._blocks.last_done == 1:
+            self._batch_size = num_samples
+        self._wait_s, self.open_batches = 0.0, 0
+        if self._blocks.last_done >= self._block_end or self._hears_alone():
+            with self._giving_up():
+                self._close_block()
+
+    def end_full_step(self) -> None:
+        """End the step of a loop over `steps`, if its last batch was fetched and nothing has ended it."""
+        if self.open_batches >= self.accumulate:
+            self.step(self.open_samples())
+
+    def open_samples(self) -> int | None:
+        """Return the samples of the open batches; None if not known."""
+        return (self.samples_per_batch and self.samples_per_batch * self.open_batches) or None
+
+    def phase(self, name: str) -> None:
+        """Record what has happened since the last step as a phase."""
+        if self._closed:
+            return
+        with self._giving_up():
+            step, seconds = self._pause_ended()
+            self._writer.add(Phase(name=name, seconds=seconds, step=step))
+
+    def evaluate(
+        self, loss: float | None, metric: str | None, value: float | None, split: str, num_samples: int
+    ) -> None:
+        """Record an evaluation of the model after the last step; it began when that step ended."""
+        if self._closed:
+            return
+        # In a step that has not ended, its time is the step's.
+        within = self._blocks if self.open_batches else None
+        with self._giving_up():
+            step, seconds = (within.last_done, 0.0) if within else self._pause_ended()
+            self._waiting.append(
+                Eval(
+                    step=step,
+                    split=split,
+                    loss=_finite(loss),
+                    num_samples=num_samples,
+                    seconds=seconds,
+                    metric=metric,
+                    metric_value=_finite(value),
+                )
+            )
+            if not within:
+                self._add_waiting()
+
+    def stop_requested(self) -> bool:
+        """Return whether the script should save and end. From now on it is trusted to."""
+        self._asks_stop = True
+        return self._stop or self._hears_alone()
+
+    def checkpoint_due(self) -> bool:
+        """Return whether to save now: once after a signal, and every CHECKPOINT_EVERY_S."""
+        self._asks_checkpoint = True
+        stop = self._stop or self._hears_alone()
+        due = self._checkpoint_due or (stop and not self._saved_for_stop)
+        if not due or self._closed:
+            return False
+        self.end_full_step()
+        self._checkpoint_due, self._saved_for_stop, self._saved_at = False, stop, self._clock()
+        self._saving = ExitStack()
+        self._saving.enter_context(self.interrupts.saving())
+        return True
+
+    def saved(self) -> None:
+        """Record the checkpoint that was due, if one was, as a phase: the script asks for the next batch."""
+        if self._saving is not None:
+            self._end_saving()
+            self.phase("checkpoint")
+            self._leave_if_stopped()
+
+    def finish(self) -> None:
+        """Write what is pending and the end line, as the process ends."""
+        if self._closed:
+            return
+        error = getattr(sys, "last_value", None)
+        if self._ended is not None:
+            status, message = self._ended
+        elif self._stop or self.interrupts.requested or isinstance(error, KeyboardInterrupt):
+            status, message = "interrupted", self.interrupts.message
+        elif isinstance(error, Exception):
+            failure = classify(error)
+            status, message = failure.status, failure.message
+        else:
+            status, message = "completed", ""
+        if self._blocks is not None:
+            with suppress(Exception):  # a GPU after an error, or a full disk
+                self._blocks.close_at_last_step(self._details)
+                self._add_waiting()
+        self._write_end(status, message)
+        self.interrupts.done()
+
+    def abandon(self) -> None:
+        """Forget the record in a forked child: it is the parent's."""
+        self._closed = True
+
+    def _pause_ended(self) -> tuple[int, float]:
+        """Return the last step and the seconds since it, which are no step's; the next one begins now."""
+        if self._blocks is None:
+            return 0, 0.0
+        closed, passed_s = self._blocks.close_at_last_step(self._details)
+        self._started_anew()
+        self._check(closed)
+        return self._blocks.last_done, passed_s
+
+    def _close_block(self) -> None:
+        assert self._blocks is not None
+        device = self._device
+        if not self._writer.header_written:
+            device = _cuda_device()
+            if device is not None and self._device is None:
+                # The script has put its model there since the clock started.
+                import torch
+
+                torch.cuda.synchronize(device)
+        closed = self._blocks.close(self._details)
+        if not self._writer.header_written:
+            self._write_header(device)
+            if device != self._device:
+                self._device = device
+                self._blocks = BlockRecorder(
+                    self._writer,
+                    device,
+                    self._meet,
+                    last_done=self._blocks.last_done,
+                    clock=self._clock,
+                )
+            self._restart()
+        self._started_anew()
+        self._block_end = self._agreed.block_end
+        self._check(closed)
+        self._stop = self._stop or self._agreed.stop
+        self._checkpoint_due = self._checkpoint_due or self._agreed.checkpoint
+        # A script that asks for checkpoints is left to save one first.
+        if not self._asks_checkpoint or self._saved_for_stop:
+            self._leave_if_stopped()
+
+    def _leave_if_stopped(self) -> None:
+        """End the script if it was asked to stop and does not ask for that itself."""
+        if self._stop and not self._asks_stop:
+            self._leave("interrupted", self.interrupts.message)
+
+    def _check(self, closed: ClosedBlock | None) -> None:
+        """End the script if a loss of the block is not finite."""
+        if closed and any(loss is not None and not math.isfinite(loss) for loss in closed.losses):
+            assert self._blocks is not None
+            last = self._blocks.last_done
+            first = last - closed.num_steps + 1
+            self._leave("nan_loss", f"the loss was not finite between steps {first} and {last}")
+
+    def _leave(self, status: str, message: str) -> None:
+        self._ended = (status, message)
+        print(f"fastlaunch: {message}; the script ends here", file=sys.stderr)  # noqa: T201
+        raise SystemExit(EXIT_CODES[status])
+
+    def _meet(self) -> None:
+        """Wait for the other ranks, and agree when to meet again and what to do then."""
+        assert self._blocks is not None
+        last = self._blocks.last_done
+        num_steps = max(1, last - self._first_of_block + 1)
+        num_next = next_block_steps(
+            next_step=last + 1,
+            first_step=1,
+            last_step=sys.maxsize,
+            step_time_s=(self._clock() - self._block_started) / num_steps,
+            every=(),
+        )
+        self._agreed = self._meeting.agree(
+            Agreed(
+                block_end=last + num_next,
+                stop=self.interrupts.requested,
+                checkpoint=self._clock() - self._saved_at >= CHECKPOINT_EVERY_S,
+            )
+        )
+
+    def _restart(self) -> None:
+        """Begin a block now, without the other ranks: a meeting is theirs to count."""
+        assert self._blocks is not None
+        self._blocks.close_at_last_step(self._details)
+        self._started_anew()
+
+    def _started_anew(self) -> None:
+        assert self._blocks is not None
+        self._add_waiting()
+        self._block_started, self._first_of_block = self._clock(), self._blocks.last_done + 1
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Enter a context in which a refusing disk ends the recording, and not the script."""
+        try:
+            yield
+        except OSError as error:
+            self._closed = True
+            self._writer.close()
+            log.warning("warning: this script is recorded no further: %s", error)
+
+    def _add_waiting(self) -> None:
+        for line in self._waiting:
+            self._writer.add(line)
+        self._waiting = []
+        self._writer.flush()
+
+    def _details(self) -> list[dict[str, Any]]:
+        details = [{"num_samples": number, "num_tokens": None} for number in self._samples]
+        self._samples = []
+        return details
+
+    def _hears_alone(self) -> bool:
+        """Whether a signal has come to a rank that has no others to agree with."""
+        return self._settings.world_size == 1 and self.interrupts.requested
+
+    def _end_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.close()
+            self._saving = None
+
+    def _write_header(self, device: "torch.device | None") -> None:
+        self._writer.write_header(
+            header(
+                self._settings,
+                device,
+                attempt=self._attempt,
+                batch_size=self._batch_size,
+                warnings=[self._meeting.warning] if self._meeting.warning else [],
+            )
+        )
+
+    def _write_end(self, status: str, message: str) -> None:
+        self._closed = True
+        try:
+            if not self._writer.header_written:
+                self._write_header(self._device)
+            peak_gib = memory_gib(self._device)[1]
+            num_steps = self._blocks.last_done if self._blocks else 0
+            self._writer.add(
+                End(status=status, message=message or None, num_steps=num_steps, peak_memory_gib=peak_gib)
+            )
+            self._writer.flush()
+        except OSError as error:
+            log.error("the record could not be finished: %s", error)
+        self._writer.close()
+
+
+def _place(settings: ScriptSettings) -> ScriptSettings:
+    """Return the settings with the rank that torch.distributed says, where it runs."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return settings
+    return replace(settings, rank=distributed.get_rank(), world_size=distributed.get_world_size())
+
+
+def _next_attempt(settings: ScriptSettings) -> int:
+    """Return the attempt after those that this rank has recorded: no other rank's, which may have begun."""
+    attempt = 1
+    while record_path(settings.records, rank=settings.rank, attempt=attempt).exists():
+        attempt += 1
+    return attempt
+
+
+def _cuda_device() -> "torch.device | None":
+    """Return the GPU that the script uses; None if it has used none yet, or has not imported torch."""
+    loaded = sys.modules.get("torch")
+    if loaded is None or not loaded.cuda.is_initialized():
+        return None
+    device: torch.device = loaded.device("cuda", loaded.cuda.current_device())
+    return device
+
+
+def _detached(loss: Any) -> Any:
+    """Return a loss as BlockTimer takes it. Raises TypeError for what is not one number."""
+    if loss is None or isinstance(loss, float | int):
+        return loss
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(loss, torch.Tensor):
+        if loss.numel() != 1:
+            raise TypeError(f"loss has shape {tuple(loss.shape)}, it is one number")
+        return loss.detach().reshape(())
+    return float(loss)
+
+
+def _finite(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,170 @@
+"""What a script calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`.
+
+Outside of fastlaunch, where the environment names no folder for records, each returns at once.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Generic, TypeVar
+
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.script.recording import Recording
+from fastlaunch_train.script.settings import read_settings
+
+log = logging.getLogger("fastlaunch_train")
+
+Batch = TypeVar("Batch")
+
+#: This process's; None outside of fastlaunch, and in a forked child.
+_recording: Recording | None = None
+_is_open = False
+
+
+def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: int = 1) -> Iterable[Batch]:
+    """Return the batches of `loader`, each `accumulate` of them a step that is recorded.
+
+    A step ends when the loop asks for the next batch, or at a `step` in its body, which can tell a loss. Call
+    that before whatever else the body does, such as an evaluation.
+    num_samples: of a batch of this rank; by default `loader.batch_size`, and not known if there is none.
+    """
+    if accumulate < 1 or (num_samples is not None and num_samples < 1):
+        raise ValueError(f"accumulate is {accumulate} and num_samples {num_samples}; both are at least 1")
+    recording = current()
+    if recording is None:
+        return loader
+    return RecordedSteps(
+        recording, loader, batch_samples(loader) if num_samples is None else num_samples, accumulate
+    )
+
+
+def step(num_samples: int | None = None, loss: Any = None) -> None:
+    """End an optimizer step, once its work is queued. The first call starts the clock, if `steps` has not.
+
+    num_samples: of this rank. loss: a number, or a tensor with one; on a GPU it is read when a block of
+    steps ends, about once a second. A loss that is not finite then ends the script with exit code 33. A
+    SIGTERM ends it between two steps with 130, unless it asks `stop_requested`.
+    """
+    recording = current()
+    if recording is not None:
+        recording.step(recording.open_samples() if num_samples is None else num_samples, loss)
+
+
+def evaluate(
+    loss: Any = None,
+    accuracy: Any = None,
+    *,
+    split: str = "validation",
+    num_samples: int = 0,
+    **metrics: Any,
+) -> None:
+    """Record what the model scores on held-out data after the last step. Call it on one rank, or on all.
+
+    loss, accuracy: numbers; of another metric, of which higher is better, give one by its name. split:
+    `validation` or `test`. num_samples: how many were scored, 0 if not known. Raises TypeError for several
+    metrics, ValueError for another split.
+    """
+    named = {name: value for name, value in {"accuracy": accuracy, **metrics}.items() if value is not None}
+    if len(named) > 1:
+        raise TypeError(f"one metric is recorded, not {', '.join(named)}")
+    recording = current()
+    if recording is not None:
+        metric, value = next(iter(named.items()), (None, None))
+        recording.evaluate(loss, metric, value, split, num_samples)
+
+
+def checkpoint_due() -> bool:
+    """Return whether to save a checkpoint now: after a SIGTERM, as of a spot instance, and every ten minutes.
+
+    The same on all ranks if each calls it after the same step. False outside of fastlaunch.
+    """
+    recording = current()
+    return recording is not None and recording.checkpoint_due()
+
+
+def stop_requested() -> bool:
+    """Return whether the script was asked to end, by SIGTERM or Ctrl-C: it should save and return.
+
+    The same on all ranks, once a block of steps ends. False outside of fastlaunch.
+    """
+    recording = current()
+    return recording is not None and recording.stop_requested()
+
+
+def current() -> Recording | None:
+    """Return this process's recording, begun at the first call; None outside of fastlaunch."""
+    global _recording, _is_open
+    if not _is_open:
+        _is_open = True
+        _recording = _open()
+    return _recording
+
+
+def batch_samples(loader: object) -> int | None:
+    """Return a loader's own `batch_size`; None if it has none."""
+    size = getattr(loader, "batch_size", None)
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _open() -> Recording | None:
+    try:
+        settings = read_settings(os.environ, script=sys.argv[0], command=sys.orig_argv)
+        if settings is None:
+            return None
+        recording = Recording(settings)
+    except (RecipeError, OSError) as error:
+        log.warning("warning: this script is not recorded: %s", error)
+        return None
+    os.register_at_fork(after_in_child=_forget)
+    atexit.register(_finish)
+    return recording
+
+
+def _finish() -> None:
+    if _recording is not None:
+        _recording.finish()
+
+
+def _forget() -> None:
+    global _recording
+    if _recording is not None:
+        _recording.abandon()
+        _recording = None
+
+
+class RecordedSteps(Generic[Batch]):
+    """The batches of a loader, whose steps are recorded. Its length, if it has one, is the loader's."""
+
+    def __init__(
+        self, recording: Recording, loader: Iterable[Batch], num_samples: int | None, accumulate: int
+    ) -> None:
+        self._recording = recording
+        self._loader = loader
+        self._num_samples = num_samples
+        self._accumulate = accumulate
+
+    def __len__(self) -> int:
+        if isinstance(self._loader, Sized):
+            return len(self._loader)
+        raise TypeError(f"{type(self._loader).__name__} has no length")
+
+    def __iter__(self) -> Iterator[Batch]:
+        recording = self._recording
+        recording.start()
+        recording.samples_per_batch, recording.accumulate = self._num_samples, self._accumulate
+        before = time.perf_counter()
+        batches = iter(self._loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            recording.batch_fetched(time.perf_counter() - before)
+            yield batch
+            # Not if the body has ended the step.
+            recording.end_full_step()
+            recording.saved()
+            before = time.perf_counter()
