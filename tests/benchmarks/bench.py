@@ -1,6 +1,6 @@
 """What fastlaunch itself costs, against the limits that it has set itself.
 
-    python tests/benchmarks/bench.py [help] [dry-run] [demo] [compare] [record]
+    python tests/benchmarks/bench.py [help] [dry-run] [demo] [compare] [record] [script]
 
 help     `fastlaunch --help` against `python -c "import click"`: at most 2 times
 dry-run  a dry run of `fastlaunch submit` against the same: no limit
@@ -8,6 +8,7 @@ demo     `fastlaunch demo`: at most 1 s
 compare  `fastlaunch compare --every-run --output json` over 10,000 stored runs: at most 2 s and 300 MB;
          also against `import click`: no limit
 record   recording a step, its share of the write included, against a step of 20 ms: at most 0.5%
+script   the same for a step of a user's script, from `fl.steps` and `fl.step(loss=...)` to the file
 
 Exit code 1 if a limit is missed. Times depend on the machine and what else it does: no test asserts them.
 """
@@ -267,12 +268,48 @@ def bench_record() -> list[Result]:
     ]
 
 
+def bench_script() -> list[Result]:
+    """A script's loop that does nothing else, with a loss on the CPU, as if a step took STEP_TIME_S."""
+    import torch
+
+    from fastlaunch_train.script.recording import Recording
+    from fastlaunch_train.script.settings import ScriptSettings
+    from fastlaunch_train.script.steps import RecordedSteps
+
+    num_done = 0
+    loss = torch.ones((), requires_grad=True)
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ScriptSettings(records=Path(folder), name="train.py", run_id="bench", started_at=now)
+        recording = Recording(settings, clock=lambda: STEP_TIME_S * num_done)
+        per_step_s = []
+        for at in range(1 + NUM_BLOCKS):
+            started = time.perf_counter()
+            for _ in RecordedSteps(recording, range(NUM_STEPS_PER_BLOCK), 64, accumulate=1):
+                num_done += 1
+                recording.step(64, loss)
+            if at:  # the first has the header
+                per_step_s.append((time.perf_counter() - started) / NUM_STEPS_PER_BLOCK)
+        recording.finish()
+    cost_s = statistics.median(per_step_s)
+    return [
+        Result(
+            what="recording a step of a script",
+            measured=f"{1e6 * cost_s:.1f} us",
+            reference=f"a step of {1000 * STEP_TIME_S:.0f} ms",
+            ratio=cost_s / STEP_TIME_S,
+            limit=0.005,
+        )
+    ]
+
+
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "help": lambda: bench_start("--help", limit=2.0),
     "dry-run": lambda: bench_start(*DRY_RUN),
     "demo": bench_demo,
     "compare": bench_compare,
     "record": bench_record,
+    "script": bench_script,
 }
 
 
