@@ -97,18 +97,19 @@ def test_a_script_that_dies_has_its_exit_code_and_its_traceback(
 
 def test_a_script_that_stops_to_make_steps_is_ended(tmp_path: Path) -> None:
     code, output = run(
-        tmp_path, f"{STEPS}time.sleep(60)", "--hang-timeout", "0.5", FASTLAUNCH_STOP_GRACE_S="0.2"
+        tmp_path, f"{STEPS}time.sleep(60)", "--hang-timeout", "0.3", FASTLAUNCH_STOP_GRACE_S="0.2"
     )
     assert code == 124
     end = record(tmp_path).end
-    assert end is not None and (end.status, end.message) == ("failed", "no step for 0.5 s")
+    assert end is not None and (end.status, end.message) == ("failed", "no step for 0.3 s")
     assert "--hang-timeout" in output
 
 
 def test_a_script_without_steps_does_not_hang(tmp_path: Path) -> None:
-    assert run(tmp_path, "import time; time.sleep(1)", "--hang-timeout", "0.2") == (0, "")
+    assert run(tmp_path, "import time; time.sleep(0.5)", "--hang-timeout", "0.1") == (0, "")
 
 
+@pytest.mark.slow
 def test_a_process_that_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
     body = """
     import os, subprocess, sys

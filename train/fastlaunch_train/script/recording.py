@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch_train.loop.blocks import BlockRecorder
-from fastlaunch_train.loop.timing import ClosedBlock, next_block_steps
+from fastlaunch_train.loop.timing import BLOCK_S, ClosedBlock, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
@@ -46,6 +46,7 @@ class Recording:
         settings.records.mkdir(parents=True, exist_ok=True)
         self._attempt = settings.attempt or _next_attempt(settings)
         self._writer = RecordWriter(record_path(settings.records, rank=settings.rank, attempt=self._attempt))
+        self._is_alone = settings.world_size == 1
         self._clock = clock
         self._meeting = meeting or Meeting()
         self._blocks: BlockRecorder | None = None  # None: the clock has not started
@@ -105,7 +106,9 @@ class Recording:
         if self._blocks.last_done == 1:
             self._batch_size = num_samples
         self._wait_s, self.open_batches = 0.0, 0
-        if self._blocks.last_done >= self._block_end or self._hears_alone():
+        # Steps that have become slower make a block too long; ranks keep to what they agreed.
+        is_long = self._is_alone and self._clock() - self._block_started > 2 * BLOCK_S
+        if self._blocks.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
                 self._close_block()
 
@@ -313,7 +316,7 @@ class Recording:
 
     def _hears_alone(self) -> bool:
         """Whether a signal has come to a rank that has no others to agree with."""
-        return self._settings.world_size == 1 and self.interrupts.requested
+        return self._is_alone and self.interrupts.requested
 
     def _end_saving(self) -> None:
         if self._saving is not None:
