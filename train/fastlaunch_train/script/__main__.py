@@ -86,7 +86,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         "--hang-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="end a script that records steps and stops to",
+        help="end a script that has begun to record steps and records none",
     )
     own, command = _split(argv)
     options = parser.parse_args(own)
